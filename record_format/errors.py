@@ -1,0 +1,241 @@
+"""The error tree: a class says what the caller does next.
+
+* Everything tierlog raises on purpose is a `TierlogError`; anything else is a bug.
+* A class carries the facts (offsets, limits, file and position) as attributes; the message says them
+  in words. HTTP statuses are not known here: one table in `api` maps classes to them.
+* Foreign exceptions (OSError, botocore) are mapped once, at the adapter, with `from`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TierlogError(Exception):
+    """Base of every error that tierlog raises on purpose."""
+
+
+class ConfigurationError(TierlogError):
+    """The process cannot start as it was told to: settings, data folder, or store must be mended."""
+
+
+# --- mend the request -----------------------------------------------------------------------------
+
+
+class RequestError(TierlogError):
+    """The request is wrong; nothing was changed. Repeating it as it is cannot succeed."""
+
+
+class FieldProblem(NamedTuple):
+    """One thing wrong in a request: `loc` names the place, as in `records[3].key_base64`."""
+
+    loc: str
+    msg: str
+
+
+class InvalidRequest(RequestError):
+    """A malformed body, an unknown member or query parameter, a bad value."""
+
+    def __init__(self, detail: str, *, problems: tuple[FieldProblem, ...] = ()) -> None:
+        super().__init__(detail)
+        self.problems = problems
+
+
+class InvalidRecord(InvalidRequest):
+    """A record that may not be appended: control batch, time stamp out of bounds, empty request."""
+
+
+class InvalidConfig(InvalidRequest):
+    """A topic configuration with an unknown key or a value that is out of range."""
+
+
+class InvalidTopicName(InvalidRequest):
+    """Kafka's rule: `[a-zA-Z0-9._-]`, 1 to 249 characters, not `.` or `..`."""
+
+
+class InvalidBatch(RequestError):
+    """A produced batch is not a whole, valid v2 batch. `position`: its first byte in the body."""
+
+    def __init__(self, detail: str, *, position: int) -> None:
+        super().__init__(detail)
+        self.position = position
+
+
+class UnknownTopicOrPartition(RequestError):
+    pass
+
+
+class UnknownTopic(UnknownTopicOrPartition):
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"there is no topic {topic!r}")
+        self.topic = topic
+
+
+class UnknownPartition(UnknownTopicOrPartition):
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(f"topic {topic!r} has no partition {partition}")
+        self.topic, self.partition = topic, partition
+
+
+class UnknownSegment(RequestError):
+    pass
+
+
+class UnknownGroup(RequestError):
+    pass
+
+
+class UnknownManifestVersion(RequestError):
+    pass
+
+
+class TopicExists(RequestError):
+    pass
+
+
+class InvalidPartitionCount(RequestError):
+    pass
+
+
+class Forbidden(RequestError):
+    """Producing to an internal topic, or a token without the scope."""
+
+
+class OffsetOutOfRange(RequestError):
+    """The offset is outside [log_start_offset, high_watermark]."""
+
+    def __init__(self, detail: str, *, log_start_offset: int, high_watermark: int) -> None:
+        super().__init__(detail)
+        self.log_start_offset, self.high_watermark = log_start_offset, high_watermark
+
+
+class OffsetTrimmed(OffsetOutOfRange):
+    """Below the log start: retention or a trim removed it."""
+
+
+class OffsetPastEnd(OffsetOutOfRange):
+    """Above the high watermark."""
+
+
+class OffsetMismatch(RequestError):
+    """A conditional append found another log end."""
+
+    def __init__(self, *, expected_offset: int, log_end_offset: int) -> None:
+        super().__init__(f"the log ends at {log_end_offset}, not at {expected_offset}")
+        self.expected_offset, self.log_end_offset = expected_offset, log_end_offset
+
+
+class TooLarge(RequestError):
+    def __init__(self, detail: str, *, limit_bytes: int, size_bytes: int) -> None:
+        super().__init__(detail)
+        self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
+
+
+class RecordTooLarge(TooLarge):
+    """A record or batch above `max.message.bytes`."""
+
+
+class RequestTooLarge(TooLarge):
+    """A body above the limits of the front door."""
+
+
+class OutOfOrderSequence(RequestError):
+    """An idempotent producer's sequence leaves a gap (Kafka's OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+
+
+class ProducerFenced(RequestError):
+    """An idempotent producer's epoch is older than the one seen (Kafka's INVALID_PRODUCER_EPOCH)."""
+
+
+# --- try again ------------------------------------------------------------------------------------
+
+
+class RetriableError(TierlogError):
+    """Nothing was changed; the same call may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, detail: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
+
+
+class StoreUnavailable(RetriableError):
+    """The object store does not answer, throttles, or answers 5xx."""
+
+
+class ManifestConflict(RetriableError):
+    """Another commit won the version: reload, check the epoch, apply again."""
+
+
+class Throttled(RetriableError):
+    pass
+
+
+class Starting(RetriableError):
+    pass
+
+
+class ShuttingDown(RetriableError):
+    pass
+
+
+class DiskFull(RetriableError):
+    """ENOSPC, or the reserve is reached: writes are refused until space is back, reads go on."""
+
+
+# --- verify, never guess --------------------------------------------------------------------------
+
+
+class OutcomeUnknownError(TierlogError):
+    """A write may have landed. Read back before anything else."""
+
+
+class FencedError(TierlogError):
+    """A newer epoch exists: stop writing (`leadership-lost`)."""
+
+
+# --- bytes that are not what they should be -------------------------------------------------------
+
+
+class CorruptDataError(TierlogError):
+    """Bytes from disk or bucket that fail their checks. `file` is a path or an object key."""
+
+    def __init__(
+        self, detail: str, *, file: str = "", position: int | None = None, offset: int | None = None
+    ) -> None:
+        where = f"{file}: " if file else ""
+        where += f"position {position}: " if position is not None else ""
+        where += f"offset {offset}: " if offset is not None else ""
+        super().__init__(where + detail)
+        self.detail, self.file, self.position, self.offset = detail, file, position, offset
+
+
+class CorruptBatch(CorruptDataError):
+    pass
+
+
+class CorruptIndex(CorruptDataError):
+    pass
+
+
+class CorruptSnapshot(CorruptDataError):
+    """A producer snapshot, checkpoint or epoch file."""
+
+
+class CorruptManifest(CorruptDataError):
+    pass
+
+
+class UnknownFormatVersion(CorruptDataError):
+    """Written by a newer tierlog: refused by name rather than misread."""
+
+
+class CorruptObject(CorruptDataError):
+    """An object whose bytes fail the checksum that the manifest or chunk table holds."""
+
+
+class MissingObject(CorruptDataError):
+    """The manifest names an object that the bucket does not have."""
+
+
+class LogOfflineError(TierlogError):
+    """The local disk failed under this log; it is closed until the broker restarts."""

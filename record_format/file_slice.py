@@ -1,0 +1,51 @@
+"""One unit of reading: a run of bytes of one local file, whichever tier it came from.
+
+* Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice keeps
+  the descriptor open, and the last reference to it closes it.
+* A file that slices are given out of is never truncated below them nor rewritten in place.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class OpenFile:
+    """A read-only descriptor that lives as long as somebody refers to it."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FileSlice(NamedTuple):
+    """`size_bytes` bytes of `file` from `position` on. Always whole record batches when it is of a log."""
+
+    file: OpenFile
+    position: int
+    size_bytes: int
+
+    def read(self) -> bytes:
+        """The bytes. Raises EOFError where the file is shorter than the slice."""
+        data = os.pread(self.file.fd, self.size_bytes, self.position)
+        while len(data) < self.size_bytes:  # pread(2) stops at 2 GiB and at signals
+            more = os.pread(self.file.fd, self.size_bytes - len(data), self.position + len(data))
+            if not more:
+                raise EOFError(
+                    f"{self.file.path}: shorter than position {self.position} + {self.size_bytes}"
+                )
+            data += more
+        return data
