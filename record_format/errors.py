@@ -182,6 +182,14 @@ class DiskFull(RetriableError):
     """ENOSPC, or the reserve is reached: writes are refused until space is back, reads go on."""
 
 
+class ObjectExists(TierlogError):
+    """A create-if-absent lost: the key is taken (412). Another writer's bytes may be there, or our own."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}: the object exists already")
+        self.key = key
+
+
 # --- verify, never guess --------------------------------------------------------------------------
 
 
