@@ -1,0 +1,370 @@
+"""A topic's configuration: Kafka's key names and defaults, typed once, then passed in.
+
+* `KEYS` is the only list of topic keys: parsing, `effective()` and the generated reference read it.
+* A key that is not in it, a value of the wrong type or past its limit is refused by name, never
+  clamped.
+* A `LogConfig` never changes; an alteration makes another one.
+
+Where a default differs from Kafka's, the key's doc line says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
+
+from record_format.errors import FieldProblem, InvalidConfig
+
+ConfigValue = int | float | bool | str
+Kind = Literal["int", "long", "double", "boolean", "text", "list"]
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+DAY_MS: Final = 24 * 60 * 60 * 1000
+LOCAL_FOLLOWS_TOTAL: Final = -2  # local.retention.* at -2: the same as retention.*
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One topic key. `least` and `most` are inclusive; `choices` are the only texts taken."""
+
+    name: str
+    kind: Kind
+    default: ConfigValue
+    doc: str
+    least: int | float | None = None
+    most: int | float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def attribute(self) -> str:
+        return self.name.replace(".", "_")
+
+    @property
+    def range_text(self) -> str:
+        """How the reference and the refusals name the valid values."""
+        if self.kind == "boolean":
+            return "true or false"
+        if self.choices:
+            joined = ", ".join(self.choices)
+            return f"one or more of {joined}" if self.kind == "list" else f"one of {joined}"
+        if self.kind == "double":
+            return f"a number from {self.least} to {self.most}"
+        return f"a whole number from {self.least} to {self.most}"
+
+    def parse(self, value: object) -> ConfigValue:
+        """Typed value of a JSON value or Kafka's text. Raises ValueError with what was expected."""
+        if self.kind == "boolean":
+            return self._parse_boolean(value)
+        if self.kind in ("text", "list"):
+            return self._parse_text(value)
+        return self._parse_number(value)
+
+    def _refusal(self, value: object) -> ValueError:
+        return ValueError(f"{self.name} must be {self.range_text}, not {value!r}")
+
+    def _parse_boolean(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        raise self._refusal(value)
+
+    def _parse_text(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._refusal(value)
+        if self.kind == "text":
+            if value.strip() not in self.choices:
+                raise self._refusal(value)
+            return value.strip()
+        parts = [part.strip() for part in value.split(",")]
+        if len(set(parts)) != len(parts) or not set(parts) <= set(self.choices):
+            raise self._refusal(value)
+        return ",".join(parts)
+
+    def _parse_number(self, value: object) -> int | float:
+        number = self._number(value)
+        below = self.least is not None and number < self.least
+        above = self.most is not None and number > self.most
+        if below or above or number != number:  # noqa: PLR0124  NaN is the one number unlike itself
+            raise self._refusal(value)
+        return number
+
+    def _number(self, value: object) -> int | float:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise self._refusal(value)
+        if isinstance(value, str) and (not value.isascii() or "_" in value):
+            raise self._refusal(value)  # int() takes both, Kafka neither
+        try:
+            if self.kind == "double":
+                return float(value)
+            if isinstance(value, float) and not value.is_integer():
+                raise self._refusal(value)
+            return int(value)
+        except (ValueError, OverflowError):
+            raise self._refusal(value) from None
+
+
+def _int(name: str, default: int, least: int, doc: str) -> ConfigKey:
+    return ConfigKey(name, "int", default, doc, least, INT_MAX)
+
+
+def _long(name: str, default: int, least: int, doc: str) -> ConfigKey:
+    return ConfigKey(name, "long", default, doc, least, LONG_MAX)
+
+
+def _boolean(name: str, default: bool, doc: str) -> ConfigKey:
+    return ConfigKey(name, "boolean", default, doc)
+
+
+KEYS: Final[tuple[ConfigKey, ...]] = (
+    _int(
+        "segment.bytes",
+        1 << 30,
+        1024,
+        "A segment is rolled before it would grow beyond this. Kafka's least is 1 MiB.",
+    ),
+    _long(
+        "segment.ms",
+        7 * DAY_MS,
+        1,
+        "A segment is rolled when a record is this much younger than the segment's first.",
+    ),
+    _long(
+        "segment.jitter.ms",
+        0,
+        0,
+        "Up to this much is taken off segment.ms, at random, so that partitions do not roll at once.",
+    ),
+    _int(
+        "segment.index.bytes",
+        10 << 20,
+        24,
+        "Room set aside for each index of the active segment; full means roll.",
+    ),
+    _int(
+        "index.interval.bytes",
+        4096,
+        0,
+        "An index entry is made when more than this many bytes came since the last one.",
+    ),
+    _boolean("preallocate", False, "Reserve the disk space of a new segment at once."),
+    _long(
+        "retention.ms", 7 * DAY_MS, -1, "Segments older than this go, from both tiers; -1 never."
+    ),
+    _long(
+        "retention.bytes",
+        -1,
+        -1,
+        "The oldest segments go while the partition, both tiers, holds more; -1 no limit.",
+    ),
+    _long(
+        "local.retention.ms",
+        LOCAL_FOLLOWS_TOTAL,
+        -2,
+        "As retention.ms, for what lies on local disk and is in the bucket too; -2 the same.",
+    ),
+    _long(
+        "local.retention.bytes",
+        LOCAL_FOLLOWS_TOTAL,
+        -2,
+        "As retention.bytes, for what lies on local disk and is in the bucket too; -2 the same.",
+    ),
+    _boolean(
+        "remote.storage.enable",
+        True,
+        "Sealed segments are copied to the bucket. On by default here, off in Kafka.",
+    ),
+    ConfigKey(
+        "cleanup.policy",
+        "list",
+        "delete",
+        "What makes room: delete by retention, compact to the last value of a key, or both.",
+        choices=("delete", "compact"),
+    ),
+    ConfigKey(
+        "compression.type",
+        "text",
+        "producer",
+        "The codec of stored batches; producer keeps what was sent.",
+        choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    ),
+    _int("max.message.bytes", (1 << 20) + 12, 0, "The largest batch, as it is sent."),
+    ConfigKey(
+        "message.timestamp.type",
+        "text",
+        "CreateTime",
+        "Whether a record's time is its producer's or that of its append.",
+        choices=("CreateTime", "LogAppendTime"),
+    ),
+    _long(
+        "message.timestamp.before.max.ms",
+        LONG_MAX,
+        0,
+        "A record whose time is further in the past is refused (CreateTime).",
+    ),
+    _long(
+        "message.timestamp.after.max.ms",
+        60 * 60 * 1000,
+        0,
+        "A record whose time is further in the future is refused (CreateTime).",
+    ),
+    ConfigKey(
+        "min.cleanable.dirty.ratio",
+        "double",
+        0.5,
+        "Compaction waits until this share of the log has not been compacted yet.",
+        0.0,
+        1.0,
+    ),
+    _long("min.compaction.lag.ms", 0, 0, "A record is left uncompacted for at least this long."),
+    _long(
+        "max.compaction.lag.ms",
+        LONG_MAX,
+        1,
+        "A record is compacted after this long, whatever the dirty ratio.",
+    ),
+    _long("delete.retention.ms", DAY_MS, 0, "How long a tombstone stays after compaction saw it."),
+    _long(
+        "file.delete.delay.ms",
+        60_000,
+        0,
+        "How long a deleted file stays on disk under its .deleted name.",
+    ),
+    _long("flush.messages", LONG_MAX, 1, "At most this many records wait for a flush."),
+    _long(
+        "flush.ms",
+        100,
+        0,
+        "Records wait at most this long for a flush, and so to be seen. Kafka's default is never.",
+    ),
+    _long(
+        "offload.max.lag.ms",
+        10 * 60 * 1000,
+        -1,
+        "A quiet partition is rolled and uploaded after this long; -1 off. Not a key of Kafka's.",
+    ),
+)
+KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Every topic key, by Kafka's name with underscores. `overrides`: the keys that were given."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    preallocate: bool = False
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+    local_retention_ms: int = LOCAL_FOLLOWS_TOTAL
+    local_retention_bytes: int = LOCAL_FOLLOWS_TOTAL
+    remote_storage_enable: bool = True
+    cleanup_policy: str = "delete"
+    compression_type: str = "producer"
+    max_message_bytes: int = (1 << 20) + 12
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = LONG_MAX
+    message_timestamp_after_max_ms: int = 60 * 60 * 1000
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = LONG_MAX
+    delete_retention_ms: int = DAY_MS
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = LONG_MAX
+    flush_ms: int = 100
+    offload_max_lag_ms: int = 10 * 60 * 1000
+    overrides: Mapping[str, ConfigValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.overrides:
+            given = {
+                key.name: getattr(self, key.attribute)
+                for key in KEYS
+                if getattr(self, key.attribute) != key.default
+            }
+            object.__setattr__(self, "overrides", given)
+
+    @classmethod
+    def parse(cls, overrides: Mapping[str, object]) -> LogConfig:
+        """The defaults with `overrides` (Kafka's names; JSON values or Kafka's texts) over them.
+
+        Raises InvalidConfig that names every bad key, with its value and its limit.
+        """
+        typed: dict[str, ConfigValue] = {}
+        problems: list[FieldProblem] = []
+        for name, value in overrides.items():
+            key = KEYS_BY_NAME.get(name)
+            try:
+                if key is None:
+                    raise ValueError(f"there is no topic configuration key {name!r}")
+                typed[name] = key.parse(value)
+            except ValueError as refusal:
+                problems.append(FieldProblem(f"config.{name}", str(refusal)))
+        if not problems:
+            problems = _conflicts({key.name: typed.get(key.name, key.default) for key in KEYS})
+        if problems:
+            raise InvalidConfig("; ".join(p.msg for p in problems), problems=tuple(problems))
+        by_field = {KEYS_BY_NAME[name].attribute: value for name, value in typed.items()}
+        return cls(**by_field, overrides=typed)  # type: ignore[arg-type]
+
+    def altered(self, changes: Mapping[str, object]) -> LogConfig:
+        """The same with `changes` over it; None puts a key's default back."""
+        unknown = [name for name in changes if name not in KEYS_BY_NAME]
+        merged: dict[str, object] = {**self.overrides, **changes}
+        kept = {n: v for n, v in merged.items() if v is not None or n in unknown}
+        return LogConfig.parse(kept)
+
+    def effective(self) -> dict[str, ConfigValue]:
+        """Every key by Kafka's name, typed."""
+        return {key.name: getattr(self, key.attribute) for key in KEYS}
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy.split(",")
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy.split(",")
+
+    @property
+    def log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def effective_local_retention_ms(self) -> int:
+        follows = self.local_retention_ms == LOCAL_FOLLOWS_TOTAL
+        return self.retention_ms if follows else self.local_retention_ms
+
+    @property
+    def effective_local_retention_bytes(self) -> int:
+        follows = self.local_retention_bytes == LOCAL_FOLLOWS_TOTAL
+        return self.retention_bytes if follows else self.local_retention_bytes
+
+
+def _conflicts(effective: Mapping[str, ConfigValue]) -> list[FieldProblem]:
+    """Values that are each in range and cannot hold together (as Kafka refuses them)."""
+    problems = []
+    if effective["min.compaction.lag.ms"] > effective["max.compaction.lag.ms"]:  # type: ignore[operator]
+        problems.append(_conflict(effective, "min.compaction.lag.ms", "max.compaction.lag.ms"))
+    for unit in ("ms", "bytes"):
+        local, total = effective[f"local.retention.{unit}"], effective[f"retention.{unit}"]
+        assert isinstance(local, int)
+        assert isinstance(total, int)
+        unlimited_within_limit = local == -1 and total != -1
+        longer = total != -1 and local > total
+        if local != LOCAL_FOLLOWS_TOTAL and (unlimited_within_limit or longer):
+            problems.append(_conflict(effective, f"local.retention.{unit}", f"retention.{unit}"))
+    return problems
+
+
+def _conflict(effective: Mapping[str, ConfigValue], name: str, limit: str) -> FieldProblem:
+    text = f"{name} ({effective[name]}) must not be more than {limit} ({effective[limit]})"
+    return FieldProblem(f"config.{name}", text)
+
+
+assert [f.name for f in fields(LogConfig)][:-1] == [key.attribute for key in KEYS]

@@ -1,0 +1,119 @@
+import pytest
+
+from hot_tier.log_config import KEYS, LONG_MAX, LogConfig
+from record_format.errors import InvalidConfig
+
+
+def test_defaults_are_the_table_s():
+    config = LogConfig.parse({})
+    assert config.effective() == {key.name: key.default for key in KEYS}
+    assert config == LogConfig()
+    assert config.overrides == {}
+
+
+def test_every_default_parses_and_every_key_has_a_doc_line():
+    for key in KEYS:
+        assert key.parse(key.default) == key.default
+        assert (
+            key.parse(str(key.default).lower() if key.kind == "boolean" else str(key.default))
+            == key.default
+        )
+        assert key.doc.endswith(".")
+
+
+def test_kafka_s_texts_are_typed():
+    config = LogConfig.parse(
+        {
+            "segment.bytes": "1024",
+            "preallocate": "TRUE",
+            "min.cleanable.dirty.ratio": "0.1",
+            "cleanup.policy": "compact, delete",
+        }
+    )
+    assert (config.segment_bytes, config.preallocate, config.min_cleanable_dirty_ratio) == (
+        1024,
+        True,
+        0.1,
+    )
+    assert config.cleanup_policy == "compact,delete"
+    assert config.compacts
+    assert config.deletes
+    assert config.overrides == {
+        "segment.bytes": 1024,
+        "preallocate": True,
+        "min.cleanable.dirty.ratio": 0.1,
+        "cleanup.policy": "compact,delete",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("segment.bytes", 1023),
+        ("segment.bytes", 2**31),
+        ("segment.bytes", "1_024"),
+        ("segment.bytes", "1k"),
+        ("segment.bytes", True),
+        ("segment.bytes", 1024.5),
+        ("segment.bytes", None),
+        ("segment.bytes", [1024]),
+        ("segment.ms", 0),
+        ("segment.ms", LONG_MAX + 1),
+        ("retention.ms", -2),
+        ("local.retention.ms", -3),
+        ("preallocate", 1),
+        ("preallocate", "yes"),
+        ("cleanup.policy", ""),
+        ("cleanup.policy", "delete,delete"),
+        ("cleanup.policy", "none"),
+        ("compression.type", "none"),
+        ("min.cleanable.dirty.ratio", 1.01),
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("segment.ms", float("inf")),
+        ("no.such.key", 1),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(key, value):
+    with pytest.raises(InvalidConfig) as refusal:
+        LogConfig.parse({key: value})
+    assert key in str(refusal.value)
+    assert refusal.value.problems[0].loc == f"config.{key}"
+
+
+def test_all_bad_keys_are_named_at_once():
+    with pytest.raises(InvalidConfig) as refusal:
+        LogConfig.parse({"segment.bytes": 1, "x": 1})
+    assert [p.loc for p in refusal.value.problems] == ["config.segment.bytes", "config.x"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"local.retention.ms": 11, "retention.ms": 10},
+        {"local.retention.ms": -1},
+        {"local.retention.bytes": 11, "retention.bytes": 10},
+        {"local.retention.bytes": -1, "retention.bytes": 10},
+        {"min.compaction.lag.ms": 11, "max.compaction.lag.ms": 10},
+    ],
+)
+def test_values_that_cannot_hold_together_are_refused(overrides):
+    with pytest.raises(InvalidConfig, match="must not be more than"):
+        LogConfig.parse(overrides)
+
+
+def test_alter_puts_a_default_back_with_none():
+    config = LogConfig.parse({"segment.bytes": 2048, "flush.ms": 5})
+    altered = config.altered({"segment.bytes": None, "retention.ms": -1})
+    assert altered.overrides == {"flush.ms": 5, "retention.ms": -1}
+    with pytest.raises(InvalidConfig, match="nope"):
+        config.altered({"nope": None})
+
+
+def test_local_retention_follows_the_total_by_default():
+    config = LogConfig.parse({"retention.ms": 5, "retention.bytes": 7})
+    assert (config.effective_local_retention_ms, config.effective_local_retention_bytes) == (5, 7)
+    narrowed = config.altered({"local.retention.ms": 0, "local.retention.bytes": 1})
+    assert (narrowed.effective_local_retention_ms, narrowed.effective_local_retention_bytes) == (
+        0,
+        1,
+    )
