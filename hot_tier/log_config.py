@@ -135,7 +135,7 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "segment.jitter.ms",
         0,
         0,
-        "Up to this much is taken off segment.ms, at random, so that partitions do not roll at once.",
+        "Up to this much is taken off segment.ms, at random, so that not all roll at once.",
     ),
     _int(
         "segment.index.bytes",
