@@ -1,0 +1,343 @@
+"""A folder as a bucket: the store that needs no server.
+
+    <root>/<key>                    one file an object
+    <root>/.tierlog-tmp/<unique>    what is being written
+
+* An object appears whole or not at all, under its last bytes: temp file, write, fsync, then link(2)
+  (which fails where the name is taken: the atomic create-if-absent) or rename(2), then fsync of the
+  folder. Nothing is ever written under a key's own name.
+* A key is a path below the root: `check_key` lets no component through that could lead elsewhere.
+  A symbolic link that an operator put inside the folder is followed.
+* It keeps no checksums: whoever must be sure reads back.
+* Several processes may share the folder. Temp files older than a day are swept when it is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from crc32c import crc32c as crc32c_of
+
+from cold_tier.object_store import (
+    PIECE_BYTES,
+    RESERVED_COMPONENT,
+    ChecksumRefused,
+    InvalidKey,
+    ObjectStat,
+    ObjectStats,
+    check_key,
+    check_prefix,
+)
+from cold_tier.store_ledger import Operation, StoreLedger
+from record_format.errors import (
+    ConfigurationError,
+    CorruptObject,
+    MissingObject,
+    ObjectExists,
+    StoreUnavailable,
+)
+
+COPY_BYTES = 1024 * 1024
+SWEEP_AFTER_S = 24 * 3600
+PUBLISH_ATTEMPTS = 20  # a delete may take the empty folder away between mkdir and link
+
+_NOT_A_FOLDER = (errno.ENOTDIR, errno.EISDIR)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class FolderStore:
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._temp = self._root / RESERVED_COMPONENT
+        self._ledger = StoreLedger()
+        try:
+            self._temp.mkdir(parents=True, exist_ok=True)
+            _sweep(self._temp)
+        except OSError as error:
+            raise ConfigurationError(
+                f"store {self.url}: the folder cannot be used: {error.strerror}"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    @property
+    def ledger(self) -> StoreLedger:
+        return self._ledger
+
+    def full_key(self, key: str) -> str:
+        return str(self._root / key)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        body: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        crc32c: int | None = None,
+    ) -> ObjectStat:
+        path = self._path(key)
+        if crc32c is not None and crc32c != (actual := crc32c_of(body)):
+            raise ChecksumRefused(f"{key}: the body's CRC-32C is {actual:08x}, not {crc32c:08x}")
+        with self._counted("put", key, sent_bytes=len(body)), self._temp_file() as (temp, fd):
+            _write_all(fd, body)
+            os.fsync(fd)
+            self._publish(temp, path, if_absent=if_absent, key=key)
+        return self._stat(key, path)
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int,
+        crc32c: int,
+        part_bytes: int = 0,  # noqa: ARG002  a file is copied in one go
+        concurrency: int = 1,  # noqa: ARG002
+        pace: Callable[[int], None] | None = None,
+    ) -> ObjectStat:
+        target = self._path(key)
+        with self._counted("put", key, sent_bytes=size_bytes), self._temp_file() as (temp, fd):
+            actual = _copy(path, fd, size_bytes=size_bytes, pace=pace)
+            if actual != crc32c:
+                raise ChecksumRefused(f"{key}: {path} has CRC-32C {actual:08x}, not {crc32c:08x}")
+            os.fsync(fd)
+            self._publish(temp, target, if_absent=False, key=key)
+        return self._stat(key, target)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._counted("delete", key):
+                try:
+                    path.unlink()
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    continue
+                except PermissionError:
+                    if not path.is_dir():
+                        raise
+                    continue  # macOS says EPERM for a folder
+                self._remove_empty_folders(path.parent)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        with self._open(key) as fd:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes > max_bytes:
+                raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
+            body = b"".join(_pieces(fd, 0, size_bytes, key=key))
+        self._ledger.count("get", key, requests=0, received_bytes=len(body))
+        return body
+
+    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        assert 0 <= start < end
+        with self._open(key) as fd:
+            size_bytes = os.fstat(fd).st_size
+            if end > size_bytes:
+                raise CorruptObject(f"ends at {size_bytes}, before {end}", file=key)
+            for piece in _pieces(fd, start, end, key=key):
+                self._ledger.count("get", key, requests=0, received_bytes=len(piece))
+                yield piece
+
+    def head(self, key: str) -> ObjectStat | None:
+        path = self._path(key)
+        with self._counted("head", key):
+            try:
+                return self._stat(key, path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return None
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
+        check_prefix(prefix)
+        found: ObjectStats = []
+        with self._counted("list", prefix):
+            for key in _walk(self._root, "", prefix=prefix, start_after=start_after):
+                if len(found) == limit:
+                    break
+                try:
+                    found.append(self._stat(key, self._root / key))
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    continue  # deleted since the folder was read
+        return found
+
+    def close(self) -> None:
+        """Nothing is held open between calls."""
+
+    # --- below ------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _stat(self, key: str, path: Path) -> ObjectStat:
+        status = path.stat()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
+        return ObjectStat(key, status.st_size, None, status.st_mtime_ns // 1_000_000)
+
+    @contextmanager
+    def _temp_file(self) -> Iterator[tuple[Path, int]]:
+        temp = self._temp / secrets.token_hex(12)
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            yield temp, fd
+        finally:
+            os.close(fd)
+            temp.unlink(missing_ok=True)
+
+    def _publish(self, temp: Path, path: Path, *, if_absent: bool, key: str) -> None:
+        for _ in range(PUBLISH_ATTEMPTS):
+            try:
+                self._make_folders(path.parent)
+                if if_absent:
+                    os.link(temp, path)
+                else:
+                    temp.rename(path)
+            except FileNotFoundError:
+                continue
+            except FileExistsError:
+                if path.is_dir() or not if_absent:
+                    raise InvalidKey(f"key {key!r}: is the folder of other keys") from None
+                raise ObjectExists(key) from None
+            except (NotADirectoryError, IsADirectoryError):
+                raise InvalidKey(f"key {key!r}: an object is in the way") from None
+            _sync_folder(path.parent)
+            return
+        raise StoreUnavailable(f"{key}: its folder is deleted again and again")
+
+    def _make_folders(self, folder: Path) -> None:
+        """Each new folder's own entry is durable before anything lies in it."""
+        if folder == self._root or folder.is_dir():
+            return
+        self._make_folders(folder.parent)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "an object", str(folder)) from None
+        _sync_folder(folder.parent)
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or somebody else was first
+                return
+            folder = folder.parent
+
+    @contextmanager
+    def _open(self, key: str) -> Iterator[int]:
+        path = self._path(key)
+        with self._counted("get", key):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                raise MissingObject("the object is not in the store", file=key) from None
+            try:
+                if path.is_dir():
+                    raise MissingObject("the object is not in the store", file=key)
+                yield fd
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def _counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
+        """Count one request, and say what the disk says in the store's words."""
+        failures = 1
+        try:
+            yield
+            failures = 0
+        except OSError as error:
+            if error.errno in _NO_PERMISSION:
+                raise ConfigurationError(
+                    f"store {self.url}: no permission to {operation} {key}: {error.strerror}"
+                ) from error
+            raise StoreUnavailable(f"{key}: {operation}: {error.strerror}") from error
+        finally:
+            self._ledger.count(operation, key, failures=failures, sent_bytes=sent_bytes)
+
+
+def _walk(folder: Path, folder_key: str, *, prefix: str, start_after: str) -> Iterator[str]:
+    """Keys below `folder` in the order of their bytes; subtrees that cannot match are not read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        key = folder_key + name
+        if not name.endswith("/"):
+            if key.startswith(prefix) and key > start_after:
+                yield key
+        elif _may_hold(key, prefix=prefix, start_after=start_after):
+            yield from _walk(folder / name, key, prefix=prefix, start_after=start_after)
+
+
+def _may_hold(folder_key: str, *, prefix: str, start_after: str) -> bool:
+    if folder_key == RESERVED_COMPONENT + "/":
+        return False
+    if not (folder_key.startswith(prefix) or prefix.startswith(folder_key)):
+        return False
+    return folder_key > start_after or start_after.startswith(folder_key)
+
+
+def _pieces(fd: int, start: int, end: int, *, key: str) -> Iterator[bytes]:
+    position = start
+    while position < end:
+        piece = os.pread(fd, min(PIECE_BYTES, end - position), position)
+        if not piece:
+            raise CorruptObject(f"ends at {position}, before {end}", file=key)
+        position += len(piece)
+        yield piece
+
+
+def _write_all(fd: int, body: bytes | memoryview) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _copy(source: Path, fd: int, *, size_bytes: int, pace: Callable[[int], None] | None) -> int:
+    """Copy the first `size_bytes` and return their CRC-32C. Raises ChecksumRefused for a short
+    file.
+    """
+    crc = position = 0
+    with source.open("rb", buffering=0) as file:
+        while position < size_bytes:
+            piece = file.read(min(COPY_BYTES, size_bytes - position))
+            if not piece:
+                raise ChecksumRefused(f"{source}: ends at {position}, not at {size_bytes}")
+            if pace is not None:
+                pace(len(piece))
+            crc = crc32c_of(piece, crc)
+            _write_all(fd, piece)
+            position += len(piece)
+    return crc
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sweep(temp: Path) -> None:
+    """Remove what writers left behind that ended in the middle."""
+    oldest = time.time() - SWEEP_AFTER_S
+    for entry in os.scandir(temp):
+        try:
+            if entry.stat().st_mtime < oldest:
+                Path(entry.path).unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,177 @@
+"""The reference store: what the contract says, in a dictionary.
+
+* One lock over everything: each call happens at one instant, as the contract lets callers believe.
+* It keeps the strictest reading of the contract (a CRC of each body, no key both `a` and `a/b`),
+  so that what passes here is not surprised by a real store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c as crc32c_of
+
+from cold_tier.object_store import (
+    PIECE_BYTES,
+    ChecksumRefused,
+    InvalidKey,
+    ObjectStat,
+    ObjectStats,
+    check_key,
+    check_prefix,
+    crc32c_checksum,
+)
+from cold_tier.store_ledger import StoreLedger
+from record_format.errors import CorruptObject, MissingObject, ObjectExists
+
+
+class _Object(NamedTuple):
+    body: bytes
+    crc32c: int
+    modified_ms: int
+
+
+class MemoryStore:
+    def __init__(
+        self, name: str = "", *, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        self._name, self._clock = name, clock
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Object] = {}
+        self._keys: list[str] = []  # sorted
+        self._ledger = StoreLedger()
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name}"
+
+    @property
+    def ledger(self) -> StoreLedger:
+        return self._ledger
+
+    def full_key(self, key: str) -> str:
+        return key
+
+    def put(
+        self,
+        key: str,
+        body: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        crc32c: int | None = None,
+    ) -> ObjectStat:
+        check_key(key)
+        stored = bytes(body)
+        self._ledger.count("put", key, sent_bytes=len(stored))
+        actual = crc32c_of(stored)
+        if crc32c is not None and crc32c != actual:
+            raise ChecksumRefused(f"{key}: the body's CRC-32C is {actual:08x}, not {crc32c:08x}")
+        with self._lock:
+            if if_absent and key in self._objects:
+                raise ObjectExists(key)
+            self._check_no_folder(key)
+            if key not in self._objects:
+                insort(self._keys, key)
+            self._objects[key] = _Object(stored, actual, self._clock())
+            return self._stat(key)
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int,
+        crc32c: int,
+        part_bytes: int = 0,  # noqa: ARG002  one part is all there is
+        concurrency: int = 1,  # noqa: ARG002
+        pace: Callable[[int], None] | None = None,
+    ) -> ObjectStat:
+        if pace is not None:
+            pace(size_bytes)
+        with path.open("rb") as file:
+            return self.put(key, file.read(size_bytes), crc32c=crc32c)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        body = self._body(key)
+        if len(body) > max_bytes:
+            raise CorruptObject(f"has {len(body)} bytes, more than {max_bytes}", file=key)
+        self._ledger.count("get", key, received_bytes=len(body))
+        return body
+
+    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        assert 0 <= start < end
+        body = self._body(key)
+        if end > len(body):
+            self._ledger.count("get", key, failures=1)
+            raise CorruptObject(f"ends at {len(body)}, before {end}", file=key)
+        self._ledger.count("get", key, received_bytes=end - start)
+        for position in range(start, end, PIECE_BYTES):
+            yield body[position : min(position + PIECE_BYTES, end)]
+
+    def head(self, key: str) -> ObjectStat | None:
+        check_key(key)
+        self._ledger.count("head", key)
+        with self._lock:
+            return self._stat(key) if key in self._objects else None
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
+        check_prefix(prefix)
+        self._ledger.count("list", prefix)
+        found: ObjectStats = []
+        with self._lock:
+            begin = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
+            for key in islice(self._keys, begin, begin + limit):
+                if not key.startswith(prefix):
+                    break
+                found.append(self._stat(key)._replace(checksum=None))
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+            self._ledger.count("delete", key)
+            with self._lock:
+                if self._objects.pop(key, None) is not None:
+                    self._keys.remove(key)
+
+    def close(self) -> None:
+        """Nothing to let go of; what is stored stays for whoever opens the name again."""
+
+    def _body(self, key: str) -> bytes:
+        check_key(key)
+        with self._lock:
+            stored = self._objects.get(key)
+        if stored is None:
+            self._ledger.count("get", key, failures=1)
+            raise MissingObject("the object is not in the store", file=key)
+        return stored.body
+
+    def _stat(self, key: str) -> ObjectStat:
+        stored = self._objects[key]
+        checksum = crc32c_checksum(stored.crc32c)
+        return ObjectStat(key, len(stored.body), checksum, stored.modified_ms)
+
+    def _check_no_folder(self, key: str) -> None:
+        parts = key.split("/")
+        for end in range(1, len(parts)):
+            if (parent := "/".join(parts[:end])) in self._objects:
+                raise InvalidKey(f"key {key!r}: {parent!r} is an object")
+        after = bisect_right(self._keys, key + "/")
+        if after < len(self._keys) and self._keys[after].startswith(key + "/"):
+            raise InvalidKey(f"key {key!r}: is the folder of other keys")
+
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
+
+
+def named_store(name: str) -> MemoryStore:
+    """The store of that name in this process, for as long as the process lives."""
+    with _named_lock:
+        return _named.setdefault(name, MemoryStore(name))

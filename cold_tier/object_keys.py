@@ -1,0 +1,59 @@
+"""Names of the objects that the cold tier writes; the manifest's own names are the manifest's.
+
+    <partition's segments folder>/<20-digit base offset>-<epoch>-<unique>.log
+    <partition's segments folder>/<same>.indexes
+    probe/<run>/…                               gone again once the probe is over
+
+* Keys are relative to the store's prefix. Offsets have 20 digits so that keys sort as they do.
+* `<unique>` is random: a segment object's name is used once, whoever uploads and however often.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NamedTuple
+
+from cold_tier.store_ledger import PROBE_PREFIX
+
+_SEGMENT = re.compile(r"(\d{20})-(\d+)-([0-9a-z]+)\.(log|indexes)")
+
+
+class SegmentKeys(NamedTuple):
+    """The two objects of one upload of one segment."""
+
+    log: str
+    indexes: str
+
+
+class SegmentName(NamedTuple):
+    """What a segment object's key says; `suffix` is `log` or `indexes`."""
+
+    base_offset: int
+    leader_epoch: int
+    unique: str
+    suffix: str
+
+
+def segment_keys(folder: str, *, base_offset: int, leader_epoch: int, unique: str) -> SegmentKeys:
+    """`folder` is the partition's `…/segments/`, with its slash."""
+    assert folder.endswith("/")
+    stem = f"{folder}{base_offset:020d}-{leader_epoch}-{unique}"
+    return SegmentKeys(log=f"{stem}.log", indexes=f"{stem}.indexes")
+
+
+def parse_segment(key: str) -> SegmentName | None:
+    """None where it is not a segment object's key."""
+    match = _SEGMENT.fullmatch(key.rpartition("/")[2])
+    if match is None:
+        return None
+    return SegmentName(int(match[1]), int(match[2]), match[3], match[4])
+
+
+def new_unique() -> str:
+    """80 random bits in 20 hex digits."""
+    return secrets.token_hex(10)
+
+
+def probe_key(run: str, name: str) -> str:
+    return f"{PROBE_PREFIX}{run}/{name}"

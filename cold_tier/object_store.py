@@ -1,0 +1,180 @@
+"""What a bucket can do, in eight calls: the port that every store implements.
+
+* Keys are relative to the store's prefix. A key that a file system could not hold, or that could
+  lead outside a folder, is refused by every store alike (`check_key`), so that a bucket can be
+  copied to a folder and back.
+* An object is whole or it is not there, for every reader; what `put` acknowledged is durable.
+* A store repeats idempotent calls itself, within one deadline. It never repeats a create whose
+  answer was lost: that is OutcomeUnknownError, and the caller reads back. `get_range` is one
+  attempt; what repeats it is `ranged_reader`.
+* What a store says about an object after a write is what it stored, never what was sent.
+
+All calls are synchronous, may block, and may come from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+from cold_tier.store_ledger import StoreLedger
+from record_format.errors import ObjectExists, RequestError, StoreUnavailable
+
+__all__ = [
+    "Checksum",
+    "ChecksumRefused",
+    "InvalidKey",
+    "ObjectExists",
+    "ObjectStat",
+    "ObjectStats",
+    "ObjectStore",
+    "check_key",
+    "check_prefix",
+    "crc32c_checksum",
+]
+
+PIECE_BYTES = 256 * 1024
+MAX_KEY_BYTES = 900  # S3 takes 1,024; the rest is the prefix's
+MAX_COMPONENT_BYTES = 255  # what file systems take, and S3 servers that stand on them
+RESERVED_COMPONENT = ".tierlog-tmp"
+
+
+class Checksum(NamedTuple):
+    """`algorithm` in lower case (`crc32c`, `md5`, …) over the whole object; `value` in hex."""
+
+    algorithm: str
+    value: str
+
+
+class ObjectStat(NamedTuple):
+    """What the store says of an object; `checksum` is None where it keeps none to compare."""
+
+    key: str
+    size_bytes: int
+    checksum: Checksum | None
+    modified_ms: int
+
+
+ObjectStats: TypeAlias = list[ObjectStat]
+
+
+class InvalidKey(RequestError):
+    """A key that not every store could hold, or one that is a folder of other keys."""
+
+
+class ChecksumRefused(StoreUnavailable):
+    """The body does not match the checksum that was sent with it: nothing was stored."""
+
+
+class ObjectStore(Protocol):
+    @property
+    def url(self) -> str:
+        """Where it is, as `open_store` takes it; no secrets."""
+        ...
+
+    @property
+    def ledger(self) -> StoreLedger: ...
+
+    def full_key(self, key: str) -> str:
+        """The key with the store's prefix: what a person sees in the bucket."""
+        ...
+
+    def put(
+        self,
+        key: str,
+        body: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        crc32c: int | None = None,
+    ) -> ObjectStat:
+        """Store `body`, in one request, with a checksum; `crc32c` where the caller has it already.
+
+        With `if_absent` exactly one of many concurrent writers wins and the others get
+        ObjectExists. Raises OutcomeUnknownError (only with `if_absent`: the answer was lost),
+        StoreUnavailable, ChecksumRefused, InvalidKey, ConfigurationError.
+        """
+        ...
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int,
+        crc32c: int,
+        part_bytes: int = ...,
+        concurrency: int = ...,
+        pace: Callable[[int], None] | None = None,
+    ) -> ObjectStat:
+        """Store the first `size_bytes` of a file, of CRC-32C `crc32c`, in parts when it is large.
+
+        Memory is about `part_bytes * concurrency`. `pace(n)` is called before `n` bytes are sent
+        and may block: a rate limit. What it returns was asked of the store after the write. A
+        failed upload leaves no object and, as far as the store answers, no parts. The key must be
+        new: two uploads to one key are not told apart.
+        """
+        ...
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object. Raises MissingObject; CorruptObject where it is above `max_bytes`."""
+        ...
+
+    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes [start, end) in pieces of at most 256 KiB, whole or an error; one attempt.
+
+        Nothing is sent before the first `next`; close the iterator when leaving it early. Raises
+        MissingObject; CorruptObject where the object ends before `end`; StoreUnavailable where the
+        answer broke off or was of another range.
+        """
+        ...
+
+    def head(self, key: str) -> ObjectStat | None:
+        """None where there is no such object."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
+        """At most `limit` objects whose keys begin with `prefix` and are above `start_after`, in
+        order of their UTF-8 bytes. Checksums are not filled in.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete what is there; a key that is not there is no error."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. Calls afterwards are the caller's mistake."""
+        ...
+
+
+def crc32c_checksum(crc: int) -> Checksum:
+    return Checksum("crc32c", f"{crc:08x}")
+
+
+def check_key(key: str) -> str:
+    """The key itself. Raises InvalidKey."""
+    if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise InvalidKey(f"key {key[:80]!r}…: above {MAX_KEY_BYTES} bytes")
+    for component in key.split("/"):
+        _check_component(component, key)
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """A prefix may end inside a component, or be empty; otherwise as a key."""
+    folder, slash, last = prefix.rpartition("/")
+    if slash:
+        check_key(folder)
+    if last:
+        check_key(last)
+    return prefix
+
+
+def _check_component(component: str, key: str) -> None:
+    if component in {"", ".", ".."} or component == RESERVED_COMPONENT:
+        raise InvalidKey(f"key {key!r}: {component!r} cannot be a part of a key")
+    if not component.isprintable() or "\\" in component:
+        raise InvalidKey(f"key {key!r}: holds a character that not every store keeps")
+    if len(component.encode()) > MAX_COMPONENT_BYTES:
+        raise InvalidKey(f"key {key[:80]!r}…: a part above {MAX_COMPONENT_BYTES} bytes")

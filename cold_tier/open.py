@@ -1,0 +1,77 @@
+"""A store from its URL: the one place that knows which kinds there are.
+
+s3://bucket/prefix      S3 or what speaks it; `endpoint` for anything but AWS
+file:///folder          a folder of this machine
+memory://name           this process alone
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from cold_tier.folder import FolderStore
+from cold_tier.memory import named_store
+from cold_tier.object_store import InvalidKey, ObjectStore, check_key
+from cold_tier.s3_options import S3Options
+from record_format.errors import ConfigurationError
+
+__all__ = ["S3Options", "open_store"]
+
+
+def open_store(
+    url: str,
+    options: S3Options | None = None,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+) -> ObjectStore:
+    """Open the store; nothing is sent yet. All but the URL matters to `s3://` alone.
+
+    `endpoint` and `region` are those of `options`, for callers that need no more. Raises
+    ConfigurationError for a URL that is none of the three kinds.
+    """
+    options = options or S3Options()
+    options = replace(
+        options, endpoint=endpoint or options.endpoint, region=region or options.region
+    )
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ConfigurationError(
+            f"store {_redacted(url)}: a URL of bucket and prefix, nothing more"
+        )
+    if parts.scheme == "s3":
+        return _open_s3(parts.netloc, parts.path.strip("/"), options)
+    if parts.scheme == "file":
+        return _open_folder(parts.netloc, unquote(parts.path), url=url)
+    if parts.scheme == "memory":
+        return named_store(parts.netloc + parts.path.rstrip("/"))
+    raise ConfigurationError(
+        f"store {url!r}: begins with none of s3://bucket/prefix, file:///folder, memory://name"
+    )
+
+
+def _redacted(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+def _open_folder(host: str, path: str, *, url: str) -> ObjectStore:
+    if host not in {"", "localhost"} or not path.startswith("/"):
+        raise ConfigurationError(f"store {url}: a folder is written file:///absolute/path")
+    return FolderStore(Path(path))
+
+
+def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:
+    if not bucket:
+        raise ConfigurationError("store s3://: names no bucket; write s3://bucket/prefix")
+    if prefix:
+        try:
+            check_key(prefix)
+        except InvalidKey as error:
+            raise ConfigurationError(f"store s3://{bucket}/{prefix}: {error}") from error
+    # boto3 takes a quarter of a second to import: those who use a folder need not wait for it.
+    from cold_tier.s3 import S3Store
+
+    return S3Store(bucket, prefix, options)

@@ -1,0 +1,100 @@
+"""Requests and bytes to the store, by purpose: what the bill will be made of.
+
+* Every attempt is counted, also those that fail: the store charges for them.
+* The purpose follows from the operation and the key, so that no caller has to name it and none can
+  forget to.
+* Prices are a table that comes from settings; the defaults are S3 Standard's list prices in us-
+  east-1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Operation = Literal["put", "get", "head", "list", "delete"]
+Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
+
+OPERATIONS: tuple[Operation, ...] = ("put", "get", "head", "list", "delete")
+PURPOSES: tuple[Purpose, ...] = ("offload", "cold_read", "manifest", "list", "delete", "probe")
+
+PROBE_PREFIX = "probe/"
+
+
+class Usage(NamedTuple):
+    requests: int = 0
+    failures: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def __add__(self, other: object) -> Usage:
+        assert isinstance(other, Usage)
+        return Usage(*(mine + more for mine, more in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """Dollars. Deletes are free on S3; transfer inside a region too."""
+
+    put_per_1000: float = 0.005
+    get_per_1000: float = 0.0004
+    list_per_1000: float = 0.005
+    received_per_gb: float = 0.0
+    stored_per_gb_month: float = 0.023
+
+    def of(self, operation: Operation, usage: Usage) -> float:
+        per_1000 = {"put": self.put_per_1000, "list": self.list_per_1000, "delete": 0.0}
+        requests = usage.requests * per_1000.get(operation, self.get_per_1000) / 1000
+        return requests + usage.received_bytes * self.received_per_gb / 1e9
+
+
+def purpose_of(operation: Operation, key: str) -> Purpose:
+    """A read of a segment object is a cold read, a write (or its HEAD) is offload."""
+    if key.startswith(PROBE_PREFIX):
+        return "probe"
+    if operation in {"list", "delete"}:
+        return "list" if operation == "list" else "delete"
+    if "/segments/" not in key:
+        return "manifest"
+    return "cold_read" if operation == "get" else "offload"
+
+
+class StoreLedger:
+    """Counts since the store was opened. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._usage: dict[tuple[Purpose, Operation], Usage] = {}
+
+    def count(
+        self,
+        operation: Operation,
+        key: str,
+        *,
+        requests: int = 1,
+        failures: int = 0,
+        sent_bytes: int = 0,
+        received_bytes: int = 0,
+    ) -> None:
+        line = (purpose_of(operation, key), operation)
+        more = Usage(requests, failures, sent_bytes, received_bytes)
+        with self._lock:
+            self._usage[line] = self._usage.get(line, Usage()) + more
+
+    def usage(self) -> Mapping[tuple[Purpose, Operation], Usage]:
+        with self._lock:
+            return dict(self._usage)
+
+    def requests(self, purpose: Purpose | None = None) -> int:
+        return sum(
+            usage.requests for (line, _), usage in self.usage().items() if purpose in {None, line}
+        )
+
+    def cost(self, prices: PriceTable) -> dict[Purpose, float]:
+        """Dollars so far, by purpose; storage itself is not in it."""
+        costs: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
+        for (purpose, operation), usage in self.usage().items():
+            costs[purpose] += prices.of(operation, usage)
+        return costs
