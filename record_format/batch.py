@@ -1,0 +1,262 @@
+"""The record batch, version 2: its header, its checksum, and what a broker may change in place.
+
+Rules that keep it honest:
+
+* A length or count is believed only after it was compared with what is there.
+* Nothing here looks inside the records; `decode` and `produced` do.
+* A header is a value. Only `stamp`, `stamp_log_append_time` and `set_max_timestamp` write, into a
+  bytearray that the caller owns.
+
+Kafka's DefaultRecordBatch, big-endian (with the attribute bits: docs/formats/record-batch.md):
+
+    0  base_offset i64        21  attributes i16             51  producer_epoch i16
+    8  batch_length i32       23  last_offset_delta i32      53  base_sequence i32
+    12 leader_epoch i32       27  base_timestamp i64         57  record_count i32
+    16 magic i8 (2)           35  max_timestamp i64          61  records, compressed as one block
+    17 crc u32 (Castagnoli,   43  producer_id i64
+       over 21..end)
+
+`batch_length` counts from byte 12. The base offset and the leader epoch lie before the checksummed
+part: that is what lets a broker assign offsets without touching the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from record_format.errors import CorruptBatch
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER_SIZE: Final = 61
+LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
+MAGIC: Final = 2
+CRC_START: Final = 21
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_SEQUENCE: Final = -1
+MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
+MAX_SEQUENCE: Final = 2**31 - 1
+
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+CREATE_TIME: Final = 0
+LOG_APPEND_TIME: Final = 1
+
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_OFFSET_LENGTH_EPOCH: Final = struct.Struct(">qii")
+_MAX_TIMESTAMP_AT: Final = 35
+_PRODUCER_AT: Final = 43
+_PRODUCER: Final = struct.Struct(">qhi")
+_I64: Final = struct.Struct(">q")
+_U32: Final = struct.Struct(">I")
+_I16: Final = struct.Struct(">h")
+
+assert HEADER.size == HEADER_SIZE
+
+
+class BatchHeader(NamedTuple):
+    """A parsed header. `position` is the batch's first byte in the buffer it was parsed from."""
+
+    position: int
+    base_offset: int
+    size_bytes: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def body_position(self) -> int:
+        """Where the records begin."""
+        return self.position + HEADER_SIZE
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+    @property
+    def codec(self) -> int:
+        """0 to 4, or 5 to 7 in a batch that nothing can decode."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> int:
+        return LOG_APPEND_TIME if self.attributes & LOG_APPEND_TIME_BIT else CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Base timestamp is the time from which compaction may drop the tombstones (KIP-534).
+
+        The records' deltas are then relative to it: a record's timestamp is still base + delta.
+        """
+        return bool(self.attributes & DELETE_HORIZON_BIT)
+
+    @property
+    def last_sequence(self) -> int:
+        """The last record's sequence, -1 where there is none; they wrap from 2**31 - 1 to 0."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
+
+    def pack(self) -> bytes:
+        """The header's 61 bytes, with `crc` as it is here."""
+        return HEADER.pack(self.base_offset, self.size_bytes - LOG_OVERHEAD, *self[3:])
+
+
+def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
+    """Parse the 61 bytes at `position`; the records behind them need not be in `buf`.
+
+    Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
+    """
+    if position < 0 or len(buf) - position < HEADER_SIZE:
+        raise CorruptBatch(
+            f"a batch header takes {HEADER_SIZE} bytes, {max(len(buf) - position, 0)} are left",
+            position=position,
+        )
+    fields = HEADER.unpack_from(buf, position)
+    header = BatchHeader(position, fields[0], fields[1] + LOG_OVERHEAD, *fields[2:])
+    problem = _impossible(header)
+    if problem:
+        raise CorruptBatch(problem, position=position)
+    return header
+
+
+def _impossible(header: BatchHeader) -> str:
+    """What cannot be in this header, or an empty text. Compaction leaves counts below delta + 1."""
+    if header.magic != MAGIC:
+        return f"magic {header.magic}: only version 2 batches are known"
+    if header.size_bytes < HEADER_SIZE:
+        return f"length {header.size_bytes - LOG_OVERHEAD} is shorter than a batch header"
+    if header.base_offset < 0:
+        return f"base offset {header.base_offset} is negative"
+    if header.last_offset_delta < 0:
+        return f"last offset delta {header.last_offset_delta} is negative"
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return f"{header.record_count} records do not fit offset delta {header.last_offset_delta}"
+    room = header.size_bytes - HEADER_SIZE
+    if not header.attributes & CODEC_MASK and header.record_count * MIN_RECORD_SIZE > room:
+        return f"{header.record_count} records cannot fit in {room} bytes"
+    return ""
+
+
+def iter_headers(buf: Buffer, *, start: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
+    """The headers of the whole batches in `buf[start:end]`, in order.
+
+    A batch cut by the end is not an error and not given: that is how a fetch may end. Bytes that
+    are no batch raise CorruptBatch.
+    """
+    stop = len(buf) if end is None else min(end, len(buf))
+    position = start
+    while stop - position >= HEADER_SIZE:
+        header = parse_header(buf, position)
+        position += header.size_bytes
+        if position > stop:
+            return
+        yield header
+
+
+def check_whole(buf: Buffer, header: BatchHeader) -> None:
+    """Raise CorruptBatch where the batch reaches beyond `buf`."""
+    if header.position + header.size_bytes > len(buf):
+        raise CorruptBatch(
+            f"the batch takes {header.size_bytes} bytes, {len(buf) - header.position} are there",
+            position=header.position,
+            offset=header.base_offset,
+        )
+
+
+def compute_crc(buf: Buffer, header: BatchHeader) -> int:
+    """CRC-32C over attributes to end."""
+    with memoryview(buf) as view:
+        part = view[header.position + CRC_START : header.position + header.size_bytes]
+        value: int = crc32c(part)
+        part.release()
+    return value
+
+
+def check_crc(buf: Buffer, header: BatchHeader) -> None:
+    """Raise CorruptBatch where the batch is cut or its checksum is another."""
+    check_whole(buf, header)
+    found = compute_crc(buf, header)
+    if found != header.crc:
+        raise CorruptBatch(
+            f"checksum {found:08x} where the header says {header.crc:08x}",
+            position=header.position,
+            offset=header.base_offset,
+        )
+
+
+def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:
+    """Assign offsets, in place: both fields lie before the checksummed part."""
+    length = _OFFSET_LENGTH_EPOCH.unpack_from(buf, position)[1]
+    _OFFSET_LENGTH_EPOCH.pack_into(buf, position, base_offset, length, leader_epoch)
+
+
+def stamp_log_append_time(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
+    """Make every record's time `timestamp`: bit 3, the maximum, and a new checksum, as Kafka does.
+
+    The records' own deltas stay as they were sent. Gives the new header.
+    """
+    attributes = header.attributes | LOG_APPEND_TIME_BIT
+    _I16.pack_into(buf, header.position + CRC_START, attributes)
+    return set_max_timestamp(buf, header._replace(attributes=attributes), timestamp=timestamp)
+
+
+def set_producer(
+    buf: bytearray,
+    position: int = 0,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> BatchHeader:
+    """Write an idempotent producer's fields and a new checksum, in place; gives the new header."""
+    header = parse_header(buf, position)
+    _PRODUCER.pack_into(buf, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    set_max_timestamp(buf, header, timestamp=header.max_timestamp)
+    return parse_header(buf, position)
+
+
+def set_max_timestamp(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
+    """Write the maximum timestamp and a new checksum, in place; gives the new header."""
+    _I64.pack_into(buf, header.position + _MAX_TIMESTAMP_AT, timestamp)
+    crc = compute_crc(buf, header)
+    _U32.pack_into(buf, header.position + CRC_START - 4, crc)
+    return header._replace(
+        max_timestamp=timestamp,
+        crc=crc,
+        base_offset=_I64.unpack_from(buf, header.position)[0],
+        leader_epoch=_OFFSET_LENGTH_EPOCH.unpack_from(buf, header.position)[2],
+    )

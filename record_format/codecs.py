@@ -1,0 +1,273 @@
+"""The five codecs of a batch's records, framed as Kafka's own clients frame them.
+
+Rules that keep it honest:
+
+* Expansion is bounded: no call gives or holds more than `max_bytes` of output, whatever the input
+  claims.
+* All of the input must be used: a cut stream and trailing bytes are corrupt.
+* Compressor objects are kept one a thread; none is shared.
+
+Kafka's framing: gzip members; snappy in xerial's stream format (raw snappy is read too: librdkafka
+writes it); the LZ4 frame with independent 64 KiB blocks and no content checksum (KIP-57); zstd
+frames (KIP-110).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import cramjam
+import lz4.frame
+import zstandard
+
+from record_format.batch import Buffer
+from record_format.errors import CorruptBatch
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+CODEC_NAMES: Final[dict[int, str]] = {
+    NONE: "none",
+    GZIP: "gzip",
+    SNAPPY: "snappy",
+    LZ4: "lz4",
+    ZSTD: "zstd",
+}
+# `uncompressed` is what the topic setting `compression.type` calls it.
+CODEC_IDS: Final[dict[str, int]] = {
+    "uncompressed": NONE,
+    **{name: codec for codec, name in CODEC_NAMES.items()},
+}
+
+MAX_EXPANDED_BYTES: Final = 256 * 1024 * 1024
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK: Final = 32 * 1024
+_I32: Final = struct.Struct(">i")
+# No snappy element gives more than 64 bytes for 3; a larger claim is a lie.
+_SNAPPY_MAX_RATIO: Final = 32
+# An LZ4 sequence gives at most 255 bytes for each of its own.
+_LZ4_MAX_RATIO: Final = 256
+# Each member behind the first copies the rest of the input; clients write one.
+_GZIP_MAX_MEMBERS: Final = 64
+_ZSTD_BLOCK_MAX: Final = 128 * 1024
+_ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
+
+
+class ExpandsTooFar(CorruptBatch):
+    """Compressed records that grow beyond the caller's limit."""
+
+    def __init__(self, codec: int, *, max_bytes: int) -> None:
+        super().__init__(f"{CODEC_NAMES[codec]} data expands to more than {max_bytes} bytes")
+        self.max_bytes = max_bytes
+
+
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.zstd_compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.zstd_decompressor = zstandard.ZstdDecompressor()
+
+
+_per_thread = _PerThread()
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+    """Compress `data` as one block. `level` is the codec's own; None is its default."""
+    if codec == NONE:
+        return bytes(data)
+    return _COMPRESSORS[codec](data, level)
+
+
+def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_EXPANDED_BYTES) -> Buffer:
+    """Expand `data`, for codec 0 the same object.
+
+    Raises ExpandsTooFar beyond `max_bytes`, CorruptBatch for an unknown codec or bad bytes.
+    """
+    if codec == NONE:
+        return data
+    expand = _DECOMPRESSORS.get(codec)
+    if expand is None:
+        raise CorruptBatch(f"codec {codec} is not known")
+    return expand(data, max_bytes)
+
+
+def _gzip_compress(data: Buffer, level: int | None) -> bytes:
+    return zlib.compress(data, -1 if level is None else level, wbits=31)
+
+
+def _gzip_decompress(data: Buffer, max_bytes: int) -> bytes:
+    members: list[bytes] = []
+    left, rest = max_bytes, data
+    while len(rest) or not members:
+        if len(members) == _GZIP_MAX_MEMBERS:
+            raise CorruptBatch(f"gzip: more than {_GZIP_MAX_MEMBERS} members")
+        member = zlib.decompressobj(31)
+        try:
+            members.append(member.decompress(rest, left + 1))
+        except zlib.error as error:
+            raise CorruptBatch(f"gzip: {error}") from error
+        left -= len(members[-1])
+        if left < 0:
+            raise ExpandsTooFar(GZIP, max_bytes=max_bytes)
+        if not member.eof:
+            raise CorruptBatch("gzip: the stream is cut")
+        rest = member.unused_data
+    return members[0] if len(members) == 1 else b"".join(members)
+
+
+def _snappy_compress(data: Buffer, level: int | None) -> bytes:  # noqa: ARG001  (snappy has none)
+    parts = [_XERIAL_HEADER]
+    with memoryview(data) as view:
+        for start in range(0, len(view), _XERIAL_BLOCK):
+            block = bytes(cramjam.snappy.compress_raw(bytes(view[start : start + _XERIAL_BLOCK])))
+            parts += (_I32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _snappy_decompress(data: Buffer, max_bytes: int) -> bytes:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _snappy_block(bytes(data), max_bytes, max_bytes)
+    if len(data) < len(_XERIAL_HEADER):
+        raise CorruptBatch("snappy: the stream header is cut")
+    parts: list[bytes] = []
+    left, position = max_bytes, len(_XERIAL_HEADER)
+    while position < len(data):
+        if len(data) - position < 4:
+            raise CorruptBatch("snappy: a block length is cut")
+        size = _I32.unpack_from(data, position)[0]
+        position += 4
+        if not 0 < size <= len(data) - position:
+            raise CorruptBatch(f"snappy: block length {size}, {len(data) - position} bytes left")
+        parts.append(_snappy_block(bytes(data[position : position + size]), left, max_bytes))
+        left -= len(parts[-1])
+        position += size
+    return b"".join(parts)
+
+
+def _snappy_block(block: bytes, left: int, max_bytes: int) -> bytes:
+    try:
+        size = cramjam.snappy.decompress_raw_len(block)
+        if size > _SNAPPY_MAX_RATIO * len(block):
+            raise CorruptBatch(f"snappy: {len(block)} bytes cannot expand to {size}")
+        if size > left:
+            raise ExpandsTooFar(SNAPPY, max_bytes=max_bytes)
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise CorruptBatch(f"snappy: {error}") from error
+
+
+def _lz4_compress(data: Buffer, level: int | None) -> bytes:
+    compressed: bytes = lz4.frame.compress(
+        data,
+        compression_level=0 if level is None else level,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        content_checksum=False,
+        block_checksum=False,
+        store_size=False,
+    )
+    return compressed
+
+
+def _lz4_decompress(data: Buffer, max_bytes: int) -> bytes:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    # The package sets the whole limit aside at once, so the limit must follow the input.
+    limit = min(max_bytes, _LZ4_MAX_RATIO * len(data)) + 1
+    try:
+        expanded: bytes = frame.decompress(data, max_length=limit)
+    except (RuntimeError, ValueError) as error:
+        raise CorruptBatch(f"lz4: {error}") from error
+    if len(expanded) > max_bytes:
+        raise ExpandsTooFar(LZ4, max_bytes=max_bytes)
+    if not frame.eof:
+        raise CorruptBatch("lz4: the frame is cut")
+    if frame.unused_data:
+        raise CorruptBatch("lz4: bytes after the frame")
+    return expanded
+
+
+def _zstd_compress(data: Buffer, level: int | None) -> bytes:
+    compressors = _per_thread.zstd_compressors
+    wanted = 3 if level is None else level
+    if wanted not in compressors:
+        compressors[wanted] = zstandard.ZstdCompressor(level=wanted)
+    return compressors[wanted].compress(data)
+
+
+def _zstd_decompress(data: Buffer, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    left, position = max_bytes, 0
+    while position < len(data) or not position:
+        if _le32(data, position) in _ZSTD_SKIPPABLE:
+            position += 8 + _le32(data, position + 4)
+            continue
+        end, bound = _zstd_frame(data, position)
+        frame = data[position:end]
+        parts.append(_zstd_expand(frame, min(bound, left), max_bytes))
+        left -= len(parts[-1])
+        position = end
+    if position != len(data):
+        raise CorruptBatch("zstd: a skippable frame is cut")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _le32(data: Buffer, position: int) -> int:
+    return int.from_bytes(data[position : position + 4], "little")
+
+
+def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
+    """(end of the frame at `start`, the most that it can expand to): RFC 8878, 3.1.1."""
+    try:
+        parameters = zstandard.get_frame_parameters(data[start : start + 18])
+        position = start + zstandard.frame_header_size(data[start : start + 18])
+    except zstandard.ZstdError as error:
+        raise CorruptBatch(f"zstd: {error}") from error
+    bound, last = 0, False
+    while not last:
+        if len(data) - position < 3:
+            raise CorruptBatch("zstd: the frame is cut")
+        block = int.from_bytes(data[position : position + 3], "little")
+        last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
+        bound += size if kind != 2 else _ZSTD_BLOCK_MAX
+        position += 3 + (1 if kind == 1 else size)
+    position += 4 if parameters.has_checksum else 0
+    if position > len(data):
+        raise CorruptBatch("zstd: the frame is cut")
+    return position, bound
+
+
+def _zstd_expand(frame: Buffer, limit: int, max_bytes: int) -> bytes:
+    """One whole frame. The content size in its header decides how much is set aside: check it."""
+    size = zstandard.frame_content_size(frame)
+    if size > limit:
+        raise ExpandsTooFar(ZSTD, max_bytes=max_bytes)
+    if size == 0 or not limit:
+        limit = 1  # the package takes 0 for "no limit"
+    try:
+        return _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
+    except zstandard.ZstdError as error:
+        if limit == max_bytes and "too small" in str(error):
+            raise ExpandsTooFar(ZSTD, max_bytes=max_bytes) from error
+        raise CorruptBatch(f"zstd: {error}") from error
+
+
+_COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
+    GZIP: _gzip_compress,
+    SNAPPY: _snappy_compress,
+    LZ4: _lz4_compress,
+    ZSTD: _zstd_compress,
+}
+_DECOMPRESSORS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+    GZIP: _gzip_decompress,
+    SNAPPY: _snappy_decompress,
+    LZ4: _lz4_decompress,
+    ZSTD: _zstd_decompress,
+}

@@ -1,0 +1,173 @@
+"""Record batches in, records out: to the HTTP record forms, compaction and recovery.
+
+Rules that keep it honest:
+
+* Every length is checked against the record it lies in, every record against the batch's body, and
+  the body must be used up exactly.
+* Expansion is bounded by `max_bytes`.
+* The checksum is the caller's to have checked (`batch.check_crc`), once, where the bytes arrive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from record_format.batch import (
+    LOG_APPEND_TIME_BIT,
+    MIN_RECORD_SIZE,
+    BatchHeader,
+    Buffer,
+    check_whole,
+    iter_headers,
+)
+from record_format.codecs import MAX_EXPANDED_BYTES, ExpandsTooFar, decompress
+from record_format.encode import NO_HEADERS, Headers
+from record_format.errors import CorruptBatch
+from record_format.record_walk import Walk, WalkRequest
+from record_format.varint import read_varint
+from record_format.walker import walk
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Columns(NamedTuple):
+    """Records by column, all lists of one length."""
+
+    offsets: list[int]
+    timestamps: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers]
+
+
+def expand(buf: Buffer, header: BatchHeader, *, max_bytes: int = MAX_EXPANDED_BYTES) -> bytes:
+    """The batch's records, uncompressed. Raises CorruptBatch (ExpandsTooFar beyond `max_bytes`)."""
+    check_whole(buf, header)
+    body = bytes(buf[header.body_position : header.end_position])
+    try:
+        return bytes(decompress(header.codec, body, max_bytes=max_bytes))
+    except ExpandsTooFar:
+        raise
+    except CorruptBatch as error:
+        raise located(error.detail, header) from error
+
+
+def located(detail: str, header: BatchHeader) -> CorruptBatch:
+    return CorruptBatch(detail, position=header.position, offset=header.base_offset)
+
+
+def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
+    """Walk the expanded records of a batch of a log: offset deltas rise, gaps are allowed."""
+    if header.record_count * MIN_RECORD_SIZE > len(records):
+        raise located(f"{header.record_count} records cannot fit in {len(records)} bytes", header)
+    request = WalkRequest(
+        record_count=header.record_count,
+        base_timestamp=header.base_timestamp,
+        last_offset_delta=header.last_offset_delta,
+        dense=False,
+        with_columns=with_columns,
+    )
+    found = walk(records, request)
+    if found.problem:
+        raise located(found.describe(), header)
+    return found
+
+
+def decode_columns(
+    buf: Buffer,
+    header: BatchHeader,
+    *,
+    from_offset: int = 0,
+    end_offset: int | None = None,
+    max_bytes: int = MAX_EXPANDED_BYTES,
+) -> Columns:
+    """The batch's records in [from_offset, end_offset), by column.
+
+    Control batches are decoded like others. Raises CorruptBatch.
+    """
+    data = expand(buf, header, max_bytes=max_bytes)
+    fields = walk_batch(data, header, with_columns=True).fields
+    assert fields is not None
+    low = bisect_left(fields.offset_deltas, from_offset - header.base_offset)
+    high = len(fields.offset_deltas)
+    if end_offset is not None:
+        high = bisect_left(fields.offset_deltas, end_offset - header.base_offset)
+    base = header.base_offset
+    offsets = [base + delta for delta in fields.offset_deltas[low:high]]
+    timestamps = fields.timestamps[low:high]
+    if header.attributes & LOG_APPEND_TIME_BIT:
+        timestamps = [header.max_timestamp] * len(offsets)
+    return Columns(
+        offsets,
+        timestamps,
+        _cut(data, fields.key_starts[low:high], fields.key_ends[low:high]),
+        _cut(data, fields.value_starts[low:high], fields.value_ends[low:high]),
+        [NO_HEADERS if at < 0 else _headers(data, at) for at in fields.header_starts[low:high]],
+    )
+
+
+def _cut(data: bytes, starts: list[int], ends: list[int]) -> list[bytes | None]:
+    return [None if start < 0 else data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _headers(data: bytes, position: int) -> Headers:
+    """Decode headers that the walk found sound. Bad UTF-8 becomes U+FFFD, as in Kafka's client."""
+    count, position = read_varint(data, position)
+    found: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        size, position = read_varint(data, position)
+        name = data[position : position + size].decode(errors="replace")
+        size, position = read_varint(data, position + size)
+        found.append((name, None if size < 0 else data[position : position + size]))
+        position += max(size, 0)
+    return tuple(found)
+
+
+def decode_batch(
+    buf: Buffer, header: BatchHeader, *, max_bytes: int = MAX_EXPANDED_BYTES
+) -> list[Record]:
+    """All the records of a batch, control records too. Raises CorruptBatch."""
+    return list(map(Record, *decode_columns(buf, header, max_bytes=max_bytes)))
+
+
+def iter_records(
+    buf: Buffer, *, from_offset: int = 0, end_offset: int | None = None
+) -> Iterator[Record]:
+    """The records of the whole batches in `buf` with from_offset <= offset < end_offset.
+
+    Control batches are stepped over. Raises CorruptBatch.
+    """
+    for header in iter_headers(buf):
+        if header.last_offset < from_offset or header.is_control:
+            continue
+        if end_offset is not None and header.base_offset >= end_offset:
+            return
+        columns = decode_columns(buf, header, from_offset=from_offset, end_offset=end_offset)
+        yield from map(Record, *columns)
+
+
+def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
+    """The least timestamp of the batch's records; None where it has none or they cannot be read.
+
+    The header does not hold it: its base timestamp is the first record's, or a delete horizon.
+    """
+    if header.attributes & LOG_APPEND_TIME_BIT:
+        return header.max_timestamp
+    if not header.record_count:
+        return None
+    try:
+        if header.codec:
+            return walk_batch(expand(buf, header), header).min_timestamp
+        check_whole(buf, header)
+        with memoryview(buf) as view, view[header.body_position : header.end_position] as records:
+            return walk_batch(records, header).min_timestamp
+    except CorruptBatch:
+        return None

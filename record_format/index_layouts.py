@@ -1,0 +1,164 @@
+"""The entries of Kafka's three index files: bytes and checks, no files.
+
+Big-endian (docs/formats/indexes.md):
+
+    .index      8 bytes   relative offset i32, position i32
+    .timeindex  12 bytes  timestamp i64, relative offset i32
+    .txnindex   34 bytes  version i16 (0), producer id i64, first offset i64, last offset i64,
+                          last stable offset i64
+
+Rules that keep it honest:
+
+* Entries rise: offsets (and positions) strictly, timestamps not strictly with offsets strictly. What does
+  not is corrupt. The offsets of one transaction index rise by last offset.
+* A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many entries
+  are valid may parse one. `drop_padding` finds the end of a file that a crash left.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from record_format.batch import Buffer
+from record_format.errors import CorruptIndex
+
+OFFSET_ENTRY_SIZE: Final = 8
+TIME_ENTRY_SIZE: Final = 12
+TXN_ENTRY_SIZE: Final = 34
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+_OFFSET_ENTRY: Final = struct.Struct(">ii")
+_TIME_ENTRY: Final = struct.Struct(">qi")
+_TXN_ENTRY: Final = struct.Struct(">hqqqq")
+_TXN_VERSION: Final = 0
+
+
+class OffsetEntry(NamedTuple):
+    """`offset` is the last offset of the batch that begins at `position`."""
+
+    offset: int
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    """`timestamp` is the largest so far, `offset` that of the record (or batch end) that has it."""
+
+    timestamp: int
+    offset: int
+
+
+class AbortedTxn(NamedTuple):
+    """An aborted transaction; `last_offset` is its abort marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def pack_offset_entry(entry: OffsetEntry, *, base_offset: int) -> bytes:
+    return _OFFSET_ENTRY.pack(entry.offset - base_offset, entry.position)
+
+
+def pack_time_entry(entry: TimeEntry, *, base_offset: int) -> bytes:
+    return _TIME_ENTRY.pack(entry.timestamp, entry.offset - base_offset)
+
+
+def pack_txn_entry(entry: AbortedTxn) -> bytes:
+    return _TXN_ENTRY.pack(_TXN_VERSION, *entry)
+
+
+def unpack_offset_entry(buf: Buffer, index: int, *, base_offset: int) -> OffsetEntry:
+    """Entry number `index`, unchecked: for a binary search over entries that were checked."""
+    relative, position = _OFFSET_ENTRY.unpack_from(buf, index * OFFSET_ENTRY_SIZE)
+    return OffsetEntry(base_offset + relative, position)
+
+
+def unpack_time_entry(buf: Buffer, index: int, *, base_offset: int) -> TimeEntry:
+    """Entry number `index`, unchecked: for a binary search over entries that were checked."""
+    timestamp, relative = _TIME_ENTRY.unpack_from(buf, index * TIME_ENTRY_SIZE)
+    return TimeEntry(timestamp, base_offset + relative)
+
+
+def parse_offset_index(
+    data: Buffer, *, base_offset: int, segment_size: int | None = None, file: str = ""
+) -> list[OffsetEntry]:
+    """All entries of a trimmed `.index`. Raises CorruptIndex.
+
+    With `segment_size`, a position at or past it is corrupt.
+    """
+    _check_size(data, OFFSET_ENTRY_SIZE, file)
+    entries: list[OffsetEntry] = []
+    last_relative = last_position = -1
+    for relative, position in _OFFSET_ENTRY.iter_unpack(data):
+        # Kafka starts a segment's index after index.interval.bytes, so 0, 0 is padding, not an entry.
+        if relative <= last_relative or position <= last_position or position < 0:
+            raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"{relative}, {position}")
+        if segment_size is not None and position >= segment_size:
+            raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"position {position}")
+        entries.append(OffsetEntry(base_offset + relative, position))
+        last_relative, last_position = relative, position
+    return entries
+
+
+def parse_time_index(data: Buffer, *, base_offset: int, file: str = "") -> list[TimeEntry]:
+    """All entries of a trimmed `.timeindex`. Raises CorruptIndex."""
+    _check_size(data, TIME_ENTRY_SIZE, file)
+    entries: list[TimeEntry] = []
+    last_timestamp, last_relative = -(2**63), -1
+    for timestamp, relative in _TIME_ENTRY.iter_unpack(data):
+        if relative <= last_relative or timestamp < last_timestamp:
+            raise _disorder(file, len(entries) * TIME_ENTRY_SIZE, f"{timestamp}, {relative}")
+        entries.append(TimeEntry(timestamp, base_offset + relative))
+        last_timestamp, last_relative = timestamp, relative
+    return entries
+
+
+def parse_txn_index(data: Buffer, *, base_offset: int = 0, file: str = "") -> list[AbortedTxn]:
+    """All entries of a `.txnindex`. Raises CorruptIndex.
+
+    `last_offset` rises strictly and lies in the segment; the transaction may have begun before it.
+    """
+    _check_size(data, TXN_ENTRY_SIZE, file)
+    entries: list[AbortedTxn] = []
+    last = base_offset - 1
+    for version, *fields in _TXN_ENTRY.iter_unpack(data):
+        position = len(entries) * TXN_ENTRY_SIZE
+        if version != _TXN_VERSION:
+            raise CorruptIndex(f"version {version} is not known", file=file, position=position)
+        entry = AbortedTxn(*fields)
+        if entry.last_offset <= last or not 0 <= entry.first_offset <= entry.last_offset:
+            raise _disorder(file, position, f"{entry}")
+        entries.append(entry)
+        last = entry.last_offset
+    return entries
+
+
+def pack_offset_index(entries: Iterable[OffsetEntry], *, base_offset: int) -> bytes:
+    return b"".join(pack_offset_entry(entry, base_offset=base_offset) for entry in entries)
+
+
+def pack_time_index(entries: Iterable[TimeEntry], *, base_offset: int) -> bytes:
+    return b"".join(pack_time_entry(entry, base_offset=base_offset) for entry in entries)
+
+
+def pack_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
+    return b"".join(map(pack_txn_entry, entries))
+
+
+def drop_padding(data: Buffer, *, entry_size: int) -> bytes:
+    """`data` up to its last entry that is not all zeros; a part of an entry at the end is dropped."""
+    used = len(bytes(data).rstrip(b"\0"))
+    entries = min(-(-used // entry_size), len(data) // entry_size)
+    return bytes(data[: entries * entry_size])
+
+
+def _check_size(data: Buffer, entry_size: int, file: str) -> None:
+    if len(data) % entry_size:
+        raise CorruptIndex(f"{len(data)} bytes are not whole entries of {entry_size}", file=file)
+
+
+def _disorder(file: str, position: int, found: str) -> CorruptIndex:
+    return CorruptIndex(f"entry ({found}) is out of order or range", file=file, position=position)

@@ -1,0 +1,98 @@
+"""A JSON document that knows whether it is whole: manifests, pages, topic objects, chunk tables.
+
+    {"format_version":1,"kind":"manifest","length":123,"crc32c":"0a1b2c3d","document":{...}}
+
+`length` and `crc32c` (Castagnoli, 8 hex digits) are over the bytes of the document as they stand in the
+object, from its opening to its closing brace (docs/formats/sealed-json.md).
+
+Rules that keep it honest:
+
+* Nothing of a document is believed before length, checksum and kind were compared.
+* A version that this code does not know is refused by name, and before anything else is looked at.
+* The document's bytes are kept as they are: sealing what `unseal` gave makes the same object again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from record_format.batch import Buffer
+from record_format.errors import CorruptManifest, UnknownFormatVersion
+
+_SUPPORTED: Final = (1,)
+# What msgspec raises for bad syntax, bad UTF-8 and bottomless nesting.
+_NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
+    format_version: int
+    kind: str
+    length: int
+    crc32c: str
+    document: msgspec.Raw
+
+
+_version_decoder = msgspec.json.Decoder(_Version)
+_decoder = msgspec.json.Decoder(_Sealed)
+_encoder = msgspec.json.Encoder()
+
+
+def seal(document: bytes, *, kind: str, format_version: int = 1) -> bytes:
+    """Wrap `document`, the UTF-8 text of one JSON object, as `msgspec.json.encode` gives it."""
+    assert document[:1] == b"{", "a sealed document is one JSON object"
+    assert document[-1:] == b"}", "a sealed document is one JSON object"
+    sealed = _Sealed(
+        format_version=format_version,
+        kind=kind,
+        length=len(document),
+        crc32c=f"{crc32c(document):08x}",
+        document=msgspec.Raw(document),
+    )
+    return _encoder.encode(sealed)
+
+
+def unseal(data: Buffer, *, kind: str, file: str, supported: Collection[int] = _SUPPORTED) -> bytes:
+    """The document's bytes, as they were sealed.
+
+    Raises UnknownFormatVersion for a version that is not in `supported`, CorruptManifest for bytes
+    that are cut, changed, or of another kind. `file` names the object in the error.
+    """
+    try:
+        version = _version_decoder.decode(data).format_version
+    except _NOT_JSON as error:
+        raise CorruptManifest(f"this is no sealed document: {error}", file=file) from error
+    if version not in supported:
+        known = ", ".join(map(str, sorted(supported)))
+        raise UnknownFormatVersion(
+            f"format version {version} of {kind!r} is not known here (known: {known}); "
+            "it was written by another version of tierlog",
+            file=file,
+        )
+    try:
+        sealed = _decoder.decode(data)
+    except _NOT_JSON as error:
+        raise CorruptManifest(f"this is no sealed document: {error}", file=file) from error
+    document = bytes(sealed.document)
+    problem = _mismatch(sealed, document, kind)
+    if problem:
+        raise CorruptManifest(problem, file=file)
+    return document
+
+
+def _mismatch(sealed: _Sealed, document: bytes, kind: str) -> str:
+    if sealed.kind != kind:
+        return f"the kind is {sealed.kind!r}, not {kind!r}"
+    if sealed.length != len(document):
+        return f"the document has {len(document)} bytes where {sealed.length} were sealed"
+    found = f"{crc32c(document):08x}"
+    if sealed.crc32c != found:
+        return f"the document's checksum is {found} where {sealed.crc32c} was sealed"
+    return ""

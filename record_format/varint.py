@@ -1,0 +1,68 @@
+"""Zig-zag varints as Kafka's records use them (Protocol Buffers' sint32 and sint64).
+
+Rule: a varint that is cut, longer than 5 (10) bytes, or does not fit 32 (64) bits raises CorruptBatch;
+nothing here reads past the end of its buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from record_format.errors import CorruptBatch
+
+_TABLE_SIZE: Final = 8192
+
+
+def zigzag(value: int) -> bytes:
+    """Encode any signed 64-bit integer."""
+    bits = (value << 1) ^ (value >> 63)
+    encoded = bytearray()
+    while bits > 0x7F:
+        encoded.append(bits & 0x7F | 0x80)
+        bits >>= 7
+    encoded.append(bits)
+    return bytes(encoded)
+
+
+# Lengths and offset deltas up to here (all of one and two bytes) are looked up, not computed.
+SMALL: Final[list[bytes]] = [zigzag(value) for value in range(_TABLE_SIZE)]
+NULL: Final = zigzag(-1)
+
+
+def encoded(value: int) -> bytes:
+    """`zigzag`, by table where there is one."""
+    return SMALL[value] if 0 <= value < _TABLE_SIZE else zigzag(value)
+
+
+def size_of(value: int) -> int:
+    """The bytes that `value` takes."""
+    return max(1, (((value << 1) ^ (value >> 63)).bit_length() + 6) // 7)
+
+
+def read_varint(buf: bytes, position: int) -> tuple[int, int]:
+    """(32-bit value, position behind it)."""
+    return _read(buf, position, bits=32)
+
+
+def read_varlong(buf: bytes, position: int) -> tuple[int, int]:
+    """(64-bit value, position behind it)."""
+    return _read(buf, position, bits=64)
+
+
+def _read(buf: bytes, position: int, *, bits: int) -> tuple[int, int]:
+    raw = shift = 0
+    try:
+        while True:
+            byte = buf[position]
+            position += 1
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift >= bits:
+                raise CorruptBatch(f"a varint is longer than {bits} bits")
+    except IndexError:
+        raise CorruptBatch("a varint is cut") from None
+    if raw >> bits:
+        raise CorruptBatch(f"a varint is longer than {bits} bits")
+    return (raw >> 1) ^ -(raw & 1), position
