@@ -1,0 +1,88 @@
+"""Names of the objects that the manifest owns.
+
+* All keys are relative to the store's prefix, and a key component stays within 255 bytes.
+* Version numbers and offsets are 20 digits, so that a LIST answers them in order.
+* A name under `segments/` and `pages/` begins with a base offset: garbage collection finds the
+  entry that would name an object without holding all names in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+CLUSTER_KEY = "cluster.json"
+TOPICS = "topics/"
+JSON = ".json"
+
+_DIGITS = 20
+_PIN_NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+_OFFSET_IN_NAME = re.compile(r"(\d{20})-[^/]+")
+
+
+class PartitionKeys(NamedTuple):
+    """The folders of one partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+    @property
+    def folder(self) -> str:
+        return f"{topic_folder(self.topic, self.topic_id)}{self.partition}/"
+
+    @property
+    def versions(self) -> str:
+        return f"{self.folder}manifest/"
+
+    @property
+    def segments(self) -> str:
+        return f"{self.folder}segments/"
+
+    @property
+    def pages(self) -> str:
+        return f"{self.folder}pages/"
+
+    @property
+    def pins(self) -> str:
+        return f"{self.folder}pins/"
+
+    def page(self, base_offset: int, unique: str) -> str:
+        return f"{self.pages}{base_offset:0{_DIGITS}d}-{unique}{JSON}"
+
+    def removed_page(self, version: int, unique: str) -> str:
+        return f"{self.pages}{version:0{_DIGITS}d}-{unique}.removed{JSON}"
+
+    def pin(self, name: str) -> str:
+        return f"{self.pins}{name}{JSON}"
+
+
+def topic_folder(topic: str, topic_id: str) -> str:
+    return f"{TOPICS}{topic}/{topic_id}/"
+
+
+def topic_versions(topic: str, topic_id: str) -> str:
+    return f"{topic_folder(topic, topic_id)}topic/"
+
+
+def version_key(folder: str, version: int) -> str:
+    return f"{folder}{version:0{_DIGITS}d}{JSON}"
+
+
+def version_of(key: str) -> int | None:
+    """The number in `<folder>/<20 digits>.json`; None for any other name."""
+    name = key.rpartition("/")[2]
+    digits = name.removesuffix(JSON)
+    if not name.endswith(JSON) or len(digits) != _DIGITS or not digits.isascii():
+        return None
+    return int(digits) if digits.isdigit() else None
+
+
+def base_offset_of(key: str) -> int | None:
+    """The base offset that the name of a segment object or page begins with."""
+    match = _OFFSET_IN_NAME.fullmatch(key.rpartition("/")[2])
+    return int(match.group(1)) if match else None
+
+
+def is_pin_name(name: str) -> bool:
+    return _PIN_NAME.fullmatch(name) is not None

@@ -1,0 +1,201 @@
+"""Older entries in pages: how a partition with a million segments commits in one small PUT.
+
+* The newest entries stay inline (at most INLINE_MAX). Overflow becomes small pages of SMALL_PAGE
+  entries; a run of RUN_MAX pages that are not half full becomes full ones. So each entry is
+  written three times in its life, and a commit writes one small page now and then.
+* The list of removed objects overflows in the same way, into pages of its own.
+* A page is immutable and has a unique name. It is written before the commit that names it; where
+  that commit is lost, nobody names it and it goes by age.
+* `fold` is pure: it says which objects to write; it never changes which entries there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+from crc32c import crc32c
+from msgspec.structs import replace as altered
+
+from manifest.codec import encode_page, encode_removed_page, keys_of
+from manifest.keys import PartitionKeys
+from manifest.state import (
+    LoosePage,
+    Manifest,
+    PageRef,
+    Reason,
+    RemovedObject,
+    RemovedPage,
+    RemovedPageKind,
+    SegmentEntry,
+    first_at,
+)
+from manifest.transitions import PageSource, live_entries
+
+INLINE_MAX = 256
+SMALL_PAGE = 128
+PAGE_ENTRIES = 4096
+RUN_MAX = PAGE_ENTRIES // SMALL_PAGE
+REMOVED_MAX = 512
+REMOVED_KEPT = 128
+
+_Item = TypeVar("_Item")
+
+
+class Folded(NamedTuple):
+    """A manifest without loose pages, and the page objects (key, body) to write before it."""
+
+    manifest: Manifest
+    objects: tuple[tuple[str, bytes], ...]
+
+
+def fold(
+    manifest: Manifest, *, pages: PageSource, unique: Callable[[], str], now_ms: int
+) -> Folded:
+    """Move what is too much to stay inline into pages. `unique` gives new name parts."""
+    loose = _small_pages_merged(_overflow_paged(manifest), pages=pages, now_ms=now_ms)
+    keys = keys_of(manifest)
+    written: list[PageRef] = []
+    objects: list[tuple[str, bytes]] = []
+    for page in loose.pages:
+        if isinstance(page, PageRef):
+            written.append(page)
+            continue
+        for entries in _chunks(page.entries, PAGE_ENTRIES):
+            ref, body = _page(keys, entries, unique=unique())
+            written.append(ref)
+            objects.append((ref.key, body))
+    folded, removed_objects = _removed_paged(altered(loose, pages=tuple(written)), unique=unique)
+    assert folded.segment_count == manifest.segment_count, "folding keeps every entry"
+    return Folded(folded, (*objects, *removed_objects))
+
+
+def _overflow_paged(manifest: Manifest) -> Manifest:
+    surplus = len(manifest.segments) - INLINE_MAX
+    if surplus <= 0:
+        return manifest
+    count = min(len(manifest.segments), -(-surplus // SMALL_PAGE) * SMALL_PAGE)
+    overflow, inline = manifest.segments[:count], manifest.segments[count:]
+    loose = [LoosePage(entries=chunk) for chunk in _chunks(overflow, PAGE_ENTRIES)]
+    return altered(manifest, segments=inline, pages=(*manifest.pages, *loose))
+
+
+def _small_pages_merged(manifest: Manifest, *, pages: PageSource, now_ms: int) -> Manifest:
+    merged: list[PageRef | LoosePage] = []
+    removed: list[RemovedObject] = []
+    runs = groupby(manifest.pages, key=lambda page: page.entry_count * 2 < PAGE_ENTRIES)
+    for small, group in runs:
+        run = list(group)
+        if not small or len(run) < RUN_MAX:
+            merged += run
+            continue
+        entries = tuple(entry for page in run for entry in live_entries(page, pages))
+        merged.append(LoosePage(entries=entries))
+        replaced = [page.key for page in run if isinstance(page, PageRef)]
+        removed += [RemovedObject(key, now_ms, Reason.REPLACED) for key in replaced]
+    if not removed and len(merged) == len(manifest.pages):
+        return manifest
+    return altered(manifest, pages=tuple(merged), removed=(*manifest.removed, *removed))
+
+
+def _removed_paged(
+    manifest: Manifest, *, unique: Callable[[], str]
+) -> tuple[Manifest, list[tuple[str, bytes]]]:
+    if len(manifest.removed) <= REMOVED_MAX:
+        return manifest, []
+    keys = keys_of(manifest)
+    cut = len(manifest.removed) - REMOVED_KEPT
+    refs, objects = [], []
+    for chunk in _chunks(manifest.removed[:cut], PAGE_ENTRIES):
+        key = keys.removed_page(manifest.version + 1, unique())
+        body = encode_removed_page(keys, chunk)
+        newest_ms = max(entry.removed_ms for entry in chunk)
+        kind = RemovedPageKind.REMOVED
+        refs.append(RemovedPage(key, newest_ms, Reason.REPLACED, kind, crc32c(body)))
+        objects.append((key, body))
+    kept = manifest.removed[cut:]
+    return altered(manifest, removed=kept, removed_pages=(*manifest.removed_pages, *refs)), objects
+
+
+def _page(
+    keys: PartitionKeys, entries: tuple[SegmentEntry, ...], *, unique: str
+) -> tuple[PageRef, bytes]:
+    body = encode_page(keys, entries)
+    ages = [entry.age_timestamp for entry in entries]
+    ref = PageRef(
+        key=keys.page(entries[0].base_offset, unique),
+        base_offset=entries[0].base_offset,
+        last_offset=entries[-1].last_offset,
+        entry_count=len(entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
+        age_timestamp=max(ages) if min(ages) >= 0 else None,
+        crc32c=crc32c(body),
+    )
+    return ref, body
+
+
+def _chunks(items: tuple[_Item, ...], size: int) -> Iterator[tuple[_Item, ...]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+class PageCache:
+    """The pages used last, over all partitions; bounded by their entries. Safe from any thread."""
+
+    def __init__(self, *, max_entries: int = 8 * PAGE_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        self._pages: OrderedDict[str, tuple[SegmentEntry, ...]] = OrderedDict()
+        self._entries = 0
+
+    def get(self, key: str) -> tuple[SegmentEntry, ...] | None:
+        with self._lock:
+            if (entries := self._pages.get(key)) is not None:
+                self._pages.move_to_end(key)
+            return entries
+
+    def put(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
+        with self._lock:
+            if key in self._pages:
+                return
+            self._pages[key] = entries
+            self._entries += len(entries)
+            while self._entries > self._max_entries and len(self._pages) > 1:
+                _, dropped = self._pages.popitem(last=False)
+                self._entries -= len(dropped)
+
+
+def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
+    """The entry that holds `offset`, or the next above it; None past the end of the cold tier."""
+    found = manifest.find(offset)
+    if found is None or isinstance(found, SegmentEntry):
+        return found
+    entries = found.entries if isinstance(found, LoosePage) else pages.entries(found)
+    # Entries that retention dropped lie below the page's live start and are never asked for again.
+    return first_at(entries, max(offset, found.base_offset))
+
+
+def iter_entries(
+    manifest: Manifest, *, pages: PageSource, from_offset: int = 0
+) -> Iterator[SegmentEntry]:
+    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way."""
+    for page in manifest.pages:
+        if page.last_offset >= from_offset:
+            yield from (e for e in live_entries(page, pages) if e.last_offset >= from_offset)
+    yield from (e for e in manifest.segments if e.last_offset >= from_offset)
+
+
+def names_object(manifest: Manifest, key: str, *, base_offset: int, pages: PageSource) -> bool:
+    """Whether the version names `key`, whose name begins with `base_offset`."""
+    if any(isinstance(page, PageRef) and page.key == key for page in manifest.pages):
+        return True
+    entry = find_entry(manifest, base_offset, pages=pages)
+    return entry is not None and key in entry.keys
+
+
+def live_size_bytes(manifest: Manifest) -> int:
+    """Bytes of all segments that the manifest counts."""
+    return sum(item.size_bytes for item in (*manifest.pages, *manifest.segments))

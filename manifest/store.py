@@ -1,0 +1,290 @@
+"""The manifest of one partition in the bucket: load, claim, commit.
+
+* A commit is a transition plus the state it rests on. A lost race reloads, checks that owner and
+  epoch are still the ones of the base (else FencedError), and applies the transition again.
+* A version number may be free because it was collected: a writer that stood still for half the
+  version retention reloads before its PUT, and after it looks that nothing newer exists. The clock
+  counts sleep.
+* A commit that returned is in the bucket. Before anything local is deleted on the strength of it,
+  the caller asks `confirm`, which reads it back.
+* Safe from any thread: commits of one partition queue up here; two processes are told apart by the
+  store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+from msgspec.structs import replace as altered
+
+from manifest.codec import (
+    MAX_MANIFEST_BYTES,
+    MAX_PAGE_BYTES,
+    decode_manifest,
+    decode_page,
+    decode_removed_page,
+    encode_manifest,
+)
+from manifest.invariants import where
+from manifest.keys import PartitionKeys
+from manifest.paging import PageCache, find_entry, fold, iter_entries
+from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
+from manifest.transitions import Claim, create, take_claim
+from manifest.versions import (
+    Created,
+    Objects,
+    VersionChain,
+    VersionStat,
+    is_cut,
+    steady_ms,
+)
+from record_format.errors import (
+    CorruptManifest,
+    FencedError,
+    ManifestConflict,
+    MissingObject,
+    UnknownManifestVersion,
+)
+
+DAY_MS = 24 * 3600 * 1000
+COMMIT_ATTEMPTS = 16
+CUT_VERSIONS_MAX = 16
+
+Transition = Callable[[Manifest], Manifest]
+
+
+def random_name() -> str:
+    """Unique enough for object names and nonces: 128 random bits."""
+    return uuid.uuid4().hex
+
+
+class StoreOptions(NamedTuple):
+    """Time, chance and limits; tests pass their own."""
+
+    clock: Callable[[], int]
+    steady_clock: Callable[[], int] = steady_ms
+    unique: Callable[[], str] = random_name
+    pause: Callable[[float], None] = time.sleep
+    version_retention_ms: int = DAY_MS
+
+
+class ManifestStore:
+    """One partition's manifest. It is also the `PageSource` of its transitions."""
+
+    def __init__(
+        self,
+        store: Objects,
+        keys: PartitionKeys,
+        options: StoreOptions,
+        *,
+        cache: PageCache | None = None,
+    ) -> None:
+        self.keys = keys
+        self.objects = store
+        self._options = options
+        self._cache = cache or PageCache()
+        self.versions = VersionChain(
+            store, keys.versions, max_bytes=MAX_MANIFEST_BYTES, pause=options.pause
+        )
+        self._lock = threading.Lock()
+        # The state known to be the newest at a time: what a commit may rest on without looking
+        # again.
+        self._newest: tuple[int, str, int] = (-1, "", 0)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def load(self, *, at_least: int = 0) -> Manifest | None:
+        """The manifest in force; None where the partition has none.
+
+        `at_least`: the version last seen in force. What was in force is never taken for void, so a
+        cut object there is CorruptManifest, and a chain that ends below it MissingObject.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            started_ms = self._options.steady_clock()
+            newest = self.versions.newest(at_least=max(0, at_least - 1))
+            if newest < at_least:
+                file = self.versions.key(at_least)
+                raise MissingObject("the manifest that was in force is gone", file=file)
+            if newest == 0:
+                return None
+            data = self.versions.read(newest)
+            if data is None:
+                continue  # collected between the LIST and the GET: there are newer ones
+            manifest = self._in_force(newest, data, at_least=at_least)
+            if manifest is not None:
+                self._newest = (manifest.version, manifest.nonce, started_ms)
+            return manifest
+        raise ManifestConflict(f"{self.keys.folder}: versions go away faster than they can be read")
+
+    def _in_force(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
+        """The newest version that is not void; None where all versions from the first on are."""
+        lowest = max(at_least, newest - CUT_VERSIONS_MAX, 1)
+        for version in range(newest, lowest - 1, -1):
+            if version != newest:
+                data = self.versions.read(version)
+            if data is not None and not is_cut(data):
+                return decode_manifest(data, keys=self.keys, version=version)
+        if at_least == 0 and lowest == 1:
+            return None
+        raise CorruptManifest("no whole version is left", file=self.versions.key(newest))
+
+    def load_version(self, version: int) -> Manifest:
+        """Raises UnknownManifestVersion where it does not exist (any more)."""
+        data = self.versions.read(version) if version > 0 else None
+        if data is None:
+            raise UnknownManifestVersion(f"{self.keys.folder} has no manifest version {version}")
+        return decode_manifest(data, keys=self.keys, version=version)
+
+    def history(self, *, after: int = 0, limit: int = 1000) -> list[VersionStat]:
+        """Versions above `after` that still exist, oldest first."""
+        return self.versions.stats(after=after, limit=limit)
+
+    def entries(self, page: PageRef) -> tuple[SegmentEntry, ...]:
+        """All entries of a page, by way of the cache. Raises MissingObject, CorruptManifest."""
+        if (cached := self._cache.get(page.key)) is not None:
+            return cached
+        data = self._page_bytes(page.key, page.crc32c)
+        entries = decode_page(data, keys=self.keys, file=page.key)
+        self._cache.put(page.key, entries)
+        return entries
+
+    def removed_objects(self, page: RemovedPage) -> tuple[RemovedObject, ...]:
+        """What a page of removed objects lists. Not cached: only garbage collection asks."""
+        return decode_removed_page(
+            self._page_bytes(page.key, page.crc32c), keys=self.keys, file=page.key
+        )
+
+    def _page_bytes(self, key: str, crc: int) -> bytes:
+        data = self.objects.get(key, max_bytes=MAX_PAGE_BYTES)
+        if crc32c(data) != crc:
+            raise CorruptManifest("the page is not the one that the manifest names", file=key)
+        return data
+
+    def find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """The entry that holds `offset`, or the next above it; None past the cold tier's end."""
+        return find_entry(manifest, offset, pages=self)
+
+    def iter_entries(self, manifest: Manifest, *, from_offset: int = 0) -> Iterator[SegmentEntry]:
+        """Live entries that end at or above `from_offset`, oldest first."""
+        return iter_entries(manifest, pages=self, from_offset=from_offset)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def claim(self, claim: Claim, *, log_start_offset: int, at_least: int = 0) -> Manifest:
+        """Become the owner, by a commit; also makes a new partition's first version.
+
+        Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
+        """
+        with self._lock:
+            for _ in range(COMMIT_ATTEMPTS):
+                before = self.load(at_least=at_least)
+                after = self._claimed(before, claim, log_start_offset=log_start_offset)
+                if after is before:
+                    return after
+                if (committed := self._publish(before or after, after)) is not None:
+                    return committed
+        raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
+
+    def _claimed(self, before: Manifest | None, claim: Claim, *, log_start_offset: int) -> Manifest:
+        if before is not None:
+            return take_claim(before, claim)
+        return create(self.keys, claim=claim, log_start_offset=log_start_offset)
+
+    def commit(self, base: Manifest, transition: Transition) -> Manifest:
+        """Commit `transition` on top of `base` or of what came after it under the same epoch.
+
+        The state committed; or the one in force where the transition finds nothing to do. Raises
+        FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable.
+        After any of them a new attempt with the same transition is safe.
+        """
+        with self._lock:
+            current = base if self._is_fresh(base) else self._reloaded(base)
+            for _ in range(COMMIT_ATTEMPTS):
+                after = transition(current)
+                if after is current:
+                    return current
+                if (committed := self._publish(current, after)) is not None:
+                    return committed
+                current = self._reloaded(base)
+        raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
+
+    def check_fence(self, base: Manifest) -> Manifest:
+        """The manifest in force: `base` while nothing is newer. FencedError: another owns it."""
+        if self.versions.newest(at_least=base.version) == base.version:
+            return base
+        return self._reloaded(base)
+
+    def confirm(self, manifest: Manifest) -> None:
+        """Read the version back: it is there as it was committed, and nothing newer is foreign.
+
+        Asked before local segments go that it names. Raises FencedError, CorruptManifest,
+        MissingObject.
+        """
+        data = self.versions.read(manifest.version)
+        if data is None:
+            file = self.versions.key(manifest.version)
+            raise MissingObject("a committed manifest is gone", file=file)
+        there = decode_manifest(data, keys=self.keys, version=manifest.version)
+        if there != manifest:
+            raise FencedError(f"{where(manifest)}: another writer's version is in its place")
+        self.check_fence(manifest)
+
+    def _reloaded(self, base: Manifest) -> Manifest:
+        current = self.load(at_least=base.version)
+        if current is None:
+            raise MissingObject("the manifest is gone", file=self.keys.versions)
+        if (current.owner, current.leader_epoch) != (base.owner, base.leader_epoch):
+            raise FencedError(
+                f"{where(current)}: epoch {current.leader_epoch} of owner {current.owner} "
+                f"is in force, not {base.leader_epoch} of {base.owner}"
+            )
+        return current
+
+    def _is_fresh(self, base: Manifest) -> bool:
+        """Whether `base` was the newest less than half the version retention ago."""
+        version, nonce, seen_ms = self._newest
+        age_ms = self._options.steady_clock() - seen_ms
+        return (version, nonce) == (base.version, base.nonce) and (
+            age_ms <= self._options.version_retention_ms // 2
+        )
+
+    def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
+        """PUT `after` as the version that follows `before`. None: another writer was first."""
+        now_ms = self._options.clock()
+        folded = fold(after, pages=self, unique=self._options.unique, now_ms=now_ms)
+        for key, body in folded.objects:
+            self._put_page(key, body)
+        for version in range(before.version + 1, before.version + 1 + CUT_VERSIONS_MAX):
+            stamped = altered(
+                folded.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
+            )
+            started_ms = self._options.steady_clock()
+            created = self.versions.create(version, encode_manifest(stamped))
+            if created is Created.LOST:
+                return None
+            if created is Created.OURS:
+                return self._published(before, stamped, started_ms=started_ms)
+        raise ManifestConflict(f"{where(before)}: {CUT_VERSIONS_MAX} cut versions follow it")
+
+    def _published(
+        self, before: Manifest, stamped: Manifest, *, started_ms: int
+    ) -> Manifest | None:
+        """Our PUT was first; but was its number free because it had been collected?"""
+        slow = before.version > 0 and not self._is_fresh(before)
+        if slow and self.versions.newest(at_least=stamped.version) > stamped.version:
+            self.versions.delete([stamped.version])
+            return None
+        self._newest = (stamped.version, stamped.nonce, started_ms)
+        return stamped
+
+    def _put_page(self, key: str, body: bytes) -> None:
+        """Write a page; where the store confirms no checksum, read it back before it is named."""
+        stat = self.objects.put(key, body)
+        confirmed = stat.size_bytes == len(body) and stat.checksum is not None
+        if not confirmed and self.objects.get(key, max_bytes=MAX_PAGE_BYTES) != body:
+            raise CorruptManifest("the store did not keep the page as it was sent", file=key)

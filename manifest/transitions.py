@@ -1,0 +1,309 @@
+"""Every change of a manifest: a pure function from one state to the next.
+
+* Nothing else makes a new state. No I/O, no clock, no randomness: times come in as arguments, and
+  pages through a `PageSource` (a page never changes, so reading one is looking at a value).
+* Invariants are checked before and after each; a change that does not fit raises InvalidTransition.
+* A transition may be applied again to a newer state after a lost race, and to a state in which it
+  happened already (a lost answer): then it returns the state as it is, the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace as altered
+
+from manifest.epochs import assign, prune
+from manifest.invariants import InvalidTransition, require, require_step, where
+from manifest.keys import PartitionKeys
+from manifest.state import (
+    EpochStart,
+    LoosePage,
+    Manifest,
+    OffsetGap,
+    PageRef,
+    Reason,
+    RemovedObject,
+    RemovedPage,
+    RemovedPageKind,
+    SegmentEntry,
+)
+from record_format.errors import FencedError
+
+
+class PageSource(Protocol):
+    """Gives the entries of a page; all of them, also those that retention dropped since."""
+
+    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
+
+
+class Claim(NamedTuple):
+    """A folder says: this partition is mine.
+
+    `epochs`: the folder's own history since what it last saw in the bucket; the last is the
+    claimed one.
+    `recorded`: the (owner, epoch) pairs that the folder noted itself, claimed by it or seen in
+    force.
+    """
+
+    owner: str
+    epochs: tuple[EpochStart, ...]
+    recorded: frozenset[tuple[str, int]]
+    take_over: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return self.epochs[-1].epoch
+
+
+def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manifest:
+    """The state before the first version: nothing is cold, the claimant owns it."""
+    history: tuple[EpochStart, ...] = ()
+    for start in claim.epochs:
+        history = assign(history, start)
+    manifest = Manifest(
+        topic=keys.topic,
+        topic_id=keys.topic_id,
+        partition=keys.partition,
+        version=0,
+        nonce="",
+        created_ms=-1,
+        owner=claim.owner,
+        leader_epoch=claim.epoch,
+        epochs=history,
+        log_start_offset=log_start_offset,
+        end_offset=log_start_offset,
+    )
+    require(manifest)
+    return manifest
+
+
+def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
+    """The claimant becomes the owner, under a higher epoch.
+
+    Raises FencedError where the owner and epoch in force are not ones that the folder recorded
+    itself (unless it takes over), and where the claimed epoch is not above the one in force.
+    """
+    require(manifest)
+    in_force = (manifest.owner, manifest.leader_epoch)
+    if in_force == (claim.owner, claim.epoch):
+        return manifest
+    if not claim.take_over and in_force not in claim.recorded:
+        raise FencedError(
+            f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
+            "is in force, and this data folder never recorded it"
+        )
+    if claim.epoch <= manifest.leader_epoch:
+        raise FencedError(
+            f"{where(manifest)}: epoch {claim.epoch} does not rise above {manifest.leader_epoch}"
+        )
+    history = manifest.epochs
+    for start in claim.epochs:
+        if start.epoch > manifest.leader_epoch:
+            history = assign(history, start)
+    after = altered(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
+    return require_step(manifest, after)
+
+
+def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifest:
+    """Uploaded segments join at the end, in offset order.
+
+    One that is there already with the same bytes (under whichever name) is left out; so is one
+    that a trim has passed meanwhile. Their objects then count as never named, and go by age.
+    """
+    require(manifest)
+    fresh = [entry for entry in entries if not _settled(manifest, entry)]
+    if not fresh:
+        return manifest
+    first = fresh[0]
+    if first.last_offset < manifest.end_offset:
+        raise InvalidTransition(
+            f"{where(manifest)}: segment {first.base_offset} ends below {manifest.end_offset}"
+        )
+    after = altered(
+        manifest,
+        segments=(*manifest.segments, *fresh),
+        end_offset=max(manifest.end_offset, fresh[-1].next_offset),
+    )
+    return require_step(manifest, after)
+
+
+def _settled(manifest: Manifest, entry: SegmentEntry) -> bool:
+    """Nothing is to be done for `entry`: it is in, or the log start is past it."""
+    if entry.last_offset < manifest.log_start_offset:
+        return True
+    there = manifest.find(entry.base_offset)
+    if isinstance(there, SegmentEntry):
+        return there.same_bytes(entry)
+    if there is None:
+        return False
+    # It is so old that it lies in a page: only a repeated commit asks, and the end decides.
+    return there.base_offset <= entry.base_offset and entry.last_offset <= there.last_offset
+
+
+def trim(manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int) -> Manifest:
+    """The log starts at `before_offset` (Kafka's DeleteRecords). Lower than now: nothing happens.
+
+    It may lie past the end of the cold tier: then the next segment may begin below it.
+    """
+    return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.TRIM)
+
+
+def drop_expired(
+    manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """Retention passed everything below `before_offset`, a border between segments."""
+    return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.RETENTION)
+
+
+def _advance(
+    manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int, reason: Reason
+) -> Manifest:
+    require(manifest)
+    if before_offset <= manifest.log_start_offset:
+        return manifest
+    removed: list[RemovedObject] = []
+    kept_pages: list[PageRef | LoosePage] = []
+    removed_pages: list[RemovedPage] = []
+    for page in manifest.pages:
+        if page.base_offset >= before_offset:
+            kept_pages.append(page)
+        elif page.last_offset < before_offset and isinstance(page, PageRef):
+            removed_pages.append(
+                RemovedPage(page.key, now_ms, reason, RemovedPageKind.SEGMENTS, page.crc32c)
+            )
+        else:
+            live = live_entries(page, pages)
+            removed += _removals([e for e in live if e.last_offset < before_offset], now_ms, reason)
+            rest = tuple(e for e in live if e.last_offset >= before_offset)
+            kept_pages += [_narrowed(page, rest)] if rest else []
+    removed += _removals(
+        [e for e in manifest.segments if e.last_offset < before_offset], now_ms, reason
+    )
+    after = altered(
+        manifest,
+        log_start_offset=before_offset,
+        end_offset=max(manifest.end_offset, before_offset),
+        epochs=prune(manifest.epochs, before_offset),
+        gaps=tuple(gap for gap in manifest.gaps if gap.end_offset > before_offset),
+        pages=tuple(kept_pages),
+        segments=tuple(e for e in manifest.segments if e.last_offset >= before_offset),
+        removed=(*manifest.removed, *removed),
+        removed_pages=(*manifest.removed_pages, *removed_pages),
+    )
+    return require_step(manifest, after)
+
+
+def live_entries(page: PageRef | LoosePage, pages: PageSource) -> tuple[SegmentEntry, ...]:
+    """The entries of a page that the manifest still counts."""
+    if isinstance(page, LoosePage):
+        return page.entries
+    return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
+
+
+def _narrowed(page: PageRef | LoosePage, live: tuple[SegmentEntry, ...]) -> PageRef | LoosePage:
+    if isinstance(page, LoosePage):
+        return LoosePage(entries=live)
+    return altered(
+        page,
+        base_offset=live[0].base_offset,
+        entry_count=len(live),
+        size_bytes=sum(entry.size_bytes for entry in live),
+    )
+
+
+def _removals(entries: Sequence[SegmentEntry], now_ms: int, reason: Reason) -> list[RemovedObject]:
+    return [RemovedObject(key, now_ms, reason) for entry in entries for key in entry.keys]
+
+
+def replace(
+    manifest: Manifest,
+    old: Sequence[SegmentEntry],
+    new: Sequence[SegmentEntry],
+    *,
+    pages: PageSource,
+    now_ms: int,
+) -> Manifest:
+    """Compaction: the run of entries `old` gives way to `new`, which lies within its offsets.
+
+    Raises InvalidTransition where the run is not there as it was. What a trim took from its front
+    meanwhile is no obstacle.
+    """
+    require(manifest)
+    assert old, "a replacement replaces something"
+    start, end = old[0].base_offset, old[-1].next_offset
+    new = [entry for entry in new if entry.last_offset >= manifest.log_start_offset]
+    touched = [p for p in manifest.pages if p.last_offset >= start and p.base_offset < end]
+    in_pages = [entry for page in touched for entry in live_entries(page, pages)]
+    in_range = [e for e in (*in_pages, *manifest.segments) if start <= e.base_offset < end]
+    if new and in_range == new:
+        return manifest
+    expected = [e.log_key for e in old if e.last_offset >= manifest.log_start_offset]
+    if [e.log_key for e in in_range] != expected:
+        raise InvalidTransition(f"{where(manifest)}: the entries in [{start}, {end}) have changed")
+    if new and not (start <= new[0].base_offset and new[-1].next_offset <= end):
+        raise InvalidTransition(
+            f"{where(manifest)}: the replacement is not within [{start}, {end})"
+        )
+    after = _with_run(manifest, touched, in_pages, start=start, end=end, new=new)
+    removed = [
+        *(RemovedObject(p.key, now_ms, Reason.REPLACED) for p in touched if isinstance(p, PageRef)),
+        *_removals(in_range, now_ms, Reason.REPLACED),
+    ]
+    after = altered(
+        after,
+        removed=(*manifest.removed, *removed),
+        compacted_before=max(manifest.compacted_before, end),
+    )
+    return require_step(manifest, after)
+
+
+def _with_run(
+    manifest: Manifest,
+    touched: Sequence[PageRef | LoosePage],
+    in_pages: Sequence[SegmentEntry],
+    *,
+    start: int,
+    end: int,
+    new: Sequence[SegmentEntry],
+) -> Manifest:
+    """`new` in the place of [start, end): in a loose page where pages were touched, else inline."""
+    inline_before = [e for e in manifest.segments if e.base_offset < start]
+    inline_after = [e for e in manifest.segments if e.base_offset >= end]
+    if not touched:
+        return altered(manifest, segments=(*inline_before, *new, *inline_after))
+    entries = (
+        *(e for e in in_pages if e.base_offset < start),
+        *new,
+        *(e for e in in_pages if e.base_offset >= end),
+    )
+    first = manifest.pages.index(touched[0])
+    loose = (LoosePage(entries=entries),) if entries else ()
+    around = (*manifest.pages[:first], *loose, *manifest.pages[first + len(touched) :])
+    return altered(manifest, pages=around, segments=tuple(inline_after))
+
+
+def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
+    """A restore steps over [the manifest's end, end_offset): those offsets are never written."""
+    require(manifest)
+    if end_offset <= manifest.end_offset:
+        raise InvalidTransition(
+            f"{where(manifest)}: the gap's end {end_offset} is not past {manifest.end_offset}"
+        )
+    gaps = list(manifest.gaps)
+    gap = OffsetGap(manifest.end_offset, end_offset)
+    if gaps and gaps[-1].end_offset == gap.start_offset:
+        gap = OffsetGap(gaps.pop().start_offset, end_offset)
+    after = altered(manifest, gaps=(*gaps, gap), end_offset=end_offset)
+    return require_step(manifest, after)
+
+
+def forget_removed(manifest: Manifest, keys: Collection[str]) -> Manifest:
+    """Removed objects, and pages of such, that are gone from the bucket leave the list."""
+    require(manifest)
+    removed = tuple(entry for entry in manifest.removed if entry.key not in keys)
+    pages = tuple(page for page in manifest.removed_pages if page.key not in keys)
+    if (len(removed), len(pages)) == (len(manifest.removed), len(manifest.removed_pages)):
+        return manifest
+    return require_step(manifest, altered(manifest, removed=removed, removed_pages=pages))

@@ -1,0 +1,178 @@
+"""A chain of versions in a bucket: `<folder>/<20-digit version>.json`, created once each.
+
+* A version is created by a conditional PUT. Its body carries its writer's nonce, so "was that
+  mine?" is "are the bytes equal?"; a lost answer is read back, and the same bytes are sent again,
+  never others.
+* The newest version is found with few, bounded LISTs, however many versions there are and whichever
+  were collected: `start_after` answers "is there anything above n?".
+* Some stores keep the part of a PUT that arrived before the connection broke. Such a cut version
+  is void: its writer never had an answer. Readers step back over it and writers step on over it.
+* This file does not know what a version says. Safe from any thread; writers are told apart by the
+  store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from manifest.keys import version_key, version_of
+from record_format.errors import MissingObject, ObjectExists, OutcomeUnknownError
+
+LIST_LIMIT = 1000
+PUT_ATTEMPTS = 4
+
+
+class Stat(Protocol):
+    """What the store says about an object. Keys are relative to the store's prefix."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> object | None: ...
+    @property
+    def modified_ms(self) -> int: ...
+
+
+class Objects(Protocol):
+    """What the manifest needs of an object store.
+
+    `put(if_absent=True)` raises ObjectExists, StoreUnavailable (nothing was changed) or
+    OutcomeUnknownError; `get` raises MissingObject; `list` is in order of keys.
+    """
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False) -> Stat: ...
+    def get(self, key: str, *, max_bytes: int) -> bytes: ...
+    def head(self, key: str) -> Stat | None: ...
+    def list(self, prefix: str, *, start_after: str = "", limit: int) -> Sequence[Stat]: ...
+    def delete(self, keys: Sequence[str]) -> object: ...
+
+
+class Created(Enum):
+    """How a conditional PUT ended: ours, another's, or a cut, void object is in the place."""
+
+    OURS = auto()
+    LOST = auto()
+    CUT = auto()
+
+
+class VersionStat(NamedTuple):
+    version: int
+    size_bytes: int
+    modified_ms: int
+
+
+class VersionChain:
+    """The versions of one object."""
+
+    def __init__(
+        self,
+        store: Objects,
+        folder: str,
+        *,
+        max_bytes: int,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        assert folder.endswith("/")
+        self.folder = folder
+        self._store = store
+        self._max_bytes = max_bytes
+        self._pause = pause
+
+    def key(self, version: int) -> str:
+        return version_key(self.folder, version)
+
+    def stats(self, *, after: int = 0, limit: int = LIST_LIMIT) -> list[VersionStat]:
+        """Versions above `after`, oldest first, at most `limit`; foreign names are left out."""
+        listed = self._store.list(self.folder, start_after=self.key(after), limit=limit)
+        numbered = ((version_of(stat.key), stat) for stat in listed)
+        return [
+            VersionStat(version, stat.size_bytes, stat.modified_ms)
+            for version, stat in numbered
+            if version is not None
+        ]
+
+    def newest(self, *, at_least: int = 0) -> int:
+        """The number of the newest version; `at_least` where none is above it (0: none at all).
+
+        One LIST where fewer than LIST_LIMIT versions lie above; else galloping, then halving.
+        """
+        low, high, step = at_least, None, LIST_LIMIT
+        after = low
+        while True:
+            above = self.stats(after=after)
+            if above:
+                low = max(low, above[-1].version)
+                if len(above) < LIST_LIMIT:
+                    return low
+            elif after <= low:
+                return low
+            else:
+                high = after
+            if high is None:
+                after, step = low + step, step * 2
+            else:
+                after = low if high - low <= LIST_LIMIT else (low + high) // 2
+
+    def read(self, version: int) -> bytes | None:
+        """The bytes of a version; None where it does not exist."""
+        try:
+            return self._store.get(self.key(version), max_bytes=self._max_bytes)
+        except MissingObject:
+            return None
+
+    def create(self, version: int, body: bytes) -> Created:
+        """Create the version if it is not there. Raises OutcomeUnknownError, StoreUnavailable.
+
+        After OutcomeUnknownError the object may exist or appear: whoever goes on meets it as a lost
+        race, reloads, and finds out what it says.
+        """
+        for attempt in range(PUT_ATTEMPTS):
+            outcome = self._try_create(version, body)
+            if outcome is not None:
+                return outcome
+            self._pause(0.05 * 2**attempt)
+        raise OutcomeUnknownError(f"{self.key(version)}: no answer to {PUT_ATTEMPTS} attempts")
+
+    def _try_create(self, version: int, body: bytes) -> Created | None:
+        """None: there was no answer, and nothing is there (yet)."""
+        lost = False
+        try:
+            self._store.put(self.key(version), body, if_absent=True)
+        except ObjectExists:
+            lost = True
+        except OutcomeUnknownError:
+            pass
+        else:
+            return Created.OURS
+        there = self.read(version)
+        if there is None:
+            return Created.LOST if lost else None
+        if there == body:
+            return Created.OURS
+        return Created.CUT if is_cut(there) else Created.LOST
+
+    def delete(self, versions: Sequence[int]) -> None:
+        if versions:
+            self._store.delete([self.key(version) for version in versions])
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether `data` is the beginning of a JSON object, and not all of one."""
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError as problem:
+        return data[:1] in (b"", b"{") and "truncated" in str(problem)
+    return False
+
+
+def steady_ms() -> int:
+    """Milliseconds that rise also while the machine sleeps, and never fall."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000

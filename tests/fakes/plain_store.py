@@ -1,0 +1,138 @@
+"""An object store in a dict, with faults on order: what the manifest needs of a bucket.
+
+* Exact: conditional create is atomic, LIST is in key order, everything is safe from any thread.
+* A fault is chosen per call by `faults(call, key)`; None means that the call goes well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from record_format.errors import (
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
+
+
+class Fault(Enum):
+    """What goes wrong with one call."""
+
+    UNAVAILABLE = auto()  # nothing was changed, and the store says so
+    LOST_BEFORE = auto()  # the request never arrived, and nobody knows
+    LOST_AFTER = auto()  # it was done, but the answer is lost
+    CONFLICT = auto()  # 412 although nothing is there (a store that lost its own race)
+    CUT = auto()  # the first half of the body was kept, the connection broke
+    DELAYED = auto()  # no answer; the request arrives when `deliver_delayed` is called
+
+
+class PlainStat(NamedTuple):
+    key: str
+    size_bytes: int
+    checksum: object | None
+    modified_ms: int
+
+
+Faults = Callable[[str, str], Fault | None]
+
+
+class PlainStore:
+    def __init__(
+        self, *, clock: Callable[[], int] = lambda: 0, faults: Faults | None = None
+    ) -> None:
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.calls: Counter[str] = Counter()
+        self.overwritten: list[str] = []
+        self.faults: Faults = faults or (lambda call, key: None)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._delayed: list[tuple[str, bytes]] = []
+
+    def put(
+        self,
+        key: str,
+        body: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        crc32c: int | None = None,
+    ) -> PlainStat:
+        fault = self._called("put", key)
+        body = bytes(body)
+        with self._lock:
+            if fault is Fault.CONFLICT:
+                raise ObjectExists(key)
+            if fault is Fault.DELAYED:
+                self._delayed.append((key, body))
+            if fault in (Fault.LOST_BEFORE, Fault.DELAYED):
+                self._no_answer(key, if_absent=if_absent)
+            if fault is Fault.CUT:
+                self._store(key, body[: len(body) // 2], if_absent=if_absent)
+                self._no_answer(key, if_absent=if_absent)
+            stat = self._store(key, body, if_absent=if_absent)
+            if fault is Fault.LOST_AFTER:
+                self._no_answer(key, if_absent=if_absent)
+            return stat
+
+    def _store(self, key: str, body: bytes, *, if_absent: bool) -> PlainStat:
+        if key in self.objects:
+            if if_absent:
+                raise ObjectExists(key)
+            self.overwritten.append(key)
+        self.objects[key] = (body, self._clock())
+        return self._stat(key)
+
+    def _no_answer(self, key: str, *, if_absent: bool) -> None:
+        error = OutcomeUnknownError if if_absent else StoreUnavailable
+        raise error(f"{key}: no answer")
+
+    def deliver_delayed(self) -> None:
+        """Requests that were on their way arrive now; their senders gave up on them."""
+        with self._lock:
+            for key, body in self._delayed:
+                if key not in self.objects:
+                    self.objects[key] = (body, self._clock())
+            self._delayed.clear()
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        self._called("get", key)
+        with self._lock:
+            if key not in self.objects:
+                raise MissingObject("no such object", file=key)
+            body = self.objects[key][0]
+        assert len(body) <= max_bytes
+        return body
+
+    def head(self, key: str) -> PlainStat | None:
+        self._called("head", key)
+        with self._lock:
+            return self._stat(key) if key in self.objects else None
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[PlainStat]:
+        self._called("list", prefix)
+        assert limit <= 1000
+        with self._lock:
+            keys = sorted(k for k in self.objects if k.startswith(prefix) and k > start_after)
+            return [self._stat(key) for key in keys[:limit]]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._called("delete", key)
+            with self._lock:
+                self.objects.pop(key, None)
+
+    def _stat(self, key: str) -> PlainStat:
+        body, modified_ms = self.objects[key]
+        return PlainStat(key, len(body), ("plain", str(len(body))), modified_ms)
+
+    def _called(self, call: str, key: str) -> Fault | None:
+        with self._lock:
+            self.calls[call] += 1
+        fault = self.faults(call, key)
+        if fault is Fault.UNAVAILABLE:
+            raise StoreUnavailable(f"{call} {key}: the store is down")
+        return fault

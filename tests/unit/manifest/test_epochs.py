@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from manifest.epochs import MAX_EPOCHS, assign, parting_offset, prune
+from manifest.state import EpochStart
+
+
+def history(*starts: tuple[int, int] | tuple[int, int, str]) -> tuple[EpochStart, ...]:
+    return tuple(EpochStart(s[0], s[1], s[2] if len(s) > 2 else "a") for s in starts)
+
+
+def test_an_epoch_without_records_leaves_no_trace() -> None:
+    assert assign(history((1, 0), (2, 50)), EpochStart(3, 50, "a")) == history((1, 0), (3, 50))
+
+
+def test_an_epoch_that_starts_below_earlier_ones_replaces_them() -> None:
+    assert assign(history((1, 0), (2, 50)), EpochStart(3, 20, "a")) == history((1, 0), (3, 20))
+
+
+def test_the_history_is_bounded() -> None:
+    starts: tuple[EpochStart, ...] = ()
+    for epoch in range(MAX_EPOCHS + 10):
+        starts = assign(starts, EpochStart(epoch, epoch * 10, "a"))
+    assert len(starts) == MAX_EPOCHS
+    assert starts[0].epoch == 10
+
+
+def test_pruning_keeps_the_epoch_of_the_log_start() -> None:
+    full = history((1, 0), (2, 50), (3, 80))
+    assert prune(full, 49) == full
+    assert prune(full, 50) == full[1:]
+    assert prune(full, 1000) == full[2:]
+
+
+def test_where_one_history_continues_the_other_they_part_at_the_smaller_end() -> None:
+    one = history((1, 0), (2, 50))
+    assert parting_offset(one, one, local_end=90, remote_end=70) == 70
+
+
+def test_histories_part_where_the_first_differing_epoch_starts() -> None:
+    local = history((1, 0), (2, 50))
+    remote = history((1, 0), (3, 60, "b"))
+    assert parting_offset(local, remote, local_end=90, remote_end=100) == 50
+
+
+def test_the_same_epoch_of_two_owners_is_not_the_same() -> None:
+    local = history((1, 0), (2, 50, "a"))
+    remote = history((1, 0), (2, 50, "b"))
+    assert parting_offset(local, remote, local_end=90, remote_end=90) == 50
+
+
+def test_a_history_that_stops_early_parts_where_the_other_goes_on() -> None:
+    local = history((1, 0))
+    remote = history((1, 0), (2, 60, "b"))
+    assert parting_offset(local, remote, local_end=90, remote_end=100) == 60
+    assert parting_offset(local, remote, local_end=40, remote_end=100) == 40
+
+
+def test_without_a_common_epoch_nothing_is_proven() -> None:
+    assert parting_offset(history((1, 0)), history((2, 0, "b")), local_end=9, remote_end=9) == 0

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as altered
+
+from manifest.invariants import InvalidTransition, violation
+from manifest.state import EpochStart, OffsetGap, Reason
+from manifest.transitions import (
+    Claim,
+    add_segments,
+    drop_expired,
+    forget_removed,
+    record_gap,
+    replace,
+    take_claim,
+    trim,
+)
+from record_format.errors import FencedError
+from tests.fakes.manifests import NoPages, claim, entry, manifest, run_of
+
+PAGES = NoPages()
+
+
+def test_segments_join_at_the_end() -> None:
+    after = add_segments(manifest(2), [entry(200), entry(300)])
+    assert [e.base_offset for e in after.segments] == [0, 100, 200, 300]
+    assert after.end_offset == 400
+
+
+def test_a_hole_between_segments_is_refused() -> None:
+    with pytest.raises(InvalidTransition, match=r"\[200, 300\) are missing"):
+        add_segments(manifest(2), [entry(300)])
+
+
+def test_a_segment_that_overlaps_is_refused() -> None:
+    with pytest.raises(InvalidTransition, match="overlaps"):
+        add_segments(manifest(2), [entry(150)])
+
+
+def test_a_first_segment_above_the_log_start_is_refused() -> None:
+    with pytest.raises(InvalidTransition, match="missing"):
+        add_segments(manifest(), [entry(100)])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"size_bytes": 0},
+        {"indexes_size_bytes": 0},
+        {"chunk_table_size": 0},
+        {"chunk_table_position": 450},
+        {"leader_epoch": 5},
+        {"log_key": ""},
+        {"record_count": -1},
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(InvalidTransition):
+        add_segments(manifest(), [altered(entry(0), **broken)])
+
+
+def test_adding_what_is_there_already_changes_nothing() -> None:
+    before = manifest(3)
+    assert add_segments(before, [entry(100), entry(200, unique="again")]) is before
+
+
+def test_adding_again_with_a_new_one_adds_only_the_new_one() -> None:
+    after = add_segments(manifest(3), [entry(200, unique="again"), entry(300)])
+    assert [e.base_offset for e in after.segments] == [0, 100, 200, 300]
+    assert after.segments[2].log_key.endswith("-a.log")
+
+
+def test_another_segment_at_the_same_offsets_is_refused() -> None:
+    with pytest.raises(InvalidTransition, match="ends below"):
+        add_segments(manifest(3), [entry(200, log_crc32c=99)])
+
+
+def test_a_trim_drops_whole_segments_and_lists_their_objects() -> None:
+    before = manifest(3)
+    after = trim(before, 150, pages=PAGES, now_ms=5)
+    assert after.log_start_offset == 150
+    assert [e.base_offset for e in after.segments] == [100, 200]
+    assert [(r.key, r.removed_ms, r.reason) for r in after.removed] == [
+        (key, 5, Reason.TRIM) for key in before.segments[0].keys
+    ]
+
+
+def test_a_trim_never_moves_back() -> None:
+    before = trim(manifest(3), 150, pages=PAGES, now_ms=5)
+    assert trim(before, 150, pages=PAGES, now_ms=6) is before
+    assert trim(before, 20, pages=PAGES, now_ms=6) is before
+
+
+def test_a_trim_past_the_cold_end_keeps_the_end_and_lets_the_next_segment_begin_below() -> None:
+    after = trim(manifest(3), 450, pages=PAGES, now_ms=5)
+    assert (after.log_start_offset, after.end_offset, after.segments) == (450, 450, ())
+    assert add_segments(after, [entry(300)]) is after, "the trim has passed it"
+    more = add_segments(after, [entry(400)])
+    assert (more.log_start_offset, more.end_offset) == (450, 500)
+    with pytest.raises(InvalidTransition, match="missing"):
+        add_segments(after, [entry(500)])
+
+
+def test_retention_says_so() -> None:
+    after = drop_expired(manifest(3), 100, pages=PAGES, now_ms=9)
+    assert {r.reason for r in after.removed} == {Reason.RETENTION}
+
+
+def test_forgetting_removes_only_what_is_named() -> None:
+    after = trim(manifest(3), 200, pages=PAGES, now_ms=5)
+    gone = after.removed[0].key
+    assert [r.key for r in forget_removed(after, {gone}).removed] == [
+        r.key for r in after.removed[1:]
+    ]
+    assert forget_removed(after, {"nothing"}) is after
+
+
+def test_compaction_replaces_a_run_and_leaves_holes() -> None:
+    before = manifest(4)
+    compacted = entry(0, records=150, unique="c")
+    after = replace(before, before.segments[:2], [compacted], pages=PAGES, now_ms=5)
+    assert [e.base_offset for e in after.segments] == [0, 200, 300]
+    assert after.compacted_before == 200
+    assert len(after.removed) == 4
+    assert violation(after) is None
+    assert replace(after, before.segments[:2], [compacted], pages=PAGES, now_ms=6) is after
+
+
+def test_compaction_of_the_end_does_not_move_the_end_back() -> None:
+    before = manifest(2)
+    after = replace(before, before.segments[1:], [], pages=PAGES, now_ms=5)
+    assert after.end_offset == 200
+    assert add_segments(after, [entry(200)]).end_offset == 300
+
+
+def test_compaction_of_a_run_that_changed_is_refused() -> None:
+    before = manifest(3)
+    once = replace(before, before.segments[:1], [entry(0, unique="c")], pages=PAGES, now_ms=5)
+    with pytest.raises(InvalidTransition, match="have changed"):
+        replace(once, before.segments[:2], [entry(0, unique="d")], pages=PAGES, now_ms=6)
+
+
+def test_compaction_after_a_trim_goes_on_with_what_is_left() -> None:
+    before = manifest(4)
+    trimmed = trim(before, 250, pages=PAGES, now_ms=4)
+    new = [entry(0, records=90, unique="c"), entry(200, unique="c")]
+    after = replace(trimmed, before.segments[:3], new, pages=PAGES, now_ms=5)
+    assert [e.log_key for e in after.segments] == [new[1].log_key, before.segments[3].log_key]
+
+
+def test_a_replacement_outside_its_run_is_refused() -> None:
+    before = manifest(3)
+    with pytest.raises(InvalidTransition, match="not within"):
+        replace(before, before.segments[:1], [entry(0, records=101, unique="c")], pages=PAGES, now_ms=5)
+
+
+def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
+    after = record_gap(manifest(2), end_offset=1_000_200)
+    assert after.gaps == (OffsetGap(200, 1_000_200),)
+    assert add_segments(after, [entry(1_000_200)]).end_offset == 1_000_300
+    twice = record_gap(after, end_offset=2_000_200)
+    assert twice.gaps == (OffsetGap(200, 2_000_200),)
+    with pytest.raises(InvalidTransition, match="is not past"):
+        record_gap(after, end_offset=1_000_200)
+
+
+def test_a_gap_below_the_log_start_is_forgotten() -> None:
+    gapped = add_segments(record_gap(manifest(2), end_offset=1_000), [entry(1_000)])
+    assert trim(gapped, 1_050, pages=PAGES, now_ms=5).gaps == ()
+    assert trim(gapped, 500, pages=PAGES, now_ms=5).gaps == gapped.gaps
+
+
+def test_a_folder_claims_what_it_recorded() -> None:
+    after = take_claim(manifest(2), claim(epoch=1, start_offset=200, recorded=[("owner-a", 0)]))
+    assert (after.owner, after.leader_epoch) == ("owner-a", 1)
+    assert after.epochs == (EpochStart(0, 0, "owner-a"), EpochStart(1, 200, "owner-a"))
+
+
+def test_a_claim_that_happened_changes_nothing() -> None:
+    before = manifest(2)
+    assert take_claim(before, claim()) is before
+
+
+def test_a_folder_does_not_claim_what_it_never_recorded() -> None:
+    with pytest.raises(FencedError, match="never recorded"):
+        take_claim(manifest(2), claim("owner-b", 9, recorded=[("owner-b", 8)]))
+
+
+def test_a_folder_whose_copy_took_over_does_not_claim_its_own_owner_id_back() -> None:
+    taken = take_claim(manifest(2), claim("owner-a", 5, start_offset=200, take_over=True))
+    with pytest.raises(FencedError, match="never recorded"):
+        take_claim(taken, claim("owner-a", 6, recorded=[("owner-a", 0), ("owner-a", 1)]))
+
+
+def test_a_take_over_needs_a_higher_epoch() -> None:
+    with pytest.raises(FencedError, match="does not rise"):
+        take_claim(manifest(2), claim("owner-b", 0, take_over=True))
+    assert take_claim(manifest(2), claim("owner-b", 1, take_over=True)).owner == "owner-b"
+
+
+def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
+    epochs = (
+        EpochStart(1, 150, "owner-a"),
+        EpochStart(2, 180, "owner-a"),
+        EpochStart(3, 180, "owner-a"),
+    )
+    after = take_claim(manifest(2), Claim("owner-a", epochs, frozenset([("owner-a", 0)])))
+    assert [(e.epoch, e.start_offset) for e in after.epochs] == [(0, 0), (1, 150), (3, 180)]
+
+
+def test_a_bulk_of_segments_is_one_transition() -> None:
+    assert len(add_segments(manifest(), run_of(1000)).segments) == 1000
