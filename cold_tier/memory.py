@@ -95,7 +95,10 @@ class MemoryStore:
         if pace is not None:
             pace(size_bytes)
         with path.open("rb") as file:
-            return self.put(key, file.read(size_bytes), crc32c=crc32c)
+            body = file.read(size_bytes)
+        if len(body) != size_bytes:
+            raise ChecksumRefused(f"{path}: ends at {len(body)}, not at {size_bytes}")
+        return self.put(key, body, crc32c=crc32c)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         body = self._body(key)

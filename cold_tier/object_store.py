@@ -66,6 +66,8 @@ class InvalidKey(RequestError):
 class ChecksumRefused(StoreUnavailable):
     """The body does not match the checksum that was sent with it: nothing was stored."""
 
+    final = True  # not repeated inside the store; the caller may read its bytes anew
+
 
 class ObjectStore(Protocol):
     @property

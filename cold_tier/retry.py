@@ -1,0 +1,54 @@
+"""Repeating what may be repeated: few attempts, growing delays with full jitter, one deadline.
+
+* One layer repeats, and one alone: whoever calls something that repeats does not repeat it again.
+* No attempt begins after the deadline, and no delay goes beyond it; the last error is what is
+  raised.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from record_format.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    attempts: int = 5
+    first_delay_s: float = 0.1
+    max_delay_s: float = 5.0
+    deadline_s: float = 60.0
+    monotonic: Callable[[], float] = field(default=time.monotonic, repr=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    jitter: Callable[[], float] = field(default=random.random, repr=False)
+
+    def run(self, attempt: Callable[[], T], *, on: type[StoreUnavailable] = StoreUnavailable) -> T:
+        """Call `attempt` until it answers. Errors other than `on`, and ones marked final, pass."""
+        deadline = self.monotonic() + self.deadline_s
+        for number in range(1, self.attempts + 1):
+            try:
+                return attempt()
+            except on as error:
+                if number == self.attempts or is_final(error):
+                    raise
+                delay_s = self.delay_s(number)
+                if self.monotonic() + delay_s >= deadline:
+                    raise
+                self.sleep(delay_s)
+        raise AssertionError("a policy has at least one attempt")
+
+    def delay_s(self, failures: int) -> float:
+        """After `failures` failed attempts: between a tenth and the whole of the ceiling."""
+        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
+        return ceiling * (0.1 + 0.9 * self.jitter())
+
+
+def is_final(error: StoreUnavailable) -> bool:
+    """Whether this layer should let it pass: the same bytes would be refused again."""
+    return getattr(error, "final", False)

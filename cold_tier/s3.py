@@ -1,0 +1,409 @@
+"""S3, or what speaks it: the only file that imports boto3.
+
+* boto3 repeats nothing: its own repeat of a conditional PUT answers 412 to its own success. What
+  may be repeated is repeated here, by `RetryPolicy`, and counted.
+* Every write carries a CRC-32C of its bytes, computed here, in a header (no botocore[crt] is
+  needed).
+* A ranged answer is believed only when its Content-Range is the one asked for.
+* Foreign exceptions are mapped in `_answer` and `_raise` and nowhere else.
+
+Thread-safe: boto3's clients are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    HTTPClientError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    SSLError,
+)
+from botocore.parsers import ResponseParserError
+from botocore.response import StreamingBody
+from crc32c import crc32c as crc32c_of
+from urllib3.exceptions import HTTPError
+
+from cold_tier.object_store import (
+    PIECE_BYTES,
+    ChecksumRefused,
+    ObjectStat,
+    ObjectStats,
+    check_key,
+    check_prefix,
+)
+from cold_tier.retry import RetryPolicy
+from cold_tier.s3_answers import check_range, checksum_of, now_of
+from cold_tier.s3_faults import Answer, Fault, advice, classify, reason
+from cold_tier.s3_multipart import (
+    MULTIPART_FROM_BYTES,
+    MultipartUpload,
+    PartsOfFile,
+    encode_crc32c,
+    read_part,
+)
+from cold_tier.s3_options import S3Options
+from cold_tier.store_ledger import Operation, StoreLedger
+from record_format.errors import (
+    ConfigurationError,
+    CorruptObject,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+
+LIST_PAGE = 1000
+DELETE_PAGE = 1000
+PART_BYTES = 16 * 1024 * 1024
+
+_NEVER_CONNECTED = (
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ProxyConnectionError,
+    CredentialRetrievalError,  # whoever gives out credentials does not answer
+    MetadataRetrievalError,
+)
+_FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
+
+
+class S3Store:
+    def __init__(
+        self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
+    ) -> None:
+        self._bucket, self._options = bucket, options
+        self._prefix = prefix + "/" if prefix else ""
+        self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
+        self._ledger = StoreLedger()
+        try:
+            self._client = _make_client(options)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigurationError(f"store {self.url}: {error}") from error
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    @property
+    def ledger(self) -> StoreLedger:
+        return self._ledger
+
+    def full_key(self, key: str) -> str:
+        return self._prefix + key
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        body: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        crc32c: int | None = None,
+    ) -> ObjectStat:
+        check_key(key)
+        sent = bytes(body)
+        checksum = encode_crc32c(crc32c_of(sent) if crc32c is None else crc32c)
+        condition: Any = {"IfNoneMatch": "*"} if if_absent else {}
+
+        def send() -> Any:
+            return self._client.put_object(
+                **self._at(key),
+                Body=sent,
+                ChecksumCRC32C=checksum,
+                **condition,
+                **self._settings(key),
+            )
+
+        answer = self._repeat("put", key, send, creates=if_absent, sent_bytes=len(sent))
+        return ObjectStat(key, len(sent), checksum_of(answer), now_of(answer))
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int,
+        crc32c: int,
+        part_bytes: int = PART_BYTES,
+        concurrency: int = 4,
+        pace: Callable[[int], None] | None = None,
+    ) -> ObjectStat:
+        check_key(key)
+        if size_bytes <= max(part_bytes, MULTIPART_FROM_BYTES):
+            if pace is not None:
+                pace(size_bytes)
+            self.put(key, read_part(path, 0, size_bytes), crc32c=crc32c)
+        else:
+            upload = MultipartUpload(
+                self._client,
+                self._at(key),
+                partial(self._repeat, "put", key),
+                settings=self._settings(key),
+                crc32c=crc32c,
+            )
+            parts = PartsOfFile.of(path, size_bytes=size_bytes, part_bytes=part_bytes)
+            upload.run(parts, concurrency=concurrency, pace=pace)
+        stored = self.head(key)
+        if stored is None:
+            raise StoreUnavailable(f"{key}: the store took it and does not have it")
+        return stored
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for begin in range(0, len(keys), DELETE_PAGE):
+            page = [check_key(key) for key in keys[begin : begin + DELETE_PAGE]]
+            objects: Any = [{"Key": self.full_key(key)} for key in page]
+
+            def send(objects: Any = objects, first: str = page[0]) -> None:
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+                for failed in answer.get("Errors", []):
+                    fault = Answer(200, failed.get("Code", ""), failed.get("Message", ""))
+                    if classify(fault) is not Fault.MISSING:
+                        self._raise(fault, "delete", failed.get("Key", first))
+
+            self._repeat("delete", page[0], send)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        check_key(key)
+
+        def send() -> bytes:
+            answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
+            size_bytes = answer["ContentLength"]
+            with closing(answer["Body"]) as stream:
+                if size_bytes > max_bytes:
+                    raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
+                body = b"".join(self._pieces(key, stream, size_bytes))
+            given = checksum_of(answer)
+            if given is not None and given.algorithm == "crc32c":
+                actual = f"{crc32c_of(body):08x}"
+                if actual != given.value:
+                    raise StoreUnavailable(f"{key}: arrived with CRC-32C {actual}: {given.value}")
+            return body
+
+        return self._repeat("get", key, send)
+
+    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        assert 0 <= start < end
+        check_key(key)
+
+        def send() -> Any:
+            return self._client.get_object(**self._at(key), Range=f"bytes={start}-{end - 1}")
+
+        answer = self._once("get", key, send)
+        with closing(answer["Body"]) as stream:
+            check_range(answer, start, end, key=key)
+            yield from self._pieces(key, stream, end - start)
+
+    def head(self, key: str) -> ObjectStat | None:
+        check_key(key)
+
+        def send() -> Any:
+            return self._client.head_object(**self._at(key), ChecksumMode="ENABLED")
+
+        try:
+            answer = self._repeat("head", key, send)
+        except MissingObject:
+            return None
+        modified_ms = int(answer["LastModified"].timestamp() * 1000)
+        return ObjectStat(key, answer["ContentLength"], checksum_of(answer), modified_ms)
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
+        check_prefix(prefix)
+        found: ObjectStats = []
+        while len(found) < limit:
+            page, more = self._list_page(prefix, start_after, min(limit - len(found), LIST_PAGE))
+            found += page
+            if not more or not page:
+                break
+            if page[-1].key <= start_after:
+                raise StoreUnavailable(f"LIST {prefix}: answers the same page again")
+            start_after = page[-1].key
+        return found
+
+    def _list_page(self, prefix: str, start_after: str, size: int) -> tuple[ObjectStats, bool]:
+        after: Any = {"StartAfter": self.full_key(start_after)} if start_after else {}
+
+        def send() -> Any:
+            return self._client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self.full_key(prefix), MaxKeys=size, **after
+            )
+
+        answer = self._repeat("list", prefix, send)
+        page = [
+            ObjectStat(
+                entry["Key"][len(self._prefix) :],
+                entry["Size"],
+                None,
+                int(entry["LastModified"].timestamp() * 1000),
+            )
+            for entry in answer.get("Contents", [])
+        ]
+        return page, answer["IsTruncated"]
+
+    # --- one call ---------------------------------------------------------------------------------
+
+    def _at(self, key: str) -> Any:
+        return {"Bucket": self._bucket, "Key": self.full_key(key)}
+
+    def _settings(self, key: str) -> Any:
+        """What the operator wants of every write; the storage class of segment logs alone."""
+        options = self._options
+        wanted = {
+            "ServerSideEncryption": options.server_side_encryption,
+            "SSEKMSKeyId": options.sse_kms_key_id,
+            "StorageClass": options.storage_class if key.endswith(".log") else None,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    def _repeat(
+        self,
+        operation: Operation,
+        key: str,
+        send: Callable[[], T],
+        *,
+        creates: bool = False,
+        sent_bytes: int = 0,
+    ) -> T:
+        return self._policy.run(
+            lambda: self._once(operation, key, send, creates=creates, sent_bytes=sent_bytes)
+        )
+
+    def _once(
+        self,
+        operation: Operation,
+        key: str,
+        send: Callable[[], T],
+        *,
+        creates: bool = False,
+        sent_bytes: int = 0,
+    ) -> T:
+        failures = 1
+        try:
+            answer = send()
+            failures = 0
+            return answer
+        except _FOREIGN as error:
+            self._raise(_answer(error), operation, key, creates=creates, cause=error)
+        finally:
+            self._ledger.count(operation, key, failures=failures, sent_bytes=sent_bytes)
+
+    def _raise(
+        self,
+        answer: Answer,
+        operation: str,
+        key: str,
+        *,
+        creates: bool = False,
+        cause: BaseException | None = None,
+    ) -> NoReturn:
+        fault = classify(answer)
+        if fault is Fault.EXISTS:
+            raise ObjectExists(key) from cause
+        if fault is Fault.MISSING:
+            raise MissingObject("the object is not in the store", file=key) from cause
+        if fault is Fault.RANGE:
+            raise CorruptObject("ends before the range that was asked for", file=key) from cause
+        if fault is Fault.CHECKSUM:
+            raise ChecksumRefused(f"{key}: {reason(answer)}") from cause
+        if fault is Fault.MISCONFIGURED:
+            line = advice(answer, operation=operation, key=key)
+            raise ConfigurationError(f"store {self.url}: {line}") from cause
+        if fault is Fault.UNKNOWN and creates:
+            raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause
+        raise StoreUnavailable(f"{key}: {operation}: {reason(answer)}") from cause
+
+    def _pieces(self, key: str, stream: StreamingBody, size_bytes: int) -> Iterator[bytes]:
+        received = 0
+        try:
+            for piece in stream.iter_chunks(PIECE_BYTES):
+                received += len(piece)
+                yield piece
+        except (BotoCoreError, HTTPError, OSError) as error:
+            raise StoreUnavailable(f"{key}: the answer broke off after {received} bytes") from error
+        finally:
+            self._ledger.count("get", key, requests=0, received_bytes=received)
+        if received != size_bytes:
+            raise StoreUnavailable(f"{key}: the answer has {received} bytes, not {size_bytes}")
+
+
+def _make_client(options: S3Options) -> S3Client:
+    session = boto3.session.Session(
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        region_name=options.region,
+        profile_name=options.profile,
+    )
+    own_server = options.endpoint is not None
+    path_style = own_server if options.path_style is None else options.path_style
+    config = Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.read_timeout_s,
+        max_pool_connections=options.max_connections,
+        tcp_keepalive=True,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={
+            "addressing_style": "path" if path_style else "auto",
+            # Under TLS the CRC is enough; without it the signature covers the bytes too.
+            "payload_signing_enabled": bool(own_server and not _is_tls(options.endpoint)),
+        },
+    )
+    return session.client(
+        "s3", endpoint_url=options.endpoint, config=config, verify=options.ca_bundle
+    )
+
+
+def _is_tls(endpoint: str | None) -> bool:
+    return endpoint is not None and endpoint.lower().startswith("https:")
+
+
+def _answer(error: Exception) -> Answer:
+    """The facts of a foreign exception."""
+    if isinstance(error, ClientError):
+        return _answer_of_store(error.response)
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return Answer(0, "NoCredentials")
+    if isinstance(error, _NEVER_CONNECTED):
+        return Answer(0, "never-connected", str(error))
+    if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Answer(0, "bad-setting", f"its certificate is not trusted: {error}")
+    if isinstance(error, HTTPClientError | HTTPError | OSError | ResponseParserError):
+        return Answer(0, "broke-off", str(error))
+    return Answer(0, "bad-setting", str(error))
+
+
+def _answer_of_store(response: Any) -> Answer:
+    fault: Mapping[str, str] = response.get("Error", {})
+    about = response.get("ResponseMetadata", {})
+    region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region") or fault.get("Region") or ""
+    return Answer(
+        about.get("HTTPStatusCode", 0), fault.get("Code", ""), fault.get("Message", ""), region
+    )

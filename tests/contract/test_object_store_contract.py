@@ -1,0 +1,266 @@
+"""What every object store promises, whichever it is. One run per store."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.object_store import ChecksumRefused, InvalidKey
+from record_format.errors import CorruptObject, MissingObject, ObjectExists, TierlogError
+
+MIB = 1024 * 1024
+
+
+def test_what_was_put_is_what_is_read(store):
+    store.put("a/b.json", b"hello")
+    assert store.get("a/b.json", max_bytes=100) == b"hello"
+    assert store.get("a/b.json", max_bytes=5) == b"hello"
+
+
+def test_an_empty_object_is_an_object(store):
+    store.put("empty", b"")
+    assert store.get("empty", max_bytes=0) == b""
+    stat = store.head("empty")
+    assert stat is not None
+    assert stat.size_bytes == 0
+
+
+def test_a_memoryview_is_a_body(store):
+    store.put("view", memoryview(b"0123456789")[2:5])
+    assert store.get("view", max_bytes=10) == b"234"
+
+
+def test_put_overwrites(store):
+    store.put("k", b"old and longer")
+    store.put("k", b"new")
+    assert store.get("k", max_bytes=100) == b"new"
+
+
+def test_create_if_absent_refuses_a_taken_key_and_keeps_its_bytes(store):
+    store.put("k", b"first", if_absent=True)
+    with pytest.raises(ObjectExists) as refused:
+        store.put("k", b"second", if_absent=True)
+    assert refused.value.key == "k"
+    assert store.get("k", max_bytes=100) == b"first"
+
+
+def test_create_if_absent_after_a_delete_succeeds(store):
+    store.put("k", b"first", if_absent=True)
+    store.delete(["k"])
+    store.put("k", b"second", if_absent=True)
+    assert store.get("k", max_bytes=100) == b"second"
+
+
+def test_one_of_many_concurrent_creators_wins(store, store_kind):
+    if store_kind == "moto":
+        pytest.skip("moto checks and then acts: the probe refuses it without --allow-single-writer")
+    writers = 8
+    for round_number in range(5):
+        gate = threading.Barrier(writers)
+
+        def create(writer, key=f"race/{round_number}", gate=gate):
+            gate.wait()
+            try:
+                store.put(key, b"%d" % writer * 1000, if_absent=True)
+            except ObjectExists:
+                return None
+            return writer
+
+        with ThreadPoolExecutor(writers) as pool:
+            winners = [w for w in pool.map(create, range(writers)) if w is not None]
+        assert len(winners) == 1
+        assert store.get(f"race/{round_number}", max_bytes=10_000) == b"%d" % winners[0] * 1000
+
+
+def test_a_missing_object_is_missing_for_every_read(store):
+    with pytest.raises(MissingObject) as missing:
+        store.get("nope", max_bytes=10)
+    assert missing.value.file == "nope"
+    with pytest.raises(MissingObject):
+        list(store.get_range("nope", 0, 1))
+    assert store.head("nope") is None
+
+
+def test_get_refuses_more_than_it_was_told_to_hold(store):
+    store.put("big", b"x" * 1000)
+    with pytest.raises(CorruptObject):
+        store.get("big", max_bytes=999)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 10), (3, 7), (9, 10)])
+def test_a_range_is_exactly_the_range(store, start, end):
+    store.put("digits", b"0123456789")
+    assert b"".join(store.get_range("digits", start, end)) == b"0123456789"[start:end]
+
+
+def test_a_long_range_comes_in_pieces(store):
+    body = bytes(range(256)) * 4096
+    store.put("long", body)
+    pieces = list(store.get_range("long", 100, len(body) - 7))
+    assert b"".join(pieces) == body[100:-7]
+    assert max(map(len, pieces)) <= 256 * 1024
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 11), (5, 12), (10, 11), (20, 30)])
+def test_a_range_beyond_the_end_is_no_answer(store, start, end):
+    store.put("digits", b"0123456789")
+    with pytest.raises(CorruptObject):
+        list(store.get_range("digits", start, end))
+
+
+def test_a_range_left_early_leaves_the_store_usable(store):
+    store.put("long", b"z" * MIB)
+    for _ in range(5):
+        pieces = store.get_range("long", 0, MIB)
+        next(pieces)
+        pieces.close()
+    assert store.get("long", max_bytes=MIB) == b"z" * MIB
+
+
+def test_head_says_size_checksum_and_time(store):
+    store.put("k", b"hello")
+    stat = store.head("k")
+    assert stat is not None
+    assert (stat.key, stat.size_bytes) == ("k", 5)
+    assert stat.modified_ms > 1_600_000_000_000
+    if stat.checksum is not None:
+        expected = {
+            "crc32c": f"{crc32c(b'hello'):08x}",
+            "md5": hashlib.md5(b"hello").hexdigest(),
+        }
+        assert stat.checksum.value == expected[stat.checksum.algorithm]
+
+
+def test_list_is_in_order_and_bounded(store):
+    keys = ["a/1", "a/10", "a/2", "a-b", "a0", "b/1", "a/b/c"]
+    for key in keys:
+        store.put(key, b"x" * len(key))
+    assert [stat.key for stat in store.list("", limit=100)] == sorted(keys)
+    assert [stat.key for stat in store.list("a/", limit=100)] == ["a/1", "a/10", "a/2", "a/b/c"]
+    assert [stat.key for stat in store.list("a/1", limit=100)] == ["a/1", "a/10"]
+    assert [stat.key for stat in store.list("", limit=2)] == ["a-b", "a/1"]
+    assert [stat.key for stat in store.list("a/", start_after="a/10", limit=1)] == ["a/2"]
+    assert store.list("a/", start_after="a/b/c", limit=5) == []
+    assert store.list("none/", limit=5) == []
+    assert store.list("", limit=100)[0].size_bytes == 3
+
+
+def test_list_pages_through_more_than_a_page(store):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: store.put(f"many/{n:05d}", b""), range(1005)))
+    found = [stat.key for stat in store.list("many/", limit=2000)]
+    assert found == [f"many/{n:05d}" for n in range(1005)]
+    assert len(store.list("many/", limit=1003)) == 1003
+
+
+def test_delete_removes_what_is_there_and_no_more(store):
+    for key in ("d/1", "d/2", "d/3"):
+        store.put(key, b"x")
+    store.delete(["d/1", "d/never", "d/3"])
+    store.delete([])
+    assert [stat.key for stat in store.list("d/", limit=10)] == ["d/2"]
+
+
+def test_a_key_whose_folder_became_empty_can_be_an_object(store):
+    store.put("x/y/z", b"deep")
+    store.delete(["x/y/z"])
+    store.put("x", b"flat")
+    assert store.get("x", max_bytes=10) == b"flat"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.", ".tierlog-tmp/x", "a\\b", "a\nb", "x" * 256],
+)
+def test_a_key_that_not_every_store_could_hold_is_refused(store, key):
+    for call in (
+        lambda: store.put(key, b"x"),
+        lambda: store.get(key, max_bytes=1),
+        lambda: list(store.get_range(key, 0, 1)),
+        lambda: store.head(key),
+        lambda: store.delete([key]),
+    ):
+        with pytest.raises(InvalidKey):
+            call()
+    assert store.list("", limit=10) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["blank space", "ünïcode", "plus+and=more", "per%20cent", "a~b'(c)"]
+)
+def test_odd_but_allowed_names_survive(store, name):
+    store.put(f"odd/{name}", b"x")
+    assert [stat.key for stat in store.list("odd/", limit=5)] == [f"odd/{name}"]
+    assert store.get(f"odd/{name}", max_bytes=1) == b"x"
+
+
+def test_no_key_is_both_an_object_and_a_folder(store, store_kind):
+    if store_kind in {"moto", "s3"}:
+        pytest.skip("S3 itself has no folders; tierlog's names never need it")
+    store.put("a/b", b"x")
+    with pytest.raises(InvalidKey):
+        store.put("a", b"x")
+    with pytest.raises(InvalidKey):
+        store.put("a/b/c", b"x", if_absent=True)
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_stored(store, store_kind):
+    if store_kind == "moto":
+        pytest.skip("moto checks no checksum: the probe finds it, and uploads are read back")
+    with pytest.raises(ChecksumRefused):
+        store.put("k", b"hello", crc32c=crc32c(b"jello"))
+    assert store.head("k") is None
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 5 * MIB, 5 * MIB + 1, 11 * MIB + 3])
+def test_a_file_is_stored_whole_whatever_its_size(store, tmp_path, size_bytes):
+    path = tmp_path / "file"
+    body = (hashlib.sha256(b"seed").digest() * (size_bytes // 32 + 1))[:size_bytes]
+    path.write_bytes(body)
+    paced = []
+    stat = store.put_file(
+        "s/file.log",
+        path,
+        size_bytes=size_bytes,
+        crc32c=crc32c(body),
+        part_bytes=5 * MIB,
+        concurrency=3,
+        pace=paced.append,
+    )
+    assert stat.size_bytes == size_bytes
+    assert sum(paced) == size_bytes
+    if stat.checksum is not None and stat.checksum.algorithm == "crc32c":
+        assert stat.checksum.value == f"{crc32c(body):08x}"
+    assert store.get("s/file.log", max_bytes=size_bytes) == body
+
+
+def test_a_file_with_another_checksum_is_refused(store, store_kind, tmp_path):
+    if store_kind == "moto":
+        pytest.skip("moto checks no checksum")
+    path = tmp_path / "file"
+    path.write_bytes(b"y" * (6 * MIB))
+    with pytest.raises(TierlogError):
+        store.put_file("k.log", path, size_bytes=6 * MIB, crc32c=1, part_bytes=5 * MIB)
+    assert store.head("k.log") is None
+
+
+def test_a_file_that_is_shorter_than_promised_is_refused(store, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"short")
+    with pytest.raises(ChecksumRefused):
+        store.put_file("k.log", path, size_bytes=6, crc32c=crc32c(b"short"))
+    assert store.head("k.log") is None
+
+
+def test_requests_and_bytes_are_counted_by_purpose(store):
+    key = "topics/t/id/0/segments/0-0-u.log"
+    store.put(key, b"12345")
+    list(store.get_range(key, 1, 4))
+    store.put("topics/t/id/0/manifest/1.json", b"{}", if_absent=True)
+    usage = store.ledger.usage()
+    assert usage["offload", "put"].sent_bytes == 5
+    assert usage["cold_read", "get"].requests == 1
+    assert usage["cold_read", "get"].received_bytes == 3
+    assert usage["manifest", "put"].requests == 1
