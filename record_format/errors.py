@@ -1,8 +1,8 @@
 """The error tree: a class says what the caller does next.
 
 * Everything tierlog raises on purpose is a `TierlogError`; anything else is a bug.
-* A class carries the facts (offsets, limits, file and position) as attributes; the message says them
-  in words. HTTP statuses are not known here: one table in `api` maps classes to them.
+* A class carries the facts (offsets, limits, file and position) as attributes; the message says
+  them in words. HTTP statuses are not known here: one table in `api` maps classes to them.
 * Foreign exceptions (OSError, botocore) are mapped once, at the adapter, with `from`.
 """
 
@@ -16,7 +16,7 @@ class TierlogError(Exception):
 
 
 class ConfigurationError(TierlogError):
-    """The process cannot start as it was told to: settings, data folder, or store must be mended."""
+    """The process cannot start as told: settings, data folder, or store must be mended."""
 
 
 # --- mend the request -----------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class OutOfOrderSequence(RequestError):
 
 
 class ProducerFenced(RequestError):
-    """An idempotent producer's epoch is older than the one seen (Kafka's INVALID_PRODUCER_EPOCH)."""
+    """An idempotent producer's epoch is older than one seen (Kafka's INVALID_PRODUCER_EPOCH)."""
 
 
 # --- try again ------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class DiskFull(RetriableError):
 
 
 class ObjectExists(TierlogError):
-    """A create-if-absent lost: the key is taken (412). Another writer's bytes may be there, or our own."""
+    """A create-if-absent lost (412): another writer's bytes are there, or our own earlier ones."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key}: the object exists already")

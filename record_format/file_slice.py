@@ -1,7 +1,7 @@
 """One unit of reading: a run of bytes of one local file, whichever tier it came from.
 
-* Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice keeps
-  the descriptor open, and the last reference to it closes it.
+* Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice
+  keeps the descriptor open, and the last reference to it closes it.
 * A file that slices are given out of is never truncated below them nor rewritten in place.
 """
 
@@ -32,7 +32,7 @@ class OpenFile:
 
 
 class FileSlice(NamedTuple):
-    """`size_bytes` bytes of `file` from `position` on. Always whole record batches when it is of a log."""
+    """`size_bytes` bytes of `file` from `position` on; of a log always whole record batches."""
 
     file: OpenFile
     position: int

@@ -9,10 +9,10 @@ Big-endian (docs/formats/indexes.md):
 
 Rules that keep it honest:
 
-* Entries rise: offsets (and positions) strictly, timestamps not strictly with offsets strictly. What does
-  not is corrupt. The offsets of one transaction index rise by last offset.
-* A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many entries
-  are valid may parse one. `drop_padding` finds the end of a file that a crash left.
+* Entries rise: offsets (and positions) strictly, timestamps not strictly with offsets strictly.
+  What does not is corrupt. The offsets of one transaction index rise by last offset.
+* A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many
+  entries are valid may parse one. `drop_padding` finds the end of a file that a crash left.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def parse_offset_index(
     entries: list[OffsetEntry] = []
     last_relative = last_position = -1
     for relative, position in _OFFSET_ENTRY.iter_unpack(data):
-        # Kafka starts a segment's index after index.interval.bytes, so 0, 0 is padding, not an entry.
+        # Kafka indexes after index.interval.bytes at the earliest: 0, 0 is padding, no entry.
         if relative <= last_relative or position <= last_position or position < 0:
             raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"{relative}, {position}")
         if segment_size is not None and position >= segment_size:
@@ -149,7 +149,7 @@ def pack_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
 
 
 def drop_padding(data: Buffer, *, entry_size: int) -> bytes:
-    """`data` up to its last entry that is not all zeros; a part of an entry at the end is dropped."""
+    """`data` up to its last entry that is not all zeros; a cut entry at the end is dropped."""
     used = len(bytes(data).rstrip(b"\0"))
     entries = min(-(-used // entry_size), len(data) // entry_size)
     return bytes(data[: entries * entry_size])

@@ -2,10 +2,11 @@
 
 Rules that keep it honest:
 
-* After `check_produced`, every batch is one that Kafka's own broker would accept, and the log may append it
-  without looking inside: lengths, checksum, codec, count, offset deltas 0, 1, 2, ..., timestamps, headers.
-* The bytes stay as they were sent. The one exception is Kafka's: a maximum timestamp that is not the
-  records' own is put right, for the time index stands on it.
+* After `check_produced`, every batch is one that Kafka's own broker would accept, and the log may
+  append it without looking inside: lengths, checksum, codec, count, offset deltas 0, 1, 2, ...,
+  timestamps, headers.
+* The bytes stay as they were sent. The one exception is Kafka's: a maximum timestamp that is not
+  the records' own is put right, for the time index stands on it.
 * Each batch's least timestamp is found on the way: no later step has to open a batch for it.
 * What compressed records expand to is bounded for the whole request.
 
@@ -56,8 +57,8 @@ _I64_MAX: Final = 2**63 - 1
 class ProducedBatches:
     """Whole, checked batches that lie behind one another in `body`; one entry a batch in each list.
 
-    `min_timestamps[i]` is the least timestamp of batch i's records. It does not hold once the log stamps
-    its own time on the batch.
+    `min_timestamps[i]` is the least timestamp of batch i's records. It does not hold once the log
+    stamps its own time on the batch.
     """
 
     body: bytearray
@@ -109,9 +110,9 @@ def check_produced(
 ) -> ProducedBatches:
     """Check every batch of a produce request.
 
-    Raises InvalidBatch (bytes that are no valid batch, with its position), InvalidRecord (a batch that
-    may not be appended), RecordTooLarge (a batch above `max_message_bytes`), RequestTooLarge (too many
-    records, or too large once expanded). `body` may be changed only where it is accepted.
+    Raises InvalidBatch (bytes that are no valid batch, with its position), InvalidRecord (a batch
+    that may not be appended), RecordTooLarge (a batch above `max_message_bytes`), RequestTooLarge
+    (too many records, or too large once expanded). `body` may be changed only where it is accepted.
     """
     limits = ProduceLimits(
         max_message_bytes=max_message_bytes,
@@ -310,7 +311,8 @@ def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:
 def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
     """The same batches with their records under `codec` (a topic's `compression.type`).
 
-    Gives `produced` itself where all have it already. The caller checks sizes again: a batch may grow.
+    Gives `produced` itself where all have it already. The caller checks sizes again: a batch may
+    grow.
     """
     if all(header.codec == codec for header in produced.headers):
         return produced

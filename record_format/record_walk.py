@@ -2,8 +2,8 @@
 
 Rules that keep it honest:
 
-* There are two walks, this plain one and the compiled one in `native`; for every input, good or bad,
-  they give the same `Walk`. A test feeds both the same bytes.
+* There are two walks, this plain one and the compiled one in `native`; for every input, good or
+  bad, they give the same `Walk`. A test feeds both the same bytes.
 * No length is followed before it was compared with the record, no record before the body.
 
 A record (Kafka's DefaultRecord; every length and delta a zig-zag varint):
@@ -100,8 +100,8 @@ Walker = Callable[[Buffer, WalkRequest], Walk]
 def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PLR0912, PLR0915
     """Walk all records of a batch; `records` is its body, uncompressed, and nothing else.
 
-    One function, long for the sake of speed: a call a field would cost three times as much. One-byte
-    varints, which most are, are read in line.
+    One function, long for the sake of speed: a call a field would cost three times as much.
+    One-byte varints, which most are, are read in line.
     """
     data = bytes(records)
     columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])

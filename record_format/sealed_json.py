@@ -2,8 +2,8 @@
 
     {"format_version":1,"kind":"manifest","length":123,"crc32c":"0a1b2c3d","document":{...}}
 
-`length` and `crc32c` (Castagnoli, 8 hex digits) are over the bytes of the document as they stand in the
-object, from its opening to its closing brace (docs/formats/sealed-json.md).
+`length` and `crc32c` (Castagnoli, 8 hex digits) are over the bytes of the document as they stand in
+the object, from its opening to its closing brace (docs/formats/sealed-json.md).
 
 Rules that keep it honest:
 

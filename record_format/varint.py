@@ -1,7 +1,7 @@
 """Zig-zag varints as Kafka's records use them (Protocol Buffers' sint32 and sint64).
 
-Rule: a varint that is cut, longer than 5 (10) bytes, or does not fit 32 (64) bits raises CorruptBatch;
-nothing here reads past the end of its buffer.
+Rule: a varint that is cut, longer than 5 (10) bytes, or does not fit 32 (64) bits raises
+CorruptBatch; nothing here reads past the end of its buffer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,207 @@
+"""Kafka's small text files: offset checkpoints, epoch checkpoints, partition.metadata, properties.
+
+    <x>-offset-checkpoint     "0", the count, then "topic partition offset", a line each
+    leader-epoch-checkpoint   "0", the count, then "epoch start-offset", a line each
+    partition.metadata        "version: 0", "topic_id: <22 characters>"
+    meta.properties           Java properties: node.id, directory.id, version, cluster.id
+
+Bytes only: who writes such a file does it by temp file, fsync, rename, fsync of the folder.
+
+Rules that keep it honest:
+
+* Strict: a wrong version, a count that is not the lines', a number that is none, an order that
+  cannot be, and anything behind the last line is corrupt. A half-written file is never half
+  believed.
+* A line break ends each line but the last of partition.metadata, as Kafka writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from record_format.errors import CorruptSnapshot, UnknownFormatVersion
+
+_VERSION: Final = 0
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z", re.ASCII)
+_I64_MAX: Final = 2**63 - 1
+_I32_MAX: Final = 2**31 - 1
+
+
+class TopicPartitionOffset(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
+class EpochEntry(NamedTuple):
+    """A leader epoch and the first offset that was written under it."""
+
+    epoch: int
+    start_offset: int
+
+
+def format_offset_checkpoint(entries: Iterable[TopicPartitionOffset]) -> bytes:
+    return _format_lines(f"{topic} {partition} {offset}" for topic, partition, offset in entries)
+
+
+def parse_offset_checkpoint(data: bytes, *, file: str = "") -> list[TopicPartitionOffset]:
+    """The entries in the file's order. Raises CorruptSnapshot, UnknownFormatVersion."""
+    entries: list[TopicPartitionOffset] = []
+    seen: set[tuple[str, int]] = set()
+    for line in _parse_lines(data, fields=3, file=file):
+        entry = TopicPartitionOffset(
+            line[0], _number(line[1], _I32_MAX, file), _number(line[2], _I64_MAX, file)
+        )
+        if entry[:2] in seen or not entry.topic:
+            raise CorruptSnapshot(f"{entry.topic!r} {entry.partition} is there twice", file=file)
+        seen.add(entry[:2])
+        entries.append(entry)
+    return entries
+
+
+def format_epoch_checkpoint(entries: Iterable[EpochEntry]) -> bytes:
+    return _format_lines(f"{epoch} {start}" for epoch, start in entries)
+
+
+def parse_epoch_checkpoint(data: bytes, *, file: str = "") -> list[EpochEntry]:
+    """The epochs, which rise strictly; so do their start offsets, though not strictly.
+
+    Raises CorruptSnapshot, UnknownFormatVersion.
+    """
+    entries: list[EpochEntry] = []
+    for line in _parse_lines(data, fields=2, file=file):
+        entry = EpochEntry(_number(line[0], _I32_MAX, file), _number(line[1], _I64_MAX, file))
+        last = entries[-1] if entries else EpochEntry(-1, 0)
+        if entry.epoch <= last.epoch or entry.start_offset < last.start_offset:
+            raise CorruptSnapshot(f"epoch {entry.epoch} is out of order", file=file)
+        entries.append(entry)
+    return entries
+
+
+def format_topic_id(topic_id: uuid.UUID) -> str:
+    """Kafka's text of a UUID: URL-safe base64 without padding, 22 characters."""
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
+
+
+def parse_topic_id(text: str) -> uuid.UUID:
+    """Raises ValueError for anything but the text that `format_topic_id` gives."""
+    try:
+        topic_id = uuid.UUID(bytes=base64.b64decode(text.encode() + b"==", b"-_", validate=True))
+    except (binascii.Error, UnicodeError) as error:
+        raise ValueError(f"{text!r} is no topic id") from error
+    if format_topic_id(topic_id) != text:
+        raise ValueError(f"{text!r} is no topic id")
+    return topic_id
+
+
+def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
+    return f"version: 0\ntopic_id: {format_topic_id(topic_id)}".encode()
+
+
+def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
+    """The topic id; a line break behind it is allowed.
+
+    Raises CorruptSnapshot, UnknownFormatVersion.
+    """
+    match = re.fullmatch(
+        rb"version: (-?[0-9]{1,9})\n(topic_id: ([0-9A-Za-z_-]{22}))?.*", data, re.S
+    )
+    if match and int(match[1]) != _VERSION:
+        raise UnknownFormatVersion(f"version {int(match[1])} is not known", file=file)
+    try:
+        if not match or not match[3] or data[match.end(2) :] not in (b"", b"\n"):
+            raise ValueError("this is no partition.metadata")
+        return parse_topic_id(match[3].decode())
+    except ValueError as error:
+        raise CorruptSnapshot(str(error), file=file) from error
+
+
+def format_properties(properties: Mapping[str, str], *, comment: str = "") -> bytes:
+    """A Java properties file of plain names and values, in the mapping's order."""
+    lines = [f"#{comment}"]
+    for name, value in properties.items():
+        assert not set("=:#!\\ \n\r") & set(name), f"{name!r} would need escapes"
+        assert not set("\\\n\r") & set(value), f"{value!r} would need escapes"
+        assert value == value.lstrip(), f"{value!r} would need escapes"
+        lines.append(f"{name}={value}")
+    return ("\n".join(lines) + "\n").encode("ascii")
+
+
+def parse_properties(data: bytes, *, file: str = "") -> dict[str, str]:
+    """A Java properties file as Kafka writes them: `name=value` lines, comments, escaped
+    characters.
+
+    Raises CorruptSnapshot for a line without a name and a value, a name twice, or bytes beyond
+    latin-1 text without line continuations.
+    """
+    properties: dict[str, str] = {}
+    for line in re.split("\r\n|\r|\n", data.decode("latin-1")):
+        line = line.lstrip(" \t\f")
+        if not line or line[0] in "#!":
+            continue
+        match = re.fullmatch(
+            r"((?:\\.|[^\\=: \t\f])+)[ \t\f]*[=: \t\f][ \t\f]*((?:\\.|[^\\])*)", line
+        )
+        if not match:
+            raise CorruptSnapshot(f"{line!r} is no property", file=file)
+        name, value = (_unescape(text, file) for text in match.groups())
+        if name in properties:
+            raise CorruptSnapshot(f"property {name!r} is there twice", file=file)
+        properties[name] = value
+    return properties
+
+
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def _unescape(text: str, file: str) -> str:
+    if re.search(r"\\u(?![0-9A-Fa-f]{4})", text):
+        raise CorruptSnapshot(f"{text!r} has a bad escape", file=file)
+    return re.sub(
+        r"\\(?:u([0-9A-Fa-f]{4})|(.))",
+        lambda match: chr(int(match[1], 16)) if match[1] else _ESCAPES.get(match[2], match[2]),
+        text,
+    )
+
+
+def _format_lines(lines: Iterable[str]) -> bytes:
+    body = list(lines)
+    return "".join(f"{line}\n" for line in (str(_VERSION), str(len(body)), *body)).encode()
+
+
+def _parse_lines(data: bytes, *, fields: int, file: str) -> list[list[str]]:
+    """The fields of each line behind version and count; none in an empty file.
+
+    Kafka creates a checkpoint file empty and replaces it at the first checkpoint.
+    """
+    if not data:
+        return []
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptSnapshot("this is not text", file=file) from error
+    if not text.endswith("\n"):
+        raise CorruptSnapshot("the last line is cut", file=file)
+    lines = text[:-1].split("\n")
+    version = _number(lines[0], _I32_MAX, file)
+    if version != _VERSION:
+        raise UnknownFormatVersion(f"version {version} is not known", file=file)
+    if len(lines) < 2 or _number(lines[1], _I32_MAX, file) != len(lines) - 2:
+        raise CorruptSnapshot(f"the count is not that of {len(lines) - 2} lines", file=file)
+    split = [line.split(" ") for line in lines[2:]]
+    for line in split:
+        if len(line) != fields:
+            raise CorruptSnapshot(f"{' '.join(line)!r} has not {fields} fields", file=file)
+    return split
+
+
+def _number(text: str, limit: int, file: str) -> int:
+    """0 to `limit`, written as Java writes it."""
+    if not _NUMBER.match(text) or not 0 <= int(text) <= limit:
+        raise CorruptSnapshot(f"{text[:40]!r} is no number from 0 to {limit}", file=file)
+    return int(text)
