@@ -1,0 +1,37 @@
+"""Switching to the compiled walk, where its packages are installed.
+
+Rule: nothing depends on it. Until `load` was called, and where numba is missing, the plain walk
+gives the same answers, more slowly.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from record_format import walker
+from record_format.batch import MIN_RECORD_SIZE
+from record_format.record_walk import WalkRequest
+
+_PACKAGES: Final = ("numba", "numpy")
+
+
+def is_available() -> bool:
+    """Whether the optional packages are there (`pip install tierlog[arrow]`)."""
+    return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+
+
+def load() -> bool:
+    """Import, warm and switch to the compiled walk; False where its packages are missing.
+
+    Takes about a second, some more where nothing is cached on disk yet: call it once, in a thread.
+    """
+    if not is_available():
+        return False
+    from record_format.native_walk import walk_native
+
+    smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
+    warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
+    assert not warm.problem, warm
+    walker.use(walk_native)
+    return True

@@ -1,0 +1,185 @@
+"""The walk over a batch's records, compiled: an order of magnitude faster than the plain one.
+
+Rules that keep it honest:
+
+* Only `native.load` imports this module: numba takes a second to import.
+* The kernel indexes `data` only below `len(data)`: each index is compared first, as compiled code
+  checks none. A varint is read by `_varint` alone.
+* It is typed where it is defined, cached on disk, and runs without the GIL.
+* It mirrors `record_walk.walk_plain` step by step, problems and positions included: a change to one
+  is a change to both.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit, types
+
+from record_format.batch import Buffer
+from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
+
+_VARINT: Final = int(Problem.VARINT)
+_RECORD_LENGTH: Final = int(Problem.RECORD_LENGTH)
+_TIMESTAMP: Final = int(Problem.TIMESTAMP)
+_OFFSET_DELTA: Final = int(Problem.OFFSET_DELTA)
+_KEY_LENGTH: Final = int(Problem.KEY_LENGTH)
+_VALUE_LENGTH: Final = int(Problem.VALUE_LENGTH)
+_HEADERS: Final = int(Problem.HEADERS)
+_RECORD_END: Final = int(Problem.RECORD_END)
+_TRAILING: Final = int(Problem.TRAILING)
+
+_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
+_I64: Final = types.int64
+_PAIR: Final = types.UniTuple(_I64, 2)
+
+
+@njit(_PAIR(_BYTES, _I64, _I64), cache=True, nogil=True)
+def _varint(data, position, bits):  # type: ignore[no-untyped-def]
+    """(value, position behind), or (0, -1) where it is cut or does not fit `bits`."""
+    length = len(data)
+    raw = np.uint64(0)
+    shift = 0
+    while True:
+        if position >= length:
+            return 0, -1
+        byte = data[position]
+        position += 1
+        part = np.uint64(byte & 0x7F)
+        if shift + 7 > bits and (part >> np.uint64(bits - shift)) != 0:
+            return 0, -1
+        raw |= part << np.uint64(shift)
+        if byte < 0x80:
+            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), position
+        shift += 7
+        if shift >= bits:
+            return 0, -1
+
+
+@njit(_I64(_BYTES, _I64, _I64), cache=True, nogil=True)
+def _skip_headers(data, position, end):  # type: ignore[no-untyped-def]
+    """The position behind the headers, or -1 where they are not sound."""
+    count, position = _varint(data, position, 32)
+    if position < 0 or count < 0 or count > (end - position) // 2:
+        return -1
+    for _ in range(count):
+        size, position = _varint(data, position, 32)
+        if position < 0 or size < 0 or size > end - position:
+            return -1
+        size, position = _varint(data, position + size, 32)
+        if position < 0 or size < -1 or size > end - position:
+            return -1
+        if size > 0:
+            position += size
+    return position
+
+
+@njit(
+    types.UniTuple(_I64, 5)(
+        _BYTES, _I64, _I64, _I64, _I64, types.Array(_I64, 2, "C"), types.boolean
+    ),
+    cache=True,
+    nogil=True,
+)
+def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
+    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+):
+    """(problem, record, position, least timestamp, greatest timestamp); fills `columns`."""
+    length = len(data)
+    minimum, maximum = I64_MAX, I64_MIN
+    offset_delta = -1
+    position = 0
+    for record in range(record_count):
+        start = position
+        size, position = _varint(data, position, 32)
+        if position < 0:
+            return _VARINT, record, start, 0, 0
+        if size <= 0 or size > length - position:
+            return _RECORD_LENGTH, record, start, 0, 0
+        end = position + size
+        before = position + 1
+        delta, position = _varint(data, before, 64)
+        if position < 0:
+            return _VARINT, record, before, 0, 0
+        if (delta > 0 and base_timestamp > I64_MAX - delta) or (
+            delta < 0 and base_timestamp < I64_MIN - delta
+        ):
+            return _TIMESTAMP, record, before, 0, 0
+        timestamp = base_timestamp + delta
+        minimum = min(minimum, timestamp)
+        maximum = max(maximum, timestamp)
+
+        before = position
+        least = offset_delta
+        offset_delta, position = _varint(data, before, 32)
+        if position < 0:
+            return _VARINT, record, before, 0, 0
+        if not least < offset_delta <= min(least + step, last_offset_delta):
+            return _OFFSET_DELTA, record, before, 0, 0
+
+        before = position
+        size, position = _varint(data, before, 32)
+        if position < 0:
+            return _VARINT, record, before, 0, 0
+        if size < -1 or size > end - position:
+            return _KEY_LENGTH, record, before, 0, 0
+        key_start = -1 if size < 0 else position
+        position += max(size, 0)
+        key_end = position
+
+        before = position
+        size, position = _varint(data, before, 32)
+        if position < 0:
+            return _VARINT, record, before, 0, 0
+        if size < -1 or size > end - position:
+            return _VALUE_LENGTH, record, before, 0, 0
+        value_start = -1 if size < 0 else position
+        position += max(size, 0)
+        value_end = position
+
+        header_start = position
+        if position >= length:
+            return _VARINT, record, position, 0, 0
+        if data[position]:
+            position = _skip_headers(data, position, end)
+            if position < 0:
+                return _HEADERS, record, header_start, 0, 0
+        else:
+            header_start = -1
+            position += 1
+        if position != end:
+            return _RECORD_END, record, start, 0, 0
+        if with_columns:
+            columns[0, record] = timestamp
+            columns[1, record] = offset_delta
+            columns[2, record] = key_start
+            columns[3, record] = key_end
+            columns[4, record] = value_start
+            columns[5, record] = value_end
+            columns[6, record] = header_start
+    if position != length:
+        return _TRAILING, record_count, position, 0, 0
+    return 0, record_count, position, minimum, maximum
+
+
+_NO_COLUMNS: Final = np.empty((7, 0), np.int64)
+
+
+def walk_native(records: Buffer, request: WalkRequest) -> Walk:
+    """`record_walk.walk_plain`, compiled."""
+    columns = _NO_COLUMNS
+    if request.with_columns:
+        # The plain walk grows its lists as it goes; here the caller has compared count and size.
+        columns = np.empty((7, request.record_count), np.int64)
+    problem, record, position, minimum, maximum = _walk(
+        np.frombuffer(records, np.uint8),
+        request.record_count,
+        request.base_timestamp,
+        request.last_offset_delta,
+        1 if request.dense else request.last_offset_delta + 1,
+        columns,
+        request.with_columns,
+    )
+    fields = Fields(*columns.tolist()) if request.with_columns and not problem else None
+    return Walk(problem, record, position, minimum, maximum, fields)
