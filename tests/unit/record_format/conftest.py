@@ -1,0 +1,36 @@
+"""Both walks, and hypothesis set up so that a failure can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from record_format import native, walker
+from record_format.record_walk import Walker, walk_plain
+
+# A failing example is printed with a line that repeats it; pytest prints the seed.
+settings.register_profile("record_format", deadline=None, print_blob=True, database=None)
+
+
+@pytest.fixture(autouse=True)
+def _hypothesis_profile() -> Iterator[None]:
+    before = settings.default
+    settings.load_profile("record_format")
+    yield
+    assert before is not None
+    settings.load_profile("default")
+
+
+@pytest.fixture(params=["plain", "native"])
+def walk(request: pytest.FixtureRequest) -> Iterator[Walker]:
+    """Run the test under each of the two walks."""
+    if request.param == "native":
+        assert native.load(), "the test dependencies hold numba"
+        from record_format.native_walk import walk_native as chosen
+    else:
+        chosen = walk_plain
+    walker.use(chosen)
+    yield chosen
+    walker.use(walk_plain)

@@ -1,0 +1,75 @@
+"""The partition folders that a real Kafka wrote, for the tests of this folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from record_format.batch import BatchHeader, iter_headers
+from record_format.decode import Record
+
+ROOT = Path(__file__).parents[2] / "fixtures" / "kafka"
+FOLDERS = sorted(
+    path for path in ROOT.rglob("*-[0-9]") if path.is_dir() and list(path.glob("*.log"))
+)
+WITH_RECORDS = [path for path in FOLDERS if Path(f"{path}.records.jsonl").exists()]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def files(pattern: str) -> list[Path]:
+    found = sorted(ROOT.rglob(pattern))
+    assert found, pattern
+    return found
+
+
+def logs(folder: Path) -> list[tuple[int, bytes]]:
+    """(base offset, bytes) of the segments, in order."""
+    return [(int(path.stem), path.read_bytes()) for path in sorted(folder.glob("*.log"))]
+
+
+def batches(folder: Path) -> list[tuple[BatchHeader, bytes]]:
+    """Every batch by itself; the header's position is 0."""
+    return [
+        (header._replace(position=0), data[header.position : header.end_position])
+        for _, data in logs(folder)
+        for header in iter_headers(data)
+    ]
+
+
+def expected_records(folder: Path) -> list[dict[str, Any]]:
+    with Path(f"{folder}.records.jsonl").open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def offsets(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(f"{folder}.offsets.json").read_text())
+    return found
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def as_expected(record: Record, like: dict[str, Any]) -> dict[str, Any]:
+    """`record` in the form of records.jsonl, without what only its batch knows."""
+    shown: dict[str, Any] = {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": like["timestamp_type"],
+        "leader_epoch": like["leader_epoch"],
+        "key_base64": _text(record.key),
+        "headers": [[name, _text(content)] for name, content in record.headers],
+    }
+    if "value_sha256" in like:
+        assert record.value is not None
+        shown["value_sha256"] = hashlib.sha256(record.value).hexdigest()
+        shown["value_length"] = len(record.value)
+    else:
+        shown["value_base64"] = _text(record.value)
+    return shown
