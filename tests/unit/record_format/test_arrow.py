@@ -1,0 +1,286 @@
+import base64
+import hashlib
+import json
+import random
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, Cut, DecodeRequest
+from record_format.batch import (
+    HEADER_SIZE,
+    iter_headers,
+    parse_header,
+    set_max_timestamp,
+    stamp,
+    stamp_log_append_time,
+)
+from record_format.decode import decode_batch, iter_records
+from record_format.encode import encode_batch
+from record_format.errors import CorruptBatch
+from record_format.index_layouts import AbortedTxn, parse_txn_index
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+PARTITIONS = sorted(path.name for path in FIXTURES.glob("*-[0-9]") if path.is_dir())
+
+
+def log_of(partition: str) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((FIXTURES / partition).glob("*.log")))
+
+
+def rows_of(batches) -> list[dict]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def decode(buf, **request) -> list[dict]:
+    return rows_of(ArrowDecoder(DecodeRequest("topic", 3, **request)).decode(buf))
+
+
+def ms(moment) -> int:
+    return int(moment.timestamp() * 1000 + 0.5 * (1 if moment.timestamp() > 0 else -1))
+
+
+def expected_rows(partition: str) -> list[dict]:
+    lines = (FIXTURES / f"{partition}.records.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def as_fixture(row: dict, like: dict) -> dict:
+    value = row["value"]
+    shown = {
+        "offset": row["offset"],
+        "timestamp": ms(row["timestamp"]),
+        "timestamp_type": ("CreateTime", "LogAppendTime")[row["timestampType"]],
+        "leader_epoch": like["leader_epoch"],
+        "key_base64": None if row["key"] is None else base64.b64encode(row["key"]).decode(),
+        "headers": [
+            [h["key"], None if h["value"] is None else base64.b64encode(h["value"]).decode()]
+            for h in row["headers"]
+        ],
+    }
+    if "value_sha256" in like:
+        shown |= {"value_sha256": hashlib.sha256(value).hexdigest(), "value_length": len(value)}
+    else:
+        shown["value_base64"] = None if value is None else base64.b64encode(value).decode()
+    return shown
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_decodes_what_kafkas_consumer_read(partition):
+    expected = expected_rows(partition)
+    start = json.loads((FIXTURES / f"{partition}.offsets.json").read_text())["log_start_offset"]
+    rows = decode(log_of(partition), cut=Cut(start_offset=start))
+    assert len(rows) == len(expected)
+    for row, like in zip(rows, expected, strict=True):
+        assert as_fixture(row, like) == like
+        assert (row["topic"], row["partition"]) == ("topic", 3)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_each_column_alone_and_small_batches_give_the_same(partition):
+    log = log_of(partition)
+    whole = pa.Table.from_batches(
+        ArrowDecoder(DecodeRequest("t", 0)).decode(log), schema=SCHEMA
+    ).combine_chunks()
+    for name in COLUMNS:
+        decoder = ArrowDecoder(DecodeRequest("t", 0, columns=(name,), batch_rows=7, batch_bytes=99))
+        batches = list(decoder.decode(log))
+        assert all(0 < batch.num_rows <= 7 for batch in batches)
+        for batch in batches:
+            batch.validate(full=True)
+        column = pa.Table.from_batches(batches, schema=decoder.schema).column(0)
+        assert column.combine_chunks().equals(whole.column(name).combine_chunks()), name
+
+
+@pytest.mark.parametrize("partition", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
+def test_leaves_out_what_a_read_committed_consumer_did_not_see(partition):
+    aborted = [
+        txn
+        for path in (FIXTURES / partition).glob("*.txnindex")
+        for txn in parse_txn_index(path.read_bytes())
+    ]
+    facts = json.loads((FIXTURES / f"{partition}.offsets.json").read_text())
+    committed = json.loads((FIXTURES / f"{partition}.read_committed.offsets.json").read_text())
+    rows = decode(
+        log_of(partition),
+        columns=("offset",),
+        aborted=aborted,
+        cut=Cut(end_offset=facts["last_stable_offset"]),
+    )
+    assert [row["offset"] for row in rows] == committed
+
+
+def test_offset_and_time_cuts_are_exact_though_times_do_not_rise():
+    log = log_of("codec-lz4-0")
+    records = list(iter_records(log))
+    times = sorted({record.timestamp for record in records})
+    for cut in (
+        Cut(start_offset=5, end_offset=20),
+        Cut(start_offset=records[-1].offset),
+        Cut(end_offset=0),
+        Cut(start_timestamp=times[len(times) // 3], end_timestamp=times[2 * len(times) // 3]),
+        Cut(3, 200, times[2], times[-1]),
+    ):
+        wanted = [
+            record.offset
+            for record in records
+            if cut.start_offset <= record.offset < cut.end_offset
+            and cut.start_timestamp <= record.timestamp < cut.end_timestamp
+        ]
+        for columns in (("offset",), ("offset", "value"), COLUMNS):
+            for batch_rows in (3, 16384):
+                rows = decode(log, columns=columns, cut=cut, batch_rows=batch_rows)
+                assert [row["offset"] for row in rows] == wanted
+
+
+def test_a_batch_larger_than_the_rows_of_an_arrow_batch_is_given_in_parts():
+    headers = [tuple((f"h{n}", b"x") for n in range(index % 9)) for index in range(5000)]
+    buf = encode_batch(
+        [None if n % 5 == 0 else b"v%d" % n for n in range(5000)],
+        keys=[None if n % 3 == 0 else b"" for n in range(5000)],
+        headers=headers,
+        timestamps=range(5000),
+        codec=4,
+    )
+    whole = decode(buf)
+    assert decode(buf, batch_rows=37) == whole
+    assert [[(h["key"], h["value"]) for h in row["headers"]] for row in whole] == [
+        list(pairs) for pairs in headers
+    ]
+
+
+def test_only_offsets_are_wanted_so_records_are_not_expanded():
+    buf = encode_batch([b"x"] * 100, timestamps=[1] * 100, codec=3, base_offset=50)
+    buf[HEADER_SIZE + 20] ^= 0xFF
+    set_max_timestamp(buf, parse_header(buf), timestamp=1)  # a sound checksum over broken records
+    rows = decode(buf, columns=("offset", "timestampType"), batch_rows=30)
+    assert [row["offset"] for row in rows] == list(range(50, 150))
+    with pytest.raises(CorruptBatch):
+        decode(buf, columns=("offset", "timestamp"))
+
+
+def test_no_columns_still_count_rows():
+    buf = encode_batch([b"x"] * 100, timestamps=[1] * 100)
+    batches = ArrowDecoder(DecodeRequest("t", 0, columns=(), batch_rows=64)).decode(buf)
+    assert [batch.num_rows for batch in batches] == [64, 36]
+
+
+def test_times_that_microseconds_cannot_hold_are_the_nearest():
+    buf = encode_batch([b"", b""], timestamps=[-(2**63), -1])
+    buf += encode_batch([b""], timestamps=[2**63 - 1])
+    batch = next(ArrowDecoder(DecodeRequest("t", 0, columns=("timestamp",))).decode(buf))
+    limit = (2**63 - 1) // 1000 * 1000
+    assert batch.column(0).cast(pa.int64()).to_pylist() == [-limit, -1000, limit]
+
+
+def test_log_append_time_is_the_batchs():
+    buf = encode_batch([b"a", b"b"], timestamps=[5, 6])
+    stamp_log_append_time(buf, parse_header(buf), timestamp=999)
+    rows = decode(buf, columns=("timestamp", "timestampType"))
+    assert [(ms(row["timestamp"]), row["timestampType"]) for row in rows] == [(999, 1)] * 2
+
+
+def test_header_names_that_are_not_utf8_are_mended_as_kafkas_client_does():
+    buf = encode_batch([b"a"], timestamps=[5], headers=[(("name", b"\xff"),)])
+    at = buf.index(b"name")
+    buf[at] = 0xFF
+    set_max_timestamp(buf, parse_header(buf), timestamp=5)
+    assert decode(buf)[0]["headers"] == [{"key": "\ufffdame", "value": b"\xff"}]
+
+
+def test_corruption_is_named_by_file_position_and_offset():
+    first, second = (encode_batch([b"x" * 50], timestamps=[1], base_offset=n) for n in (0, 1))
+    second[-1] ^= 1
+    decoder = ArrowDecoder(DecodeRequest("t", 0))
+    with pytest.raises(CorruptBatch, match="checksum") as caught:
+        list(decoder.decode(bytes(first + second), file="some.log", position=1000))
+    error = caught.value
+    assert (error.file, error.position, error.offset) == ("some.log", 1000 + len(first), 1)
+
+
+@pytest.mark.parametrize("cut", [1, 30, HEADER_SIZE, HEADER_SIZE + 1, -1])
+def test_a_cut_batch_is_corrupt(cut):
+    buf = encode_batch([b"x" * 50], timestamps=[1])
+    with pytest.raises(CorruptBatch):
+        decode(buf + buf[:cut])
+
+
+def test_a_record_count_that_no_bytes_back_is_refused():
+    buf = encode_batch([b"x"] * 10, timestamps=[1] * 10, codec=4)
+    struct.pack_into(">i", buf, 23, 2**31 - 2)
+    struct.pack_into(">i", buf, 57, 2**31 - 1)
+    set_max_timestamp(buf, parse_header(buf), timestamp=1)
+    for columns in (COLUMNS, ("offset",)):
+        with pytest.raises(CorruptBatch, match="cannot fit"):
+            decode(buf, columns=columns)
+
+
+def oracle(buf) -> list | None:
+    """What the plain decoder says of the same bytes; None where it refuses them."""
+    try:
+        return [record for header in iter_headers(buf) for record in decode_batch(buf, header)]
+    except CorruptBatch:
+        return None
+
+
+def broken(buf: bytearray, rng: random.Random) -> bytearray:
+    """`buf` with one to three bytes of its records or counts changed, under a sound checksum."""
+    buf = bytearray(buf)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if rng.random() < 0.1:
+            at, mask = rng.choice((26, 60, 34, 27)), 1 << rng.randrange(8)
+        else:
+            at, mask = rng.randrange(HEADER_SIZE, len(buf)), rng.randrange(1, 256)
+        buf[at] ^= mask
+    set_max_timestamp(buf, parse_header(buf), timestamp=2**40)
+    return buf
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_broken_records_are_refused_exactly_where_the_plain_decoder_refuses_them(codec):
+    rng = random.Random(codec)
+    for _ in range(400):
+        count = rng.randrange(1, 6)
+        buf = encode_batch(
+            [rng.choice((None, b"", rng.randbytes(rng.randrange(70)))) for _ in range(count)],
+            keys=[rng.choice((None, b"", b"key")) for _ in range(count)],
+            headers=[
+                tuple(
+                    ("n" * rng.randrange(3), rng.choice((None, b"c")))
+                    for _ in range(rng.randrange(3))
+                )
+                for _ in range(count)
+            ],
+            timestamps=[rng.choice((5, 2**40, 0)) for _ in range(count)],
+            codec=codec,
+        )
+        stamp(buf, 0, base_offset=7, leader_epoch=0)
+        try:
+            bad = broken(buf, rng)
+        except CorruptBatch:  # a header that nothing takes
+            continue
+        expected = oracle(bad)
+        request = DecodeRequest("t", 0, max_expanded_bytes=2**28)
+        try:
+            found = rows_of(ArrowDecoder(request).decode(bad))
+        except CorruptBatch:
+            found = None
+        assert (found is None) == (expected is None), bad.hex()
+        if found is not None:
+            assert [row["offset"] for row in found] == [record.offset for record in expected]
+            assert [row["value"] for row in found] == [record.value for record in expected]
+            assert [row["key"] for row in found] == [record.key for record in expected]
+            assert [tuple((h["key"], h["value"]) for h in row["headers"]) for row in found] == [
+                record.headers for record in expected
+            ]
+
+
+def test_an_aborted_transaction_of_another_producer_changes_nothing():
+    buf = encode_batch(
+        [b"x"], timestamps=[1], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    assert decode(buf, aborted=[AbortedTxn(8, 0, 5, 0)]) == decode(buf) != []
+    assert decode(buf, aborted=[AbortedTxn(7, 0, 5, 0)]) == []
+    assert decode(buf, aborted=[AbortedTxn(7, 1, 5, 0)]) != []
