@@ -1,0 +1,390 @@
+"""Chunks of cold segments as files on local disk: what is there, for whom there is room, what goes.
+
+    <folder>/<segment's unique>/<chunk number>    a whole chunk whose CRC was right when it came
+    <folder>/.filling/<random>                    on its way; swept at the start
+
+* A file appears by rename after length and CRC were right, and is never written again or truncated:
+  who has it open keeps it whole, also after it was unlinked.
+* Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay
+  within the limit; where readers hold too much of it, a fill waits, and in the end is Throttled.
+* A file that an earlier process left is no more than a guess: its size and CRC are checked again
+  before the first byte of it is served.
+* Eviction withstands scans. A chunk read in one visit is on probation, and a random one of those
+  goes first (a scan that is larger than the cache then still hits part of it the next time); one
+  that is visited again later is protected, up to four fifths of the limit, and goes by last use.
+* No file is opened, checked or unlinked under the lock.
+
+Thread-safe. Who fills, and how many at once, is `chunk_fills`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c as crc32c_of
+
+from cold_tier.ranged_reader import ChunkRef
+from record_format.errors import ConfigurationError, DiskFull, Throttled
+from record_format.file_slice import OpenFile
+
+FILLING: Final = ".filling"
+PROTECTED_SHARE: Final = 0.8
+VISIT_FILLS: Final = 32  # so many fills later, a hit is another visit and not the same reader still
+CHECK_BYTES: Final = 1 << 20
+
+_Key = tuple[str, int]
+
+
+class CacheUsage(NamedTuple):
+    chunks: int
+    cached_bytes: int
+    reserved_bytes: int
+    lingering_bytes: int
+    """Unlinked, and still open in some reader's hands."""
+    limit_bytes: int
+    hits: int
+    misses: int
+    evicted_chunks: int
+
+
+class _Ticket:
+    """What an open file counts for once its name is gone."""
+
+    __slots__ = ("__weakref__", "size_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+class _ChunkFile(OpenFile):
+    """An open chunk that tells the cache when its last reader let it go."""
+
+    __slots__ = ("__weakref__", "_closed", "ticket")
+
+    def __init__(self, path: Path, ticket: _Ticket, closed: deque[_Ticket]) -> None:
+        self.ticket, self._closed = ticket, closed
+        super().__init__(path)
+
+    def __del__(self) -> None:
+        super().__del__()
+        # No lock here: this may run inside any allocation, under any lock.
+        self._closed.append(self.ticket)
+
+
+class _Entry:
+    __slots__ = ("file", "last_fill", "protected", "read", "size_bytes", "slot", "verified")
+
+    def __init__(self, size_bytes: int, *, verified: bool) -> None:
+        self.size_bytes, self.verified = size_bytes, verified
+        self.file: weakref.ref[_ChunkFile] | None = None
+        self.read = self.protected = False
+        self.last_fill = 0
+        self.slot = -1  # where it stands among those on probation
+
+
+class ChunkCache:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit_bytes: int,
+        choose: Callable[[int], int] = random.randrange,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._choose, self._monotonic = choose, monotonic
+        self._room = threading.Condition()
+        self._entries: dict[_Key, _Entry] = {}
+        self._unread: OrderedDict[_Key, None] = OrderedDict()
+        self._probation: list[_Key] = []
+        self._protected: OrderedDict[_Key, None] = OrderedDict()
+        self._cached = self._protected_bytes = self._reserved = self._lingering = 0
+        self._lingerers: set[_Ticket] = set()
+        self._closed: deque[_Ticket] = deque()
+        self._fills = self._hits = self._misses = self._evicted = 0
+        try:
+            shutil.rmtree(folder / FILLING, ignore_errors=True)
+            (folder / FILLING).mkdir(parents=True)
+            self._adopt()
+        except OSError as error:
+            raise ConfigurationError(f"chunk cache {folder}: {error.strerror}") from error
+
+    # --- looking up -------------------------------------------------------------------------------
+
+    def lookup(self, chunk: ChunkRef, *, count: bool = True) -> OpenFile | None:
+        """The chunk's file, open, or None: a miss."""
+        key = _key(chunk)
+        with self._room:
+            entry = self._entries.get(key)
+            file = entry.file() if entry is not None and entry.file is not None else None
+            if file is not None:
+                self._touch(key, count=count)
+                return file
+        if entry is None:
+            self._miss(count=count)
+            return None
+        opened = self._open(chunk, entry)
+        with self._room:
+            if opened is None or self._entries.get(key) is not entry:
+                # Evicted in between: an open file of it is whole all the same, but not counted.
+                if opened is None and self._entries.get(key) is entry:
+                    self._forget(key)
+                self._misses += count
+                return None
+            entry.file, entry.verified = weakref.ref(opened), True
+            self._touch(key, count=count)
+            return opened
+
+    def has(self, chunk: ChunkRef) -> bool:
+        with self._room:
+            return _key(chunk) in self._entries
+
+    def chunks_of(self, unique: str) -> int:
+        """How many chunks of one segment are cached."""
+        with self._room:
+            return sum(1 for name, _ in self._entries if name == unique)
+
+    def usage(self) -> CacheUsage:
+        with self._room:
+            self._settle_closed()
+            return CacheUsage(
+                chunks=len(self._entries),
+                cached_bytes=self._cached,
+                reserved_bytes=self._reserved,
+                lingering_bytes=self._lingering,
+                limit_bytes=self._limit_bytes,
+                hits=self._hits,
+                misses=self._misses,
+                evicted_chunks=self._evicted,
+            )
+
+    # --- filling ----------------------------------------------------------------------------------
+
+    def reserve(self, size_bytes: int, *, wait_s: float = 0.0) -> None:
+        """Make room. Raises Throttled where readers hold too much of it for longer than `wait_s`."""
+        deadline = self._monotonic() + wait_s
+        while True:
+            with self._room:
+                victims = self._make_room(self._limit_bytes - size_bytes)
+                enough = self._taken() + size_bytes <= self._limit_bytes
+                if enough:
+                    self._reserved += size_bytes
+                elif self._monotonic() < deadline and not victims:
+                    self._room.wait(0.05)  # closing a file cannot notify: look again
+            self._unlink(victims)
+            if enough:
+                return
+            if self._monotonic() >= deadline:
+                raise Throttled(
+                    f"the chunk cache ({self._limit_bytes} bytes) is full of chunks in use"
+                )
+
+    def unreserve(self, size_bytes: int) -> None:
+        with self._room:
+            self._reserved -= size_bytes
+            self._room.notify_all()
+
+    def new_temp(self) -> Path:
+        return self._folder / FILLING / secrets.token_hex(12)
+
+    def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
+        """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
+        key = _key(chunk)
+        ticket = _Ticket(chunk.size_bytes)
+        try:
+            opened = _ChunkFile(temp, ticket, self._closed)
+            path = self._path(key)
+            path.parent.mkdir(exist_ok=True)
+            temp.rename(path)
+        except OSError as error:
+            temp.unlink(missing_ok=True)
+            raise DiskFull(f"chunk cache {self._folder}: {error.strerror}") from error
+        with self._room:
+            self._reserved -= chunk.size_bytes
+            self._fills += 1
+            if key in self._entries:
+                self._forget(key)
+            entry = _Entry(chunk.size_bytes, verified=True)
+            entry.file = weakref.ref(opened)
+            self._insert(key, entry)
+            self._room.notify_all()
+        return opened
+
+    # --- giving up room ---------------------------------------------------------------------------
+
+    def shrink(self, by_bytes: int) -> int:
+        """Evict about so many bytes, because the disk is short; how many went."""
+        with self._room:
+            before = self._cached
+            victims = self._make_room(max(0, self._taken() - by_bytes))
+            freed = before - self._cached
+        self._unlink(victims)
+        return freed
+
+    def drop(self, unique: str) -> None:
+        """Forget a segment that is gone from the bucket."""
+        with self._room:
+            keys = [key for key in self._entries if key[0] == unique]
+            for key in keys:
+                self._forget(key)
+        self._unlink(keys)
+
+    def close(self) -> None:
+        """Nothing is written at the end: a start checks what it finds."""
+
+    # --- below: all with the lock held, but for what touches the disk -----------------------------
+
+    def _open(self, chunk: ChunkRef, entry: _Entry) -> _ChunkFile | None:
+        try:
+            opened = _ChunkFile(self._path(_key(chunk)), _Ticket(chunk.size_bytes), self._closed)
+        except FileNotFoundError:
+            return None
+        if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
+            return opened
+        opened.path.unlink(missing_ok=True)
+        return None
+
+    def _touch(self, key: _Key, *, count: bool) -> None:
+        if not count:
+            return
+        self._hits += 1
+        entry = self._entries[key]
+        if not entry.read:
+            entry.read = True
+            del self._unread[key]
+            self._to_probation(key, entry)
+        elif entry.protected:
+            self._protected.move_to_end(key)
+        elif self._fills - entry.last_fill >= min(VISIT_FILLS, len(self._entries) // 2 + 1):
+            self._protect(key, entry)
+        entry.last_fill = self._fills
+
+    def _miss(self, *, count: bool) -> None:
+        with self._room:
+            self._misses += count
+
+    def _insert(self, key: _Key, entry: _Entry) -> None:
+        entry.last_fill = self._fills
+        self._entries[key] = entry
+        self._unread[key] = None
+        self._cached += entry.size_bytes
+
+    def _to_probation(self, key: _Key, entry: _Entry) -> None:
+        entry.slot = len(self._probation)
+        self._probation.append(key)
+
+    def _leave_probation(self, entry: _Entry) -> None:
+        last = self._probation.pop()
+        if entry.slot < len(self._probation):
+            self._probation[entry.slot] = last
+            self._entries[last].slot = entry.slot
+        entry.slot = -1
+
+    def _protect(self, key: _Key, entry: _Entry) -> None:
+        self._leave_probation(entry)
+        entry.protected = True
+        self._protected[key] = None
+        self._protected_bytes += entry.size_bytes
+        while (
+            self._protected_bytes > self._limit_bytes * PROTECTED_SHARE and len(self._protected) > 1
+        ):
+            demoted, _ = self._protected.popitem(last=False)
+            other = self._entries[demoted]
+            other.protected = False
+            self._protected_bytes -= other.size_bytes
+            self._to_probation(demoted, other)
+
+    def _make_room(self, wanted: int) -> list[_Key]:
+        """Forget chunks until no more than `wanted` is taken, or none is left."""
+        self._settle_closed()
+        victims: list[_Key] = []
+        while self._taken() > wanted and self._entries:
+            key = self._victim()
+            self._forget(key)
+            self._evicted += 1
+            victims.append(key)
+        return victims
+
+    def _victim(self) -> _Key:
+        if self._probation:
+            return self._probation[self._choose(len(self._probation))]
+        if self._unread:
+            return next(iter(self._unread))
+        return next(iter(self._protected))
+
+    def _forget(self, key: _Key) -> None:
+        entry = self._entries[key]
+        if not entry.read:
+            del self._unread[key]
+        elif entry.protected:
+            del self._protected[key]
+            self._protected_bytes -= entry.size_bytes
+        else:
+            self._leave_probation(entry)
+        del self._entries[key]
+        self._cached -= entry.size_bytes
+        file = entry.file() if entry.file is not None else None
+        if file is not None:
+            self._lingerers.add(file.ticket)
+            self._lingering += entry.size_bytes
+
+    def _settle_closed(self) -> None:
+        while self._closed:
+            ticket = self._closed.popleft()
+            if ticket in self._lingerers:
+                self._lingerers.discard(ticket)
+                self._lingering -= ticket.size_bytes
+
+    def _taken(self) -> int:
+        return self._cached + self._reserved + self._lingering
+
+    def _path(self, key: _Key) -> Path:
+        return self._folder / key[0] / str(key[1])
+
+    def _unlink(self, keys: Iterable[_Key]) -> None:
+        """Without the lock. A chunk that was filled again meanwhile loses its file: then a miss."""
+        for key in keys:
+            path = self._path(key)
+            path.unlink(missing_ok=True)
+            try:
+                path.parent.rmdir()
+            except OSError:
+                continue  # other chunks are in it
+
+    def _adopt(self) -> None:
+        """Take over what an earlier process left, unverified; surplus goes."""
+        for folder in self._folder.iterdir():
+            if folder.name == FILLING or not folder.is_dir():
+                continue
+            for file in folder.iterdir():
+                if file.name.isdecimal():
+                    entry = _Entry(file.stat().st_size, verified=False)
+                    self._insert((folder.name, int(file.name)), entry)
+                else:
+                    file.unlink()
+        with self._room:
+            victims = self._make_room(self._limit_bytes)
+        self._unlink(victims)
+
+
+def _key(chunk: ChunkRef) -> _Key:
+    return chunk.unique, chunk.number
+
+
+def _is_right(file: OpenFile, chunk: ChunkRef) -> bool:
+    if os.fstat(file.fd).st_size != chunk.size_bytes:
+        return False
+    crc = 0
+    for position in range(0, chunk.size_bytes, CHECK_BYTES):
+        crc = crc32c_of(os.pread(file.fd, CHECK_BYTES, position), crc)
+    return crc == chunk.crc32c

@@ -1,0 +1,206 @@
+"""The chunk table of a segment: what can be fetched, checked and skipped on its own.
+
+Big-endian (docs/formats/segment-objects.md):
+
+    0   magic "TLCT"             20  log size i64            32 + 56 n   CRC-32C u32 over all before
+    4   format version u16 (1)   28  chunk count u32
+    6   entry size u16 (56)
+    8   base offset i64
+    16  log CRC-32C u32
+
+    an entry:
+    0   position i64        16  first offset i64    32  min timestamp i64   48  CRC-32C u32
+    8   size u32            24  last offset i64     40  max timestamp i64   52  flags u32
+    12  record count u32
+
+* Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
+* A timestamp range is over the records themselves. Where a bound is not known its flag is off, and
+  what is not known is never skipped. A record without a timestamp counts as -1.
+* A table is believed only after its CRC and these rules hold; an unknown version is refused by
+  name.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from enum import IntFlag
+from typing import Final, NamedTuple
+
+from crc32c import crc32c as crc32c_of
+
+from record_format.batch import Buffer
+from record_format.errors import CorruptObject, UnknownFormatVersion
+
+MAGIC: Final = b"TLCT"
+FORMAT_VERSION: Final = 1
+
+_HEADER: Final = struct.Struct(">4sHHqIqI")
+_ENTRY: Final = struct.Struct(">qIIqqqqII")
+_CRC: Final = struct.Struct(">I")
+
+assert (_HEADER.size, _ENTRY.size) == (32, 56)
+
+
+class ChunkFlags(IntFlag):
+    HAS_GAP = 1
+    """Offsets are missing in it or before it: compaction removed records."""
+    MIN_TIMESTAMP_KNOWN = 2
+    MAX_TIMESTAMP_KNOWN = 4
+    HAS_TRANSACTIONS = 8
+    """Some batch is transactional or control."""
+
+
+_KNOWN_FLAGS: Final = 15
+
+
+class Chunk(NamedTuple):
+    position: int
+    size_bytes: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+    min_timestamp: int | None
+    max_timestamp: int | None
+    crc32c: int
+    has_gap: bool
+    has_transactions: bool
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+
+class ChunkTable:
+    """The chunks of one segment's log. Immutable."""
+
+    __slots__ = ("_last_offsets", "base_offset", "chunks", "log_crc32c", "log_size_bytes")
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        *,
+        base_offset: int,
+        log_size_bytes: int,
+        log_crc32c: int,
+    ) -> None:
+        self.chunks = tuple(chunks)
+        self.base_offset = base_offset
+        self.log_size_bytes, self.log_crc32c = log_size_bytes, log_crc32c
+        self._last_offsets = [chunk.last_offset for chunk in self.chunks]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChunkTable) and pack_chunk_table(self) == pack_chunk_table(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def record_count(self) -> int:
+        return sum(chunk.record_count for chunk in self.chunks)
+
+    @property
+    def min_timestamp(self) -> int | None:
+        """The least of all records; None where one chunk's is not known."""
+        known = [chunk.min_timestamp for chunk in self.chunks]
+        return (
+            min((one for one in known if one is not None), default=None)
+            if None not in known
+            else None
+        )
+
+    @property
+    def max_timestamp(self) -> int | None:
+        known = [chunk.max_timestamp for chunk in self.chunks]
+        return (
+            max((one for one in known if one is not None), default=None)
+            if None not in known
+            else None
+        )
+
+    def index_of(self, offset: int) -> int:
+        """The first chunk that ends at or after `offset`; the number of chunks where none does."""
+        return bisect_left(self._last_offsets, offset)
+
+
+def pack_chunk_table(table: ChunkTable) -> bytes:
+    header = _HEADER.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        _ENTRY.size,
+        table.base_offset,
+        table.log_crc32c,
+        table.log_size_bytes,
+        len(table.chunks),
+    )
+    body = header + b"".join(map(_pack_entry, table.chunks))
+    return body + _CRC.pack(crc32c_of(body))
+
+
+def parse_chunk_table(data: Buffer, *, file: str) -> ChunkTable:
+    """Raises CorruptObject, UnknownFormatVersion."""
+    if len(data) < _HEADER.size + _CRC.size or bytes(data[:4]) != MAGIC:
+        raise CorruptObject("is no chunk table", file=file)
+    _, version, entry_size, base_offset, log_crc, log_size, count = _HEADER.unpack_from(data)
+    if version != FORMAT_VERSION:
+        raise UnknownFormatVersion(
+            f"chunk table of format version {version}; this tierlog knows {FORMAT_VERSION}",
+            file=file,
+        )
+    end = _HEADER.size + count * _ENTRY.size
+    if entry_size != _ENTRY.size or len(data) != end + _CRC.size:
+        raise CorruptObject("the chunk table's length does not fit its count", file=file)
+    if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
+        raise CorruptObject("the chunk table fails its CRC-32C", file=file)
+    chunks = [
+        _unpack_entry(fields) for fields in _ENTRY.iter_unpack(bytes(data[_HEADER.size : end]))
+    ]
+    problem = _disorder(chunks, base_offset=base_offset, log_size_bytes=log_size)
+    if problem:
+        raise CorruptObject(f"chunk table: {problem}", file=file)
+    return ChunkTable(chunks, base_offset=base_offset, log_size_bytes=log_size, log_crc32c=log_crc)
+
+
+def _pack_entry(chunk: Chunk) -> bytes:
+    flags = ChunkFlags.HAS_GAP * chunk.has_gap
+    flags |= ChunkFlags.HAS_TRANSACTIONS * chunk.has_transactions
+    flags |= ChunkFlags.MIN_TIMESTAMP_KNOWN * (chunk.min_timestamp is not None)
+    flags |= ChunkFlags.MAX_TIMESTAMP_KNOWN * (chunk.max_timestamp is not None)
+    return _ENTRY.pack(
+        chunk.position,
+        chunk.size_bytes,
+        chunk.record_count,
+        chunk.first_offset,
+        chunk.last_offset,
+        chunk.min_timestamp if chunk.min_timestamp is not None else 0,
+        chunk.max_timestamp if chunk.max_timestamp is not None else 0,
+        chunk.crc32c,
+        flags,
+    )
+
+
+def _unpack_entry(fields: tuple[int, ...]) -> Chunk:
+    position, size, count, first, last, low, high, crc, flags = fields
+    return Chunk(
+        position=position,
+        size_bytes=size,
+        first_offset=first,
+        last_offset=last,
+        record_count=count,
+        min_timestamp=low if flags & ChunkFlags.MIN_TIMESTAMP_KNOWN else None,
+        max_timestamp=high if flags & ChunkFlags.MAX_TIMESTAMP_KNOWN else None,
+        crc32c=crc,
+        has_gap=bool(flags & ChunkFlags.HAS_GAP) or flags > _KNOWN_FLAGS,
+        has_transactions=bool(flags & ChunkFlags.HAS_TRANSACTIONS),
+    )
+
+
+def _disorder(chunks: Sequence[Chunk], *, base_offset: int, log_size_bytes: int) -> str:
+    position, next_offset = 0, base_offset
+    for number, chunk in enumerate(chunks):
+        if chunk.position != position or chunk.size_bytes == 0:
+            return f"chunk {number} is not where the one before it ends"
+        if not next_offset <= chunk.first_offset <= chunk.last_offset:
+            return f"the offsets of chunk {number} are out of order"
+        position, next_offset = chunk.end_position, chunk.last_offset + 1
+    return "" if position == log_size_bytes else f"ends at {position} of {log_size_bytes} bytes"

@@ -1,0 +1,309 @@
+"""One chunk from the bucket, whole and checked, or an error that names the object.
+
+* Not a byte is handed on before length and CRC-32C of the whole chunk are right.
+* This is the one layer that repeats a ranged GET: few rounds, one deadline over all of them, each
+  round one GET and at most one more where the first is late (hedging). Hedges are paid from a
+  budget of a twentieth of the requests, so that a store that is slow all over is not asked twice
+  as much.
+* Bytes that fail their CRC are asked for once more, since the wire may be at fault; then it is
+  CorruptObject. What is wrong with one chunk is no matter of the others.
+* Memory is one piece (256 KiB) a request in flight, requests in flight are bounded by the pool.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from crc32c import crc32c as crc32c_of
+
+from cold_tier.object_store import ObjectStore
+from cold_tier.retry import RetryPolicy
+from record_format.errors import CorruptObject, DiskFull, StoreUnavailable, TierlogError
+
+T = TypeVar("T")
+
+DEADLINE_S = 30.0
+FETCH_POLICY = RetryPolicy(attempts=4, first_delay_s=0.1, max_delay_s=2.0, deadline_s=DEADLINE_S)
+
+HEDGE_SHARE = 0.05
+HEDGE_BURST = 2.0
+HEDGE_AFTER_MEDIANS = 2.0
+LEAST_HEDGE_DELAY_S = 0.02
+MIN_SAMPLES = 8
+SAMPLES = 64
+
+
+class ChunkRef(NamedTuple):
+    """A chunk of a `.log` object. `unique` is the object's, so that no two chunks share a name."""
+
+    log_key: str
+    unique: str
+    number: int
+    position: int
+    size_bytes: int
+    crc32c: int
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+
+class _WrongBytes(StoreUnavailable):
+    """A chunk arrived whole and failed its CRC."""
+
+    final = True  # counted apart from what the store could not do
+
+
+class _Cancelled(TierlogError):
+    """The other GET of the round was faster."""
+
+
+def read_chunk(store: ObjectStore, chunk: ChunkRef, *, policy: RetryPolicy = FETCH_POLICY) -> bytes:
+    """The chunk's bytes, checked, in memory: for readers without a cache, as Spark's executors.
+
+    Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
+    """
+
+    def attempt() -> bytes:
+        body = b"".join(store.get_range(chunk.log_key, chunk.position, chunk.end_position))
+        _check(chunk, size_bytes=len(body), crc=crc32c_of(body))
+        return body
+
+    return _with_one_more_for_wrong_bytes(chunk, lambda: policy.run(attempt))
+
+
+class Hedging:
+    """When a GET counts as late, and whether there is budget for another. Thread-safe."""
+
+    def __init__(self, *, share: float = HEDGE_SHARE) -> None:
+        self._lock = threading.Lock()
+        self._durations_s: deque[float] = deque(maxlen=SAMPLES)
+        self._share, self._budget = share, HEDGE_BURST
+
+    def delay_s(self) -> float | None:
+        """How long to wait for the first GET; None as long as too little is known."""
+        with self._lock:
+            if len(self._durations_s) < MIN_SAMPLES:
+                return None
+            median = statistics.median(self._durations_s)
+        return max(LEAST_HEDGE_DELAY_S, HEDGE_AFTER_MEDIANS * median)
+
+    def record(self, duration_s: float) -> None:
+        """A GET that was not hedged took so long."""
+        with self._lock:
+            self._durations_s.append(duration_s)
+
+    def earn(self) -> None:
+        with self._lock:
+            self._budget = min(HEDGE_BURST, self._budget + self._share)
+
+    def spend(self) -> bool:
+        with self._lock:
+            if self._budget < 1:
+                return False
+            self._budget -= 1
+            return True
+
+
+class FetchCounts(NamedTuple):
+    fetched_chunks: int
+    fetched_bytes: int
+    hedged: int
+    failed: int
+
+
+class RangedReader:
+    """Fetches chunks into files. `requests_max` GETs are in flight, whoever asks."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        requests_max: int = 32,
+        policy: RetryPolicy = FETCH_POLICY,
+        hedging: Hedging | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._policy, self._monotonic = store, policy, monotonic
+        self._hedging = hedging or Hedging()
+        self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
+        self._lock = threading.Lock()
+        self._counts = FetchCounts(0, 0, 0, 0)
+
+    @property
+    def counts(self) -> FetchCounts:
+        return self._counts
+
+    def fetch(self, chunk: ChunkRef, new_temp: Callable[[], Path]) -> Path:
+        """A new file that holds exactly the chunk's bytes; nothing else is left behind.
+
+        Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError, DiskFull.
+        """
+        deadline = self._monotonic() + self._policy.deadline_s
+
+        def one_round() -> Path:
+            return self._round(chunk, new_temp, deadline=deadline)
+
+        try:
+            path = _with_one_more_for_wrong_bytes(chunk, lambda: self._policy.run(one_round))
+        except TierlogError:
+            self._count(failed=1)
+            raise
+        self._count(fetched_chunks=1, fetched_bytes=chunk.size_bytes)
+        return path
+
+    def close(self) -> None:
+        self._requests.shutdown(wait=True, cancel_futures=True)
+
+    def _round(self, chunk: ChunkRef, new_temp: Callable[[], Path], *, deadline: float) -> Path:
+        """One GET, or two where the first is late; the first that is right wins."""
+        self._hedging.earn()
+        began = self._monotonic()
+        stop = threading.Event()
+        first = self._submit(chunk, new_temp, stop, deadline=deadline)
+        done, _ = wait([first], timeout=self._hedging.delay_s())
+        if done:
+            path = first.result()
+            self._hedging.record(self._monotonic() - began)
+            return path
+        gets = [first]
+        if self._hedging.spend():
+            self._count(hedged=1)
+            gets.append(self._submit(chunk, new_temp, stop, deadline=deadline))
+        path = _first_right(gets, stop)
+        if len(gets) == 1:
+            self._hedging.record(self._monotonic() - began)
+        return path
+
+    def _submit(
+        self,
+        chunk: ChunkRef,
+        new_temp: Callable[[], Path],
+        stop: threading.Event,
+        *,
+        deadline: float,
+    ) -> Future[Path]:
+        return self._requests.submit(self._get, chunk, new_temp, stop, deadline=deadline)
+
+    def _get(
+        self,
+        chunk: ChunkRef,
+        new_temp: Callable[[], Path],
+        stop: threading.Event,
+        *,
+        deadline: float,
+    ) -> Path:
+        if stop.is_set():
+            raise _Cancelled
+        temp = new_temp()
+        try:
+            self._stream(chunk, temp, stop, deadline=deadline)
+            if stop.is_set():
+                raise _Cancelled
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        return temp
+
+    def _stream(
+        self, chunk: ChunkRef, temp: Path, stop: threading.Event, *, deadline: float
+    ) -> None:
+        received = crc = 0
+        pieces = self._store.get_range(chunk.log_key, chunk.position, chunk.end_position)
+        try:
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _disk_error(temp, error) from error
+        try:
+            with closing(pieces):  # type: ignore[type-var]  # stores answer with generators
+                for piece in pieces:
+                    if stop.is_set():
+                        raise _Cancelled
+                    if self._monotonic() > deadline:
+                        raise StoreUnavailable(f"{chunk.log_key}: the answer is too slow")
+                    crc = crc32c_of(piece, crc)
+                    received += len(piece)
+                    _write_all(fd, piece, temp)
+        finally:
+            os.close(fd)
+        _check(chunk, size_bytes=received, crc=crc)
+
+    def _count(
+        self,
+        *,
+        fetched_chunks: int = 0,
+        fetched_bytes: int = 0,
+        hedged: int = 0,
+        failed: int = 0,
+    ) -> None:
+        more = (fetched_chunks, fetched_bytes, hedged, failed)
+        with self._lock:
+            self._counts = FetchCounts(*map(sum, zip(self._counts, more, strict=True)))
+
+
+def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:
+    """The first path; the other GET is told to stop, and cleans up after itself."""
+    waiting = set(gets)
+    failure: BaseException | None = None
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        right = [future for future in done if future.exception() is None]
+        if right:
+            stop.set()
+            for late in [*right[1:], *waiting]:
+                late.add_done_callback(_remove_result)
+            return right[0].result()
+        failure = next(iter(done)).exception()
+    assert failure is not None
+    raise failure
+
+
+def _remove_result(late: Future[Path]) -> None:
+    if not late.cancelled() and late.exception() is None:
+        late.result().unlink(missing_ok=True)
+
+
+def _with_one_more_for_wrong_bytes(chunk: ChunkRef, fetch: Callable[[], T]) -> T:
+    try:
+        return fetch()
+    except _WrongBytes:
+        pass
+    try:
+        return fetch()
+    except _WrongBytes as error:
+        raise CorruptObject(str(error), file=chunk.log_key, position=chunk.position) from error
+
+
+def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
+    if size_bytes != chunk.size_bytes:
+        raise StoreUnavailable(
+            f"{chunk.log_key}: chunk {chunk.number} came with {size_bytes} of "
+            f"{chunk.size_bytes} bytes"
+        )
+    if crc != chunk.crc32c:
+        raise _WrongBytes(
+            f"chunk {chunk.number} came with CRC-32C {crc:08x}, the chunk table says "
+            f"{chunk.crc32c:08x}"
+        )
+
+
+def _write_all(fd: int, piece: bytes, path: Path) -> None:
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError as error:
+        raise _disk_error(path, error) from error
+
+
+def _disk_error(path: Path, error: OSError) -> TierlogError:
+    return DiskFull(f"chunk cache {path.parent}: {error.strerror}")
