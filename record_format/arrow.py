@@ -1,0 +1,490 @@
+"""Record batches in, Arrow record batches out: what Spark and anything else that reads Arrow uses.
+
+Rules that keep it honest:
+
+* Columns, names and types are those of Spark's Kafka source.
+* Every batch's checksum is checked before anything of it is believed, but for batches that no row
+  is wanted of.
+* Memory is bounded by the request: some `batch_bytes` of expanded records at a time (one batch at
+  least), and `batch_rows` rows an Arrow batch, whatever a batch holds.
+* Arrow's 32-bit offsets cannot overflow: the records behind one Arrow batch are those of one Kafka
+  batch (below 2 GiB by its own length, `max_expanded_bytes` where compressed) or `batch_bytes`.
+* Control batches never show. A time outside what microseconds hold becomes the nearest inside.
+
+Where only offsets are wanted, a batch without a gap is not even expanded: its header says them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from record_format import arrow_kernel as kernel
+from record_format.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER_SIZE,
+    MIN_RECORD_SIZE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    check_crc,
+    check_whole,
+    parse_header,
+)
+from record_format.codecs import MAX_EXPANDED_BYTES, decompress
+from record_format.errors import CorruptBatch
+from record_format.index_layouts import AbortedTxn
+from record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
+
+BATCH_ROWS: Final = 16 * 1024
+BATCH_BYTES: Final = 16 * 1024 * 1024
+
+_HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", pa.list_(pa.field("element", _HEADER_TYPE))),
+    ]
+)
+COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
+
+_FROM_HEADERS: Final = {"topic", "partition", "offset", "timestampType"}
+_WANTS: Final = {
+    "key": kernel.WANT_KEY,
+    "value": kernel.WANT_VALUE,
+    "headers": kernel.WANT_HEADERS,
+}
+_SCAN_ROWS: Final = 1024
+_FIRST_HEADERS: Final = 1024
+
+Array = np.ndarray[Any, Any]
+
+
+class Cut(NamedTuple):
+    """Rows to give. The last timestamp (ms) is inclusive, so that any time is in the default."""
+
+    start_offset: int = 0
+    end_offset: int = I64_MAX
+    start_timestamp: int = I64_MIN
+    last_timestamp: int = I64_MAX
+
+
+class DecodeRequest(NamedTuple):
+    """What to decode. `aborted`: transactions whose records are left out, none for uncommitted."""
+
+    topic: str
+    partition: int
+    columns: tuple[str, ...] = COLUMNS
+    cut: Cut = Cut()
+    aborted: Sequence[AbortedTxn] = ()
+    batch_rows: int = BATCH_ROWS
+    batch_bytes: int = BATCH_BYTES
+    max_expanded_bytes: int = MAX_EXPANDED_BYTES
+
+
+class _Group(NamedTuple):
+    """Batches that are decoded together: their rows of the table, and the bytes behind them."""
+
+    table: Array
+    source: Array
+
+
+class ArrowDecoder:
+    """Decodes buffer after buffer of one partition. One thread at a time."""
+
+    def __init__(self, request: DecodeRequest) -> None:
+        unknown = set(request.columns) - set(COLUMNS)
+        assert not unknown, unknown
+        assert request.batch_rows > 0
+        self.schema = pa.schema([SCHEMA.field(name) for name in request.columns])
+        self._request = request
+        self._want = sum(_WANTS.get(name, 0) for name in request.columns)
+        self._cuts = np.array(request.cut, np.int64)
+        self._aborted = _by_producer(request.aborted)
+        self._constant = _constant_columns(request)
+        self._header_room = _FIRST_HEADERS
+        timeless = request.cut[2:] == (I64_MIN, I64_MAX)
+        self._by_header = timeless and _FROM_HEADERS.issuperset(request.columns)
+
+    def decode(self, buf: Buffer, *, file: str = "", position: int = 0) -> Iterator[pa.RecordBatch]:
+        """The wanted rows of `buf`, which holds whole batches and nothing else.
+
+        Raises CorruptBatch; its position counts from `position`, where in `file` the buffer begins.
+        """
+        view = memoryview(buf)
+        data = _frozen(view)
+        try:
+            for table in _tables(view, data):
+                yield from self._decode_table(view, data, table)
+        except CorruptBatch as error:
+            where = None if error.position is None else position + error.position
+            raise CorruptBatch(
+                error.detail, file=file, position=where, offset=error.offset
+            ) from error
+
+    def _decode_table(
+        self, view: memoryview, data: Array, table: Array
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = table[self._wanted(table)]
+        _check_crcs(view, wanted)
+        dense = np.zeros(len(wanted), bool)
+        if self._by_header:
+            dense = wanted[:, kernel.COUNT] == wanted[:, kernel.LAST_DELTA] + 1
+        for start, end, by_header in _runs(dense):
+            run = wanted[start:end]
+            if by_header:
+                _check_counts(view, run, self._request.max_expanded_bytes)
+                yield from self._offsets(run)
+            else:
+                yield from self._records(view, data, run)
+
+    def _wanted(self, table: Array) -> Array:
+        """Which batches can hold a row that is wanted."""
+        cut = self._request.cut
+        last_offset = table[:, kernel.BASE_OFFSET] + table[:, kernel.LAST_DELTA]
+        wanted: Array = (
+            (table[:, kernel.ATTRIBUTES] & CONTROL_BIT == 0)
+            # compaction keeps empty batches, as headers alone; bytes behind one are a broken count
+            & ((table[:, kernel.COUNT] > 0) | (table[:, kernel.SIZE] > HEADER_SIZE))
+            & (table[:, kernel.BASE_OFFSET] < cut.end_offset)
+            & (last_offset >= cut.start_offset)
+            & (table[:, kernel.MAX_TIME] >= cut.start_timestamp)
+        )
+        if self._aborted:
+            transactional = wanted & (table[:, kernel.ATTRIBUTES] & TRANSACTIONAL_BIT != 0)
+            for index in np.flatnonzero(transactional):
+                wanted[index] = not self._is_aborted(table[index])
+        return wanted
+
+    def _is_aborted(self, row: Array) -> bool:
+        """A producer has one transaction at a time, so its batches in the range are of that one."""
+        base_offset = int(row[kernel.BASE_OFFSET])
+        transactions = self._aborted.get(int(row[kernel.PRODUCER]), ())
+        return any(txn.first_offset <= base_offset <= txn.last_offset for txn in transactions)
+
+    def _offsets(self, table: Array) -> Iterator[pa.RecordBatch]:
+        state = np.zeros(kernel.STATE_SIZE, np.int64)
+        outcome = kernel.ROWS_FULL
+        while outcome == kernel.ROWS_FULL:
+            columns = _Columns(self._request.batch_rows)
+            outcome = kernel.fill_offsets(
+                table, len(table), self._cuts, state, columns.offsets, columns.kinds
+            )
+            if state[kernel.ROWS]:
+                yield self._batch(columns, state)
+
+    def _records(self, view: memoryview, data: Array, table: Array) -> Iterator[pa.RecordBatch]:
+        start = 0
+        while start < len(table):
+            group, start = self._expand(view, data, table, start=start)
+            yield from self._decode_group(group, view)
+
+    def _expand(
+        self, view: memoryview, data: Array, table: Array, *, start: int
+    ) -> tuple[_Group, int]:
+        """Expand from `start` on, about `batch_bytes` or `batch_rows`; also where the next begin.
+
+        Where none is compressed the source is `data` itself.
+        """
+        request = self._request
+        parts: list[Buffer] = []
+        size = rows = 0
+        end = start
+        while end < len(table) and (
+            end == start
+            or (
+                size < request.batch_bytes and rows + table[end, kernel.COUNT] <= request.batch_rows
+            )
+        ):
+            part = self._expand_batch(view, table[end])
+            if end > start and size + len(part) > request.batch_bytes:
+                break
+            table[end, kernel.START] = size
+            size += len(part)
+            table[end, kernel.END] = size
+            rows += int(table[end, kernel.COUNT])
+            parts.append(part)
+            end += 1
+        group = table[start:end]
+        if not (group[:, kernel.ATTRIBUTES] & CODEC_MASK).any():
+            group[:, kernel.START] = group[:, kernel.POSITION] + HEADER_SIZE
+            group[:, kernel.END] = group[:, kernel.POSITION] + group[:, kernel.SIZE]
+            return _Group(group, data), end
+        return _Group(group, _frozen(parts[0] if len(parts) == 1 else b"".join(parts))), end
+
+    def _expand_batch(self, view: memoryview, row: Array) -> Buffer:
+        position, size = int(row[kernel.POSITION]), int(row[kernel.SIZE])
+        body = view[position + HEADER_SIZE : position + size]
+        codec = int(row[kernel.ATTRIBUTES]) & CODEC_MASK
+        if codec:
+            try:
+                body = decompress(codec, body, max_bytes=self._request.max_expanded_bytes)  # type: ignore[assignment]
+            except CorruptBatch as error:
+                raise _located(view, row, error.detail) from error
+        if int(row[kernel.COUNT]) * MIN_RECORD_SIZE > len(body):
+            raise _located(
+                view, row, f"{row[kernel.COUNT]} records cannot fit in {len(body)} bytes"
+            )
+        return body
+
+    def _decode_group(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
+        state = np.zeros(kernel.STATE_SIZE, np.int64)
+        outcome = kernel.ROWS_FULL
+        while outcome == kernel.ROWS_FULL:
+            columns = _Columns(self._request.batch_rows)
+            columns.make_room(self._want, _left(group, state), self._header_room)
+            state[kernel.ROWS : kernel.STATE_SIZE] = 0
+            outcome = self._call_kernel(group, columns, state)
+            while outcome == kernel.HEADERS_FULL:
+                self._header_room = columns.grow_headers()
+                outcome = self._call_kernel(group, columns, state)
+            if outcome == kernel.BROKEN:
+                row = group.table[state[kernel.BATCH]]
+                text = PROBLEM_TEXTS[Problem(int(state[kernel.PROBLEM]))]
+                at = (
+                    f"record {state[kernel.RECORD]}, byte {state[kernel.PROBLEM_AT]} of the records"
+                )
+                raise _located(view, row, f"{at}: {text}")
+            if state[kernel.ROWS]:
+                yield self._batch(columns, state)
+
+    def _call_kernel(self, group: _Group, columns: _Columns, state: Array) -> int:
+        outcome: int = kernel.decode_records(
+            group.source, group.table, len(group.table), self._cuts, self._want, state, *columns.all
+        )
+        return outcome
+
+    def _batch(self, columns: _Columns, state: Array) -> pa.RecordBatch:
+        rows = int(state[kernel.ROWS])
+        arrays = [
+            self._constant[name].slice(0, rows)
+            if name in self._constant
+            else _BUILDERS[name](columns, state)
+            for name in self._request.columns
+        ]
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(
+                pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+            )
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class _Columns:
+    """The arrays that the kernel fills for one Arrow batch; what is not wanted stays empty."""
+
+    def __init__(self, rows: int) -> None:
+        self.offsets, self.times = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        self.kinds = np.empty(rows, np.int32)
+        self.keys = self.values = self.headers = _NO_BYTES
+        self.names = self.contents = _NO_BYTES
+        self.header_ends = _NO_ENDS
+
+    def make_room(self, want: int, size: int, headers: int) -> None:
+        """Room for `size` bytes of records. Pages that are never written cost nothing."""
+        rows = len(self.offsets)
+        if want & kernel.WANT_KEY:
+            self.keys = _room(rows, size)
+        if want & kernel.WANT_VALUE:
+            self.values = _room(rows, size)
+        if want & kernel.WANT_HEADERS:
+            self.names, self.contents = _room(headers, size), _room(headers, size)
+            self.header_ends = np.zeros(rows + 1, np.int32)
+
+    def grow_headers(self) -> int:
+        self.names, self.contents = _larger(self.names), _larger(self.contents)
+        return len(self.names.there)
+
+    @property
+    def all(self) -> tuple[Array, ...]:
+        """In the order of the kernel's arguments."""
+        return (
+            self.offsets,
+            self.times,
+            self.kinds,
+            *self.keys,
+            *self.values,
+            self.header_ends,
+            *self.names[:2],
+            *self.contents,
+        )
+
+
+class _Bytes(NamedTuple):
+    """A column of bytes as Arrow keeps it, but for validity, which is a byte a row here."""
+
+    ends: Array
+    data: Array
+    there: Array
+
+
+_NO_ENDS: Final = np.zeros(1, np.int32)
+_NO_BYTES: Final = _Bytes(_NO_ENDS, np.zeros(0, np.uint8), np.zeros(0, np.uint8))
+
+
+def _room(rows: int, size: int) -> _Bytes:
+    ends = np.empty(rows + 1, np.int32)
+    ends[0] = 0
+    return _Bytes(ends, np.empty(size, np.uint8), np.empty(rows, np.uint8))
+
+
+def _larger(column: _Bytes) -> _Bytes:
+    """Room for four times the rows; the bytes stay where they are."""
+    rows = len(column.there)
+    larger = _Bytes(np.empty(4 * rows + 1, np.int32), column.data, np.empty(4 * rows, np.uint8))
+    larger.ends[: rows + 1] = column.ends
+    larger.there[:rows] = column.there
+    return larger
+
+
+def _left(group: _Group, state: Array) -> int:
+    """How many bytes of records may still come: no column can hold more."""
+    batches = group.table[state[kernel.BATCH] :]
+    left = int((batches[:, kernel.END] - batches[:, kernel.START]).sum())
+    if state[kernel.RECORD]:
+        left -= int(state[kernel.AT] - batches[0, kernel.START])
+    return left
+
+
+def _frozen(buf: Buffer) -> Array:
+    """As the kernel takes its source: one type, so that it is compiled once."""
+    data = np.frombuffer(buf, np.uint8)
+    data.setflags(write=False)
+    return data
+
+
+# --- the table of headers -------------------------------------------------------------------------
+
+
+def _tables(view: memoryview, data: Array) -> Iterator[Array]:
+    """The headers of all batches, some at a time. Raises CorruptBatch, also for a cut last one."""
+    position = 0
+    while position < len(data):
+        table = np.zeros((_SCAN_ROWS, kernel.TABLE_WIDTH), np.int64)
+        count, position = kernel.scan_headers(data, position, len(data), table)
+        if count:
+            yield table[:count]
+        if position < len(data) and count < _SCAN_ROWS:
+            check_whole(view, parse_header(view, position))
+            raise AssertionError("the kernel refused a header that parse_header takes")
+
+
+def _check_crcs(view: memoryview, table: Array) -> None:
+    cells = table[:, (kernel.POSITION, kernel.SIZE, kernel.CRC)]
+    for position, size, crc in cells.tolist():
+        if crc32c(view[position + CRC_START : position + size]) != crc:
+            check_crc(view, parse_header(view, position))
+
+
+def _check_counts(view: memoryview, table: Array, max_expanded_bytes: int) -> None:
+    """A count that no records could fill is refused, though nothing is expanded to see."""
+    too_many = np.flatnonzero(table[:, kernel.COUNT] * MIN_RECORD_SIZE > max_expanded_bytes)
+    if len(too_many):
+        row = table[too_many[0]]
+        raise _located(
+            view, row, f"{row[kernel.COUNT]} records cannot fit in {max_expanded_bytes} bytes"
+        )
+
+
+def _located(view: memoryview, row: Array, detail: str) -> CorruptBatch:
+    header: BatchHeader = parse_header(view, int(row[kernel.POSITION]))
+    return CorruptBatch(detail, position=header.position, offset=header.base_offset)
+
+
+def _runs(flags: Array) -> Iterator[tuple[int, int, bool]]:
+    """Runs of equal flags: start, end, flag."""
+    edges = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)]
+    for start, end in pairwise(edges):
+        if start < end:
+            yield start, end, bool(flags[start])
+
+
+def _by_producer(aborted: Sequence[AbortedTxn]) -> dict[int, list[AbortedTxn]]:
+    by_producer: dict[int, list[AbortedTxn]] = {}
+    for txn in aborted:
+        by_producer.setdefault(txn.producer_id, []).append(txn)
+    return by_producer
+
+
+# --- Arrow arrays ---------------------------------------------------------------------------------
+
+
+def _constant_columns(request: DecodeRequest) -> dict[str, pa.Array]:
+    """Topic and partition, made once and sliced."""
+    columns: dict[str, pa.Array] = {}
+    if "topic" in request.columns:
+        columns["topic"] = pa.repeat(pa.scalar(request.topic), request.batch_rows)
+    if "partition" in request.columns:
+        columns["partition"] = pa.repeat(
+            pa.scalar(request.partition, pa.int32()), request.batch_rows
+        )
+    return columns
+
+
+def _numbers(kind: pa.DataType, values: Array, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values[:rows])], null_count=0)
+
+
+def _binary(kind: pa.DataType, column: _Bytes, *, rows: int, nulls: int) -> pa.Array:
+    validity = None
+    if nulls:
+        validity = pa.py_buffer(np.packbits(column.there[:rows], bitorder="little"))
+    used = int(column.ends[rows])
+    buffers = [validity, pa.py_buffer(column.ends[: rows + 1]), pa.py_buffer(column.data[:used])]
+    return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls)
+
+
+def _names(column: _Bytes, headers: int) -> pa.Array:
+    """Header names. Bytes that are no UTF-8 become U+FFFD, as in Kafka's client."""
+    names = _binary(pa.string(), column, rows=headers, nulls=0)
+    try:
+        names.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = _binary(pa.binary(), column, rows=headers, nulls=0)
+        return pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
+    return names
+
+
+def _headers(columns: _Columns, state: Array) -> pa.Array:
+    rows, headers = int(state[kernel.ROWS]), int(state[kernel.HEADERS])
+    contents = _binary(
+        pa.binary(), columns.contents, rows=headers, nulls=int(state[kernel.NULL_CONTENTS])
+    )
+    pairs = pa.StructArray.from_arrays(
+        [_names(columns.names, headers), contents], fields=list(_HEADER_TYPE)
+    )
+    ends = pa.py_buffer(columns.header_ends[: rows + 1])
+    kind = SCHEMA.field("headers").type
+    return pa.Array.from_buffers(kind, rows, [None, ends], null_count=0, children=[pairs])
+
+
+def _bytes_of(name: str, nulls: int) -> Callable[[_Columns, Array], pa.Array]:
+    def build(columns: _Columns, state: Array) -> pa.Array:
+        column: _Bytes = getattr(columns, name)
+        return _binary(pa.binary(), column, rows=int(state[kernel.ROWS]), nulls=int(state[nulls]))
+
+    return build
+
+
+_BUILDERS: Final[dict[str, Callable[[_Columns, Array], pa.Array]]] = {
+    "key": _bytes_of("keys", kernel.NULL_KEYS),
+    "value": _bytes_of("values", kernel.NULL_VALUES),
+    "headers": _headers,
+    "offset": lambda c, s: _numbers(pa.int64(), c.offsets, int(s[kernel.ROWS])),
+    "timestamp": lambda c, s: _numbers(
+        SCHEMA.field("timestamp").type, c.times, int(s[kernel.ROWS])
+    ),
+    "timestampType": lambda c, s: _numbers(pa.int32(), c.kinds, int(s[kernel.ROWS])),
+}

@@ -1,0 +1,418 @@
+"""The compiled half of `arrow`: headers into a table, records into columns.
+
+Rules that keep it honest:
+
+* No byte is read that was not first compared with the end of its record, no byte written past what
+  the caller set aside: rows and headers are counted against the arrays' sizes, and a key, value or
+  header is never larger than the source it is copied from.
+* Nothing is raised here. A problem is a number in `state` (those of `record_walk`), and what is
+  refused is what `record_walk` refuses; a test feeds both the same broken bytes.
+* A call can stop at any record and go on with the next one: `state` says where. That bounds the
+  memory of a batch with millions of records.
+
+Numba compiles on first use and keeps the machine code on disk where it finds a folder for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from record_format.record_walk import Problem
+
+# Columns of the header table, one row a batch.
+POSITION: Final = 0
+SIZE: Final = 1
+BASE_OFFSET: Final = 2
+ATTRIBUTES: Final = 3
+LAST_DELTA: Final = 4
+BASE_TIME: Final = 5
+MAX_TIME: Final = 6
+PRODUCER: Final = 7
+COUNT: Final = 8
+CRC: Final = 9
+START: Final = 10  # of the expanded records in the source, set by the caller
+END: Final = 11
+TABLE_WIDTH: Final = 12
+
+# Cells of `state`. The first four say where to go on.
+BATCH: Final = 0
+RECORD: Final = 1
+AT: Final = 2
+DELTA: Final = 3
+ROWS: Final = 4
+HEADERS: Final = 5
+KEY_BYTES: Final = 6
+VALUE_BYTES: Final = 7
+NAME_BYTES: Final = 8
+CONTENT_BYTES: Final = 9
+NULL_KEYS: Final = 10
+NULL_VALUES: Final = 11
+NULL_CONTENTS: Final = 12
+PROBLEM: Final = 13
+PROBLEM_AT: Final = 14
+STATE_SIZE: Final = 15
+
+WANT_KEY: Final = 1
+WANT_VALUE: Final = 2
+WANT_HEADERS: Final = 4
+
+DONE: Final = 0
+ROWS_FULL: Final = 1
+HEADERS_FULL: Final = 2
+BROKEN: Final = 3
+
+_VARINT: Final = int(Problem.VARINT)
+_RECORD_LENGTH: Final = int(Problem.RECORD_LENGTH)
+_TIMESTAMP: Final = int(Problem.TIMESTAMP)
+_OFFSET_DELTA: Final = int(Problem.OFFSET_DELTA)
+_KEY_LENGTH: Final = int(Problem.KEY_LENGTH)
+_VALUE_LENGTH: Final = int(Problem.VALUE_LENGTH)
+_HEADERS: Final = int(Problem.HEADERS)
+_RECORD_END: Final = int(Problem.RECORD_END)
+_TRAILING: Final = int(Problem.TRAILING)
+
+_HEADER_SIZE: Final = 61
+_MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile, with a cache on disk where numba finds a place for one (a zip may have none)."""
+    try:
+        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+@intrinsic
+def _copy(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    typing_context,  # noqa: ARG001
+    target,
+    target_at,  # noqa: ARG001
+    source,
+    source_at,  # noqa: ARG001
+    size,  # noqa: ARG001
+):
+    """C's memcpy. A loop would be slower, since numba cannot rule out that arrays overlap."""
+    signature = types.void(target, types.int64, source, types.int64, types.int64)
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        to, to_at, origin, origin_at, count = arguments
+        to_array = context.make_array(signature.args[0])(context, builder, to)
+        from_array = context.make_array(signature.args[2])(context, builder, origin)
+        cgutils.raw_memcpy(
+            builder,
+            builder.gep(to_array.data, [to_at]),
+            builder.gep(from_array.data, [origin_at]),
+            count,
+            1,
+        )
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@_compiled
+def _big_endian(data, at, size):  # type: ignore[no-untyped-def]
+    """A signed integer of `size` bytes."""
+    value = np.int64(np.int8(data[at]))
+    for index in range(1, size):
+        value = (value << 8) | np.int64(data[at + index])
+    return value
+
+
+@_compiled
+def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
+    """Fill `table` with the headers of whole batches; (how many, position behind them).
+
+    Stops at the end, at a full table, at a batch that reaches past the end, and at a header that
+    `batch.parse_header` would refuse: the caller asks it which.
+    """
+    count = 0
+    while start + _HEADER_SIZE <= end and count < table.shape[0]:
+        size = _big_endian(data, start + 8, 4) + 12
+        if data[start + 16] != 2 or size < _HEADER_SIZE or size > end - start:
+            break
+        row = table[count]
+        row[POSITION] = start
+        row[SIZE] = size
+        row[BASE_OFFSET] = _big_endian(data, start, 8)
+        row[CRC] = _big_endian(data, start + 17, 4) & 0xFFFFFFFF
+        row[ATTRIBUTES] = _big_endian(data, start + 21, 2)
+        row[LAST_DELTA] = _big_endian(data, start + 23, 4)
+        row[BASE_TIME] = _big_endian(data, start + 27, 8)
+        row[MAX_TIME] = _big_endian(data, start + 35, 8)
+        row[PRODUCER] = _big_endian(data, start + 43, 8)
+        row[COUNT] = _big_endian(data, start + 57, 4)
+        if row[BASE_OFFSET] < 0 or row[LAST_DELTA] < 0:
+            break
+        if row[COUNT] < 0 or row[COUNT] > row[LAST_DELTA] + 1:
+            break
+        if row[ATTRIBUTES] & 7 == 0 and row[COUNT] * 7 > size - _HEADER_SIZE:
+            break
+        count += 1
+        start += size
+    return count, start
+
+
+@_compiled
+def _varint(data, at, end):  # type: ignore[no-untyped-def]
+    """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
+    raw = np.int64(0)
+    shift = 0
+    while at < end and shift < 35:
+        byte = np.int64(data[at])
+        at += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> 32:
+                break
+            return (raw >> 1) ^ -(raw & 1), at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@_compiled
+def _varlong(data, at, end):  # type: ignore[no-untyped-def]
+    """The same for 64 bits."""
+    raw = np.uint64(0)
+    shift = 0
+    while at < end and shift < 70:
+        byte = np.uint64(data[at])
+        at += 1
+        if shift == 63 and byte > np.uint64(1):
+            break
+        raw |= (byte & np.uint64(0x7F)) << np.uint64(shift)
+        if byte < np.uint64(0x80):
+            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@_compiled
+def _micros(milliseconds):  # type: ignore[no-untyped-def]
+    """Microseconds; a time that they cannot hold becomes the nearest that they can."""
+    return max(-_MAX_MS, min(_MAX_MS, milliseconds)) * 1000
+
+
+@_compiled
+def fill_offsets(table, batches, cuts, state, offsets, kinds):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    """Rows of batches without a gap, from the headers alone: offset and timestamp type."""
+    rows = np.int64(0)
+    batch = state[BATCH]
+    delta = state[RECORD]
+    while batch < batches:
+        row = table[batch]
+        first = max(delta, cuts[0] - row[BASE_OFFSET])
+        last = min(row[COUNT], cuts[1] - row[BASE_OFFSET])
+        for record in range(first, last):
+            if rows == offsets.shape[0]:
+                state[BATCH] = batch
+                state[RECORD] = record
+                state[ROWS] = rows
+                return ROWS_FULL
+            offsets[rows] = row[BASE_OFFSET] + record
+            kinds[rows] = (row[ATTRIBUTES] >> 3) & 1
+            rows += 1
+        batch += 1
+        delta = np.int64(0)
+    state[BATCH] = batch
+    state[ROWS] = rows
+    return DONE
+
+
+@_compiled
+def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
+    data,  # the expanded records of all batches
+    table,
+    batches,  # how many rows of the table count
+    cuts,  # first offset, end offset, first time, last time
+    want,
+    state,
+    offsets,
+    times,
+    kinds,
+    key_ends,  # one more than rows, as Arrow's offsets are; the first is 0
+    keys,
+    key_there,
+    value_ends,
+    values,
+    value_there,
+    header_ends,
+    name_ends,
+    names,
+    content_ends,
+    contents,
+    content_there,
+):
+    """Decode from where `state` stands until the batches end, rows or headers are full, or trouble.
+
+    One function, long for the sake of speed. Unwanted headers are stepped over unread, all else of
+    a record is checked. `data` must be as large as the table says, `keys`, `values`, `names` and
+    `contents` (where wanted) as large as what is left of `data`.
+    """
+    rows, headers = state[ROWS], state[HEADERS]
+    key_bytes, value_bytes = state[KEY_BYTES], state[VALUE_BYTES]
+    name_bytes, content_bytes = state[NAME_BYTES], state[CONTENT_BYTES]
+    batch, record, at, delta = state[BATCH], state[RECORD], state[AT], state[DELTA]
+    outcome = DONE
+    problem = 0
+    while batch < batches:
+        row = table[batch]
+        base_offset, base_time, max_time = row[BASE_OFFSET], row[BASE_TIME], row[MAX_TIME]
+        append_time = (row[ATTRIBUTES] >> 3) & 1
+        limit, count, last_delta = row[END], row[COUNT], row[LAST_DELTA]
+        if record == 0:
+            at = row[START]
+            delta = np.int64(-1)
+        cut_short = False
+        while record < count:
+            if rows == offsets.shape[0]:
+                outcome = ROWS_FULL
+                break
+            start = at
+            size, at = _varint(data, at, limit)
+            if at < 0:
+                problem = _VARINT
+                break
+            if size <= 0 or size > limit - at:
+                problem = _RECORD_LENGTH
+                break
+            end = at + size
+            at += 1
+            time_delta, at = _varlong(data, at, end)
+            if at < 0:
+                problem = _VARINT
+                break
+            time = base_time + time_delta
+            # The sum wrapped where both have one sign and it has the other.
+            if (base_time >= 0) == (time_delta >= 0) and (time >= 0) != (base_time >= 0):
+                problem = _TIMESTAMP
+                break
+            before = delta
+            delta, at = _varint(data, at, end)
+            if at < 0:
+                problem = _VARINT
+                break
+            if delta <= before or delta > last_delta:
+                problem = _OFFSET_DELTA
+                break
+            if append_time:
+                time = max_time
+            offset = base_offset + delta
+            if offset >= cuts[1]:
+                cut_short = True
+                break
+            if offset < cuts[0] or time < cuts[2] or time > cuts[3]:
+                at = end
+                record += 1
+                continue
+
+            size, at = _varint(data, at, end)
+            if at < 0:
+                problem = _VARINT
+                break
+            if size < -1 or size > end - at:
+                problem = _KEY_LENGTH
+                break
+            key_at, key_size = at, size
+            at += max(size, 0)
+            size, at = _varint(data, at, end)
+            if at < 0:
+                problem = _VARINT
+                break
+            if size < -1 or size > end - at:
+                problem = _VALUE_LENGTH
+                break
+            value_at, value_size = at, size
+            at += max(size, 0)
+
+            if want & WANT_HEADERS:
+                size, at = _varint(data, at, end)
+                if at < 0:
+                    problem = _VARINT
+                    break
+                if size < 0 or size > (end - at) // 2:
+                    problem = _HEADERS
+                    break
+                if headers + size > content_there.shape[0]:
+                    at, delta = start, before
+                    outcome = HEADERS_FULL
+                    break
+                for _ in range(size):
+                    part, at = _varint(data, at, end)
+                    if at < 0 or part < 0 or part > end - at:
+                        problem = _HEADERS
+                        break
+                    _copy(names, name_bytes, data, at, part)
+                    name_bytes += part
+                    at += part
+                    part, at = _varint(data, at, end)
+                    if at < 0 or part < -1 or part > end - at:
+                        problem = _HEADERS
+                        break
+                    if part >= 0:
+                        _copy(contents, content_bytes, data, at, part)
+                        content_bytes += part
+                        at += part
+                        content_there[headers] = 1
+                    else:
+                        content_there[headers] = 0
+                        state[NULL_CONTENTS] += 1
+                    headers += 1
+                    name_ends[headers] = name_bytes
+                    content_ends[headers] = content_bytes
+                if problem:
+                    break
+                header_ends[rows + 1] = headers
+                if at != end:
+                    problem = _RECORD_END
+                    break
+            elif at >= end or (data[at] == 0 and at + 1 != end):
+                problem = _RECORD_END
+                break
+            at = end
+
+            if want & WANT_KEY:
+                if key_size > 0:
+                    _copy(keys, key_bytes, data, key_at, key_size)
+                    key_bytes += key_size
+                key_there[rows] = key_size >= 0
+                state[NULL_KEYS] += key_size < 0
+                key_ends[rows + 1] = key_bytes
+            if want & WANT_VALUE:
+                if value_size > 0:
+                    _copy(values, value_bytes, data, value_at, value_size)
+                    value_bytes += value_size
+                value_there[rows] = value_size >= 0
+                state[NULL_VALUES] += value_size < 0
+                value_ends[rows + 1] = value_bytes
+            offsets[rows] = offset
+            times[rows] = _micros(time)
+            kinds[rows] = append_time
+            rows += 1
+            record += 1
+        if problem:
+            state[PROBLEM_AT] = start - row[START]
+            outcome = BROKEN
+            break
+        if outcome != DONE:
+            break
+        if not cut_short and at != limit:
+            state[PROBLEM_AT] = at - row[START]
+            problem = _TRAILING
+            outcome = BROKEN
+            break
+        batch += 1
+        record = np.int64(0)
+    state[BATCH], state[RECORD], state[AT], state[DELTA] = batch, record, at, delta
+    state[ROWS], state[HEADERS] = rows, headers
+    state[KEY_BYTES], state[VALUE_BYTES] = key_bytes, value_bytes
+    state[NAME_BYTES], state[CONTENT_BYTES] = name_bytes, content_bytes
+    state[PROBLEM] = problem
+    return outcome
