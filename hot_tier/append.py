@@ -1,0 +1,36 @@
+"""What is handed to a log to append, and what comes back."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from record_format.produced import ProducedBatches
+
+
+class Acks(IntEnum):
+    """When a write is answered, by Kafka's numbers."""
+
+    ALL = -1
+    NONE = 0
+    LEADER = 1
+
+
+class Append(NamedTuple):
+    """Batches that go into the log together, or not at all.
+
+    `expected_offset`: append only where the log ends exactly there.
+    """
+
+    batches: ProducedBatches
+    expected_offset: int | None = None
+
+
+class AppendResult(NamedTuple):
+    """Where the batches lie. `duplicate`: they were there already, from an earlier request."""
+
+    base_offset: int
+    last_offset: int
+    log_append_time: int | None
+    duplicate: bool
+    log_start_offset: int

@@ -1,0 +1,191 @@
+"""Several appends, one write.
+
+* Each append is checked against the log as it will be after the ones before it: expected offset,
+  producer sequences, the need to roll.
+* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
+* Memory changes only after the write; a write that fails refuses all appends that were in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hot_tier.active_segment import PendingWrite
+from hot_tier.append import Append, AppendResult
+from hot_tier.log_state import LogState
+from hot_tier.producer_state import Producer, ProducerBatch, after_batch, check
+from hot_tier.roll import disk_error, roll
+from record_format.batch import BatchHeader, stamp, stamp_log_append_time
+from record_format.errors import (
+    InvalidRecord,
+    OffsetMismatch,
+    OutOfOrderSequence,
+    TierlogError,
+)
+
+Outcome = AppendResult | TierlogError
+
+
+def append_all(state: LogState, appends: Sequence[Append]) -> list[Outcome]:
+    """Append in order; one outcome for each. Call under the log's lock."""
+    group = _Group(state)
+    for append in appends:
+        group.take(append)
+    group.write()
+    return group.outcomes
+
+
+class _Group:
+    """The appends of one call."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._now_ms = state.clock()
+        self._pending = PendingWrite(state.active)
+        self._unwritten: list[int] = []  # numbers of the outcomes that stand on the pending write
+        self._producers: dict[int, Producer] = {}  # as they will be after it
+        self.outcomes: list[Outcome] = []
+
+    def take(self, append: Append) -> None:
+        try:
+            self._state.check_online()
+            self.outcomes.append(self._planned(append))
+        except TierlogError as refusal:
+            self.outcomes.append(refusal)
+
+    def _planned(self, append: Append) -> AppendResult:
+        headers = append.batches.headers
+        if not headers:
+            raise InvalidRecord("a request without a record")
+        duplicate = self._check_producers(headers)
+        if duplicate:
+            return self._result(duplicate.first_offset, duplicate.last_offset, duplicate=True)
+        base_offset = self._pending.end.next_offset
+        if append.expected_offset not in (None, base_offset):
+            raise OffsetMismatch(
+                expected_offset=append.expected_offset or 0, log_end_offset=base_offset
+            )
+        self._roll_if_due(append)
+        self._begin_epoch(base_offset)
+        stamped = self._stamp(append)
+        self._pending.add(append.batches.body, stamped, min_timestamps=self._min_timestamps(append))
+        self._unwritten.append(len(self.outcomes))
+        return self._result(base_offset, stamped[-1].last_offset, duplicate=False)
+
+    def _begin_epoch(self, start_offset: int) -> None:
+        """The first record of an epoch is on record, and on the medium, before the record
+        itself.
+        """
+        try:
+            self._state.epochs.begin(self._state.leader_epoch, start_offset)
+        except OSError as error:
+            raise disk_error(self._state, error) from error
+
+    def _result(self, base_offset: int, last_offset: int, *, duplicate: bool) -> AppendResult:
+        log_append_time = self._now_ms if self._state.config.log_append_time else None
+        return AppendResult(
+            base_offset,
+            last_offset,
+            None if duplicate else log_append_time,
+            duplicate,
+            self._state.log_start_offset,
+        )
+
+    def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
+        """The earlier copy, where this is a repeat. Raises ProducerFenced, OutOfOrderSequence."""
+        if headers[0].producer_id < 0 and len(headers) == 1:
+            return None
+        first, last, copies = None, None, 0
+        seen: dict[int, Producer] = {}
+        for header in headers:
+            if header.producer_id < 0:
+                continue
+            known = seen.get(header.producer_id) or self._producer(header.producer_id)
+            last = check(known, header)
+            if last:
+                first, copies = first or last, copies + 1
+            else:
+                seen[header.producer_id] = after_batch(known, header, now_ms=self._now_ms)
+        if not first or not last or copies < len(headers):
+            if copies:
+                raise OutOfOrderSequence("some batches of the request were appended before")
+            return None
+        return last._replace(offset_delta=last.last_offset - first.first_offset)
+
+    def _producer(self, producer_id: int) -> Producer | None:
+        return self._producers.get(producer_id) or self._state.producers.get(producer_id)
+
+    def _roll_if_due(self, append: Append) -> None:
+        body, headers = append.batches.body, append.batches.headers
+        state = self._state
+        records = sum(header.last_offset_delta + 1 for header in headers)
+        reason = state.active.reason_to_roll(
+            self._pending,
+            size_bytes=len(body),
+            max_timestamp=self._max_timestamp(headers),
+            last_offset=self._pending.end.next_offset + records - 1,
+            now_ms=self._now_ms,
+        )
+        if reason:
+            failure = self.write()
+            if failure:
+                raise failure
+            roll(state)
+            self._pending = PendingWrite(state.active)
+
+    def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
+        if self._state.config.log_append_time:
+            return self._now_ms
+        return max(header.max_timestamp for header in headers)
+
+    def _stamp(self, append: Append) -> list[BatchHeader]:
+        """Final offsets, epoch and, under LogAppendTime, time, in the bytes and in the headers."""
+        body, state = append.batches.body, self._state
+        offset, stamped = self._pending.end.next_offset, []
+        for header in append.batches.headers:
+            stamp(body, header.position, base_offset=offset, leader_epoch=state.leader_epoch)
+            if state.config.log_append_time:
+                header = stamp_log_append_time(body, header, timestamp=self._now_ms)
+            header = header._replace(base_offset=offset, leader_epoch=state.leader_epoch)
+            if header.producer_id >= 0:
+                known = self._producer(header.producer_id)
+                entry = after_batch(known, header, now_ms=self._now_ms)
+                self._producers[header.producer_id] = entry
+            stamped.append(header)
+            offset = header.next_offset
+        return stamped
+
+    def _min_timestamps(self, append: Append) -> Sequence[int | None]:
+        if self._state.config.log_append_time:
+            return [self._now_ms] * len(append.batches.headers)
+        return append.batches.min_timestamps
+
+    def write(self) -> TierlogError | None:
+        """Write what is pending; where that fails, the failure is its appends' outcome."""
+        failure = self._write_pending() if self._pending.buffers else None
+        if failure:
+            for number in self._unwritten:
+                self.outcomes[number] = failure
+        self._unwritten.clear()
+        self._producers.clear()
+        self._pending = PendingWrite(self._state.active)
+        return failure
+
+    def _write_pending(self) -> TierlogError | None:
+        try:
+            self._state.active.write(self._pending, now_ms=self._now_ms)
+        except OSError as error:
+            return self._failure(error)
+        for producer in self._producers.values():
+            self._state.producers.put(producer)
+        self._state.producers.end_offset = self._state.log_end_offset
+        return None
+
+    def _failure(self, error: OSError) -> TierlogError:
+        failure = disk_error(self._state, error)
+        if self._state.offline is None:
+            try:
+                self._state.active.drop_tail()
+            except OSError as worse:
+                failure = self._state.go_offline(worse)
+        return failure

@@ -1,0 +1,105 @@
+"""Walking the batch headers of a `.log` file without reading the records between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hot_tier.index_file import ReadAt
+from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, parse_header
+from record_format.errors import CorruptBatch
+
+WINDOW_BYTES = 8 * 1024
+CHECK_CHUNK_BYTES = 1 << 20
+
+
+def headers_from(
+    read_at: ReadAt, position: int, *, end: int, window_bytes: int = WINDOW_BYTES
+) -> Iterator[BatchHeader]:
+    """The headers of the batches in [position, end); `header.position` is a position of the file.
+
+    Raises CorruptBatch where the bytes are no batch, or a batch reaches beyond `end`.
+    """
+    window, window_start = b"", position
+    while position < end:
+        relative = position - window_start
+        if relative + HEADER_SIZE > len(window):
+            window = read_at(min(window_bytes, end - position), position)
+            window_start, relative = position, 0
+        try:
+            header = parse_header(window, relative)
+        except CorruptBatch as bad:
+            raise CorruptBatch(bad.detail, position=position) from None
+        if position + header.size_bytes > end:
+            raise CorruptBatch(
+                f"the batch takes {header.size_bytes} bytes, {end - position} are there",
+                position=position,
+                offset=header.base_offset,
+            )
+        yield header._replace(position=position)
+        position += header.size_bytes
+
+
+class CheckedBatch:
+    """A batch whose checksum holds: `header.position` is of the file, `start` is of `chunk`."""
+
+    __slots__ = ("chunk", "header", "start")
+
+    def __init__(self, header: BatchHeader, chunk: bytes, start: int) -> None:
+        self.header, self.chunk, self.start = header, chunk, start
+
+    def at_start_of_chunk(self) -> BatchHeader:
+        """The header with the position that the batch has in `chunk`."""
+        return self.header._replace(position=self.start)
+
+
+def checked_batches(read_at: ReadAt, *, end: int) -> Iterator[CheckedBatch]:
+    """Every batch from the start of the file on, read and checked.
+
+    Raises CorruptBatch at the first that is cut, is none, or fails its checksum.
+    """
+    position = 0
+    while position < end:
+        chunk = read_at(min(CHECK_CHUNK_BYTES, end - position), position)
+        consumed = 0
+        for checked in _checked_in(chunk, position):
+            yield checked
+            consumed = checked.start + checked.header.size_bytes
+        if consumed == 0:
+            batch = _one_large_batch(read_at, position, end=end)
+            yield batch
+            consumed = batch.header.size_bytes
+        position += consumed
+
+
+def _checked_in(chunk: bytes, chunk_position: int) -> Iterator[CheckedBatch]:
+    start = 0
+    while len(chunk) - start >= HEADER_SIZE:
+        try:
+            header = parse_header(chunk, start)
+            if start + header.size_bytes > len(chunk):
+                return
+            check_crc(chunk, header)
+        except CorruptBatch as bad:
+            position = chunk_position + start
+            raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+        yield CheckedBatch(header._replace(position=chunk_position + start), chunk, start)
+        start += header.size_bytes
+
+
+def _one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch:
+    """The batch at `position`, larger than a chunk or cut by the end of the file."""
+    if end - position < HEADER_SIZE:
+        raise CorruptBatch(f"{end - position} bytes are no batch", position=position)
+    header = parse_header(read_at(HEADER_SIZE, position))
+    if position + header.size_bytes > end:
+        raise CorruptBatch(
+            f"the batch takes {header.size_bytes} bytes, {end - position} are there",
+            position=position,
+            offset=header.base_offset,
+        )
+    chunk = read_at(header.size_bytes, position)
+    try:
+        check_crc(chunk, header)
+    except CorruptBatch as bad:
+        raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+    return CheckedBatch(header._replace(position=position), chunk, 0)

@@ -1,0 +1,89 @@
+"""The system calls that change a disk, in one place so that tests can make each of them fail.
+
+* Nothing in this room writes, syncs, renames or unlinks but through a `Disk`.
+* Errors stay OSError here; the log maps them: a full disk refuses the write, anything else takes
+  the log offline.
+* What a platform lacks has its stand-in here and nowhere else (macOS has neither fdatasync nor a
+  fsync that reaches the medium).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if sys.platform == "darwin":
+    import fcntl
+
+Buffer = bytes | bytearray | memoryview
+
+IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Disk:
+    """The calls as they are. A subclass may fail some of them."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        """One pwritev(2): how many bytes it took, maybe fewer than given."""
+        return os.pwritev(fd, buffers, position)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        """Make the file this long and its blocks its own (`preallocate`)."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size_bytes)
+        else:
+            os.ftruncate(fd, size_bytes)
+
+    def sync_bytes(self, fd: int) -> None:
+        """The file's bytes and length are on the medium when this returns."""
+        if sys.platform == "darwin":
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """The names in the folder are on the medium when this returns."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+    """Write every byte of `buffers` at `position`, in as few calls as there can be; bytes written.
+
+    Raises OSError; some of the bytes may then have been written.
+    """
+    total = 0
+    pending = [memoryview(buffer) for buffer in buffers if buffer]
+    while pending:
+        taken = disk.write_at(fd, pending[:IOV_MAX], position + total)
+        if taken <= 0:
+            raise OSError(errno.EIO, "the disk took no bytes")
+        total += taken
+        while pending and taken >= len(pending[0]):
+            taken -= len(pending.pop(0))
+        if taken:
+            pending[0] = pending[0][taken:]
+    return total
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in DISK_FULL_ERRNOS

@@ -1,0 +1,79 @@
+"""Which leader epoch began at which offset: Kafka's `leader-epoch-checkpoint`.
+
+* An epoch is in the file only once a record was appended in it (or about to be: the line is on the
+  medium before the record).
+* Both columns rise. What is replayed from the log may add to the end, never in between.
+
+Replaced whole at every change (temp file, sync, rename, folder sync). The log's lock guards it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hot_tier.disk import Disk
+from hot_tier.durable_file import write_durably
+from hot_tier.file_names import LEADER_EPOCHS
+from record_format.checkpoint_files import (
+    EpochEntry,
+    format_epoch_checkpoint,
+    parse_epoch_checkpoint,
+)
+
+
+class LeaderEpochs:
+    def __init__(self, folder: Path, *, disk: Disk, entries: tuple[EpochEntry, ...] = ()) -> None:
+        self._folder, self._disk = folder, disk
+        self.entries = entries
+
+    @classmethod
+    def load(cls, folder: Path, *, disk: Disk) -> LeaderEpochs:
+        """Raises FileNotFoundError, CorruptSnapshot."""
+        path = folder / LEADER_EPOCHS
+        entries = parse_epoch_checkpoint(path.read_bytes(), file=str(path))
+        return cls(folder, disk=disk, entries=tuple(entries))
+
+    @property
+    def latest(self) -> int | None:
+        return self.entries[-1].epoch if self.entries else None
+
+    def epoch_of(self, offset: int) -> int | None:
+        """The epoch that the record at `offset` was appended in."""
+        found = [entry.epoch for entry in self.entries if entry.start_offset <= offset]
+        return found[-1] if found else None
+
+    def begin(self, epoch: int, start_offset: int) -> None:
+        """Note that the next record is the first of `epoch`; nothing where it has begun."""
+        latest = self.entries[-1].epoch if self.entries else -1
+        if epoch > latest:
+            self._replace((*self.entries, EpochEntry(epoch, start_offset)))
+
+    def note(self, epoch: int, start_offset: int) -> None:
+        """As `begin`, for replay: in memory only, until `save`."""
+        if epoch >= 0 and (not self.entries or epoch > self.entries[-1].epoch):
+            self.entries = (*self.entries, EpochEntry(epoch, start_offset))
+
+    def cut_end(self, end_offset: int) -> None:
+        """Drop epochs that begin at or above the log's end; in memory only."""
+        self.entries = tuple(entry for entry in self.entries if entry.start_offset < end_offset)
+
+    def cut_start(self, start_offset: int) -> None:
+        """Drop epochs that end at or below the log's start; the one in force there begins there."""
+        before = [entry for entry in self.entries if entry.start_offset <= start_offset]
+        after = [entry for entry in self.entries if entry.start_offset > start_offset]
+        kept = [before[-1]._replace(start_offset=start_offset)] if before else []
+        entries = (*kept, *after)
+        if entries != self.entries:
+            self._replace(entries)
+
+    def clear(self) -> None:
+        if self.entries:
+            self._replace(())
+
+    def save(self) -> None:
+        self._replace(self.entries)
+
+    def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
+        data = format_epoch_checkpoint(entries)
+        write_durably(self._folder / LEADER_EPOCHS, data, disk=self._disk)
+        self.entries = entries

@@ -1,0 +1,234 @@
+"""Many producers, one write and one flush.
+
+* All appends that wait for a partition become one write; one flush covers every append that was
+  written before it began. While a flush runs the next write goes on.
+* No thread a partition: the work runs in the executor that all partitions share, as at most one
+  writing and one flushing task a partition.
+* An append that is not waited for (acks 0 and 1) is flushed within `flush.ms`, or once
+  `flush.messages` records wait, by the one timer that all partitions share.
+* A future gets an answer in every case: offsets, the refusal, or LogOfflineError, after which the
+  outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import NamedTuple, Protocol
+
+from hot_tier.append import Acks, Append, AppendResult
+from hot_tier.log_config import LogConfig
+from record_format.errors import ShuttingDown, TierlogError
+
+
+class CommitLog(Protocol):
+    """What group commit needs of a log."""
+
+    @property
+    def config(self) -> LogConfig: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def offline(self) -> bool: ...
+    def append(self, appends: list[Append]) -> list[AppendResult | TierlogError]: ...
+    def flush(self) -> int: ...
+
+
+class FlushTimer:
+    """Calls back after a while, for all partitions of a broker, on one thread.
+
+    Callbacks must be quick: they hand work to an executor.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="flush-timer", daemon=True)
+        self._thread.start()
+
+    def call_after(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        due = time.monotonic() + delay_ms / 1000
+        with self._changed:
+            heapq.heappush(self._due, (due, next(self._numbers), callback))
+            if self._due[0][0] == due:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Drop what is due later; the thread has ended when this returns."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._ready():
+                    wait_s = self._due[0][0] - time.monotonic() if self._due else None
+                    self._changed.wait(wait_s)
+                if self._closed:
+                    return
+                callback = heapq.heappop(self._due)[2]
+            callback()
+
+    def _ready(self) -> bool:
+        return bool(self._due) and self._due[0][0] <= time.monotonic()
+
+
+class _Submitted(NamedTuple):
+    append: Append
+    acks: Acks
+    future: Future[AppendResult]
+
+
+class _Unflushed(NamedTuple):
+    result: AppendResult
+    future: Future[AppendResult]
+
+
+class GroupCommit:
+    """The queue of one partition's appends. Thread-safe."""
+
+    def __init__(self, log: CommitLog, executor: Executor, timer: FlushTimer) -> None:
+        self._log, self._executor, self._timer = log, executor, timer
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._submitted: list[_Submitted] = []
+        self._unflushed: list[_Unflushed] = []
+        self._writing = self._flushing = self._flush_due = self._timer_set = False
+        self._closed = False
+
+    def submit(self, append: Append, *, acks: Acks) -> Future[AppendResult]:
+        """Queue an append; does not block.
+
+        The future is done when the records are in the page cache (NONE, LEADER) or flushed (ALL).
+        It fails with what refused the append, ShuttingDown after `close`, or LogOfflineError.
+        """
+        future: Future[AppendResult] = Future()
+        future.set_running_or_notify_cancel()  # nobody can cancel it: it may be written
+        with self._lock:
+            if self._closed:
+                future.set_exception(ShuttingDown("the broker is shutting down"))
+                return future
+            self._submitted.append(_Submitted(append, acks, future))
+            start = not self._writing
+            self._writing = True
+        if start:
+            self._executor.submit(self._write_all)
+        return future
+
+    def request_flush(self) -> None:
+        """Flush soon; returns at once."""
+        with self._lock:
+            self._flush_due = True
+            start = self._claim_flush()
+        if start:
+            self._executor.submit(self._flush_all)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Take no more; True when all that was submitted has its answer."""
+        with self._lock:
+            self._closed = True
+            return self._idle.wait_for(
+                lambda: not (self._writing or self._flushing), timeout=timeout_s
+            )
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        flush = False
+        while True:
+            with self._lock:
+                group, self._submitted = self._submitted, []
+                if not group:
+                    self._writing = False
+                    flush = self._claim_flush()
+                    self._idle.notify_all()
+                    break
+            self._write(group)
+            with self._lock:
+                flush = bool(self._submitted) and self._claim_flush()
+            if flush:
+                self._executor.submit(self._flush_all)
+        if flush:
+            self._flush_all()  # on this thread: nobody waits for it to write
+
+    def _write(self, group: list[_Submitted]) -> None:
+        try:
+            outcomes = self._log.append([one.append for one in group])
+        except BaseException as bug:
+            for one in group:
+                one.future.set_exception(bug)
+            raise
+        waits = False
+        for one, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, TierlogError):
+                one.future.set_exception(outcome)
+            elif one.acks is not Acks.ALL or outcome.last_offset < self._log.high_watermark:
+                waits = True
+                one.future.set_result(outcome)
+            else:
+                with self._lock:
+                    self._unflushed.append(_Unflushed(outcome, one.future))
+        if waits:
+            self._bound_the_wait()
+
+    def _bound_the_wait(self) -> None:
+        """See that what nobody waits for is flushed in time."""
+        log = self._log
+        unflushed_records = log.log_end_offset - log.high_watermark
+        if unflushed_records <= 0 or log.offline:
+            return
+        with self._lock:
+            if unflushed_records >= log.config.flush_messages:
+                self._flush_due = True
+                return
+            if self._timer_set:
+                return
+            self._timer_set = True
+        self._timer.call_after(log.config.flush_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer_set = False
+        if self._log.high_watermark < self._log.log_end_offset and not self._log.offline:
+            self.request_flush()
+
+    # --- flushing ---------------------------------------------------------------------------------
+
+    def _claim_flush(self) -> bool:
+        """Whether the caller has to flush; under the lock."""
+        if self._flushing or not (self._unflushed or self._flush_due):
+            return False
+        self._flushing = True
+        return True
+
+    def _flush_all(self) -> None:
+        while True:
+            with self._lock:
+                if not (self._unflushed or self._flush_due):
+                    self._flushing = False
+                    self._idle.notify_all()
+                    return
+                waiting, self._unflushed = self._unflushed, []
+                self._flush_due = False
+            self._flush(waiting)
+
+    def _flush(self, waiting: list[_Unflushed]) -> None:
+        try:
+            high_watermark = self._log.flush()
+        except BaseException as failure:  # noqa: BLE001  each waiting producer is told
+            for one in waiting:
+                one.future.set_exception(failure)
+            return
+        for one in waiting:
+            assert one.result.last_offset < high_watermark
+            one.future.set_result(one.result)

@@ -1,0 +1,128 @@
+"""Sorted entries of fixed size, in memory while they grow and looked up on disk once sealed.
+
+* Entries are written with pwrite into a preallocated (sparse) file and never through a mapping: a
+  full disk is then an error, not a signal.
+* The image in memory is the truth while the segment is active. What could not be written yet is
+  written with the next entries, or at the seal; after a crash recovery builds the file anew.
+* Looking up reads only the block that holds the answer; no sealed index is kept in memory.
+* One writer, under the log's lock; any number of readers meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+
+from hot_tier.disk import Disk, write_all
+
+Entry = tuple[int, ...]
+ReadAt = Callable[[int, int], bytes]  # (size, position), as os.pread without its descriptor
+
+BLOCK_ENTRIES = 512
+
+
+def floor_entry(
+    image: bytes | bytearray, layout: Struct, *, column: int, target: int, count: int
+) -> int:
+    """Number of the last of the first `count` entries whose `column` is at most `target`; -1:
+    none.
+    """
+    low, high, size = 0, count, layout.size
+    unpack_from = layout.unpack_from
+    while low < high:
+        middle = (low + high) // 2
+        if unpack_from(image, middle * size)[column] <= target:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+class IndexImage:
+    """The index of an active segment: its entries in memory, and the file they are written to."""
+
+    __slots__ = ("_disk", "_fd", "_layout", "_written_bytes", "image", "path")
+
+    def __init__(self, path: Path, layout: Struct, *, image: bytes, disk: Disk) -> None:
+        """Open (or create) `path`, whose valid entries are `image`."""
+        self.path, self._layout, self._disk = path, layout, disk
+        self.image = bytearray(image)
+        self._written_bytes = len(image)
+        self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+
+    def __len__(self) -> int:
+        return len(self.image) // self._layout.size
+
+    def preallocate(self, size_bytes: int) -> None:
+        """Make the file `size_bytes` long (rounded down to whole entries), zeros after the
+        entries.
+        """
+        self._disk.truncate(self._fd, len(self.image))
+        self._disk.truncate(self._fd, size_bytes - size_bytes % self._layout.size)
+
+    def add(self, *entry: int) -> None:
+        self.image += self._layout.pack(*entry)
+
+    def write(self) -> None:
+        """Write what is not in the file yet. Raises OSError, and may be called again."""
+        unwritten = self.image[self._written_bytes :]
+        if unwritten:
+            write_all(self._disk, self._fd, [unwritten], self._written_bytes)
+            self._written_bytes += len(unwritten)
+
+    def keep(self, count: int) -> None:
+        """Drop all but the first `count` entries; the file's bytes follow at the next write."""
+        del self.image[count * self._layout.size :]
+        self._written_bytes = min(self._written_bytes, len(self.image))
+
+    def entry(self, number: int) -> Entry:
+        size = self._layout.size
+        return self._layout.unpack_from(self.image, (number % len(self)) * size)
+
+    def floor(self, *, column: int, target: int) -> Entry | None:
+        number = floor_entry(
+            self.image, self._layout, column=column, target=target, count=len(self)
+        )
+        return self.entry(number) if number >= 0 else None
+
+    def trim(self) -> None:
+        """Write everything and cut the file to its entries. Raises OSError."""
+        self.write()
+        self._disk.truncate(self._fd, len(self.image))
+
+    def sync(self) -> None:
+        self._disk.sync_bytes(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def floor_on_disk(
+    read_at: ReadAt, layout: Struct, *, count: int, column: int, target: int
+) -> Entry | None:
+    """As `IndexImage.floor`, over the file of a sealed segment that has `count` entries.
+
+    Blocks are chosen by their first entries (a few bytes each), then one block is read.
+    """
+    size = layout.size
+    first, last = 0, (count - 1) // BLOCK_ENTRIES
+    while first < last:
+        middle = (first + last + 1) // 2
+        entry = layout.unpack(read_at(size, middle * BLOCK_ENTRIES * size))
+        if entry[column] <= target:
+            first = middle
+        else:
+            last = middle - 1
+    start = first * BLOCK_ENTRIES
+    in_block = min(BLOCK_ENTRIES, count - start)
+    if in_block <= 0:
+        return None
+    block = read_at(in_block * size, start * size)
+    if len(block) < in_block * size:
+        raise EOFError("the index became shorter")
+    number = floor_entry(block, layout, column=column, target=target, count=in_block)
+    return layout.unpack_from(block, number * size) if number >= 0 else None

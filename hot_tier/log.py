@@ -1,0 +1,354 @@
+"""One partition's log on local disk: what the broker sees of this room.
+
+* Appends, rolls, deletions and truncations happen one at a time, under the log's lock; reads take
+  no lock; a flush waits for the disk outside it.
+* The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
+  vanish.
+* After a failed write or sync the log is offline until it is opened again. Reads go on.
+* A segment that is deleted gets another name at once and is unlinked by `reap` a little later: a
+  reader in flight ends well.
+
+What it does not do: it decides nothing about retention or offload, keeps no checkpoints (the data
+folder has them for all partitions), and starts no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hot_tier import log_reader, residency, truncation
+from hot_tier.append import Append
+from hot_tier.appender import Outcome, append_all
+from hot_tier.disk import Disk
+from hot_tier.durable_file import REAL_DISK
+from hot_tier.file_names import SNAPSHOT, path_of
+from hot_tier.flusher import Flusher
+from hot_tier.log_config import LogConfig
+from hot_tier.log_folder import LogFolder
+from hot_tier.log_reader import LogRead
+from hot_tier.log_state import Clock, LogState
+from hot_tier.open_files import OpenFiles
+from hot_tier.producer_snapshots import write_snapshot
+from hot_tier.reaper import Reaper
+from hot_tier.recovery import OpenRequest, RecoveryReport, open_log
+from hot_tier.roll import disk_error, roll
+from hot_tier.segment_views import SegmentFacts, SegmentFiles, SegmentView, SegmentViews
+from record_format.errors import OffsetPastEnd
+from record_format.index_layouts import AbortedTxn
+
+
+class PartitionLog:
+    """See the module. Thread-safe. Made by `open`."""
+
+    def __init__(
+        self,
+        state: LogState,
+        *,
+        topic: str,
+        partition: int,
+        topic_id: str,
+        recovery: RecoveryReport,
+    ) -> None:
+        self.topic, self.partition, self.topic_id = topic, partition, topic_id
+        self.recovery = recovery
+        self.on_high_watermark: list[Callable[[int], None]] = []
+        self._state = state
+        self._flusher = Flusher(state)
+        self._reaper = Reaper(state)
+        self._views = SegmentViews(state)
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        topic: str,
+        partition: int,
+        topic_id: str,
+        config: LogConfig,
+        clock: Clock,
+        clean: bool,
+        recovery_point: int = 0,
+        log_start_offset: int | None = None,
+        start_offset: int = 0,
+        jitter_seed: int | str | None = None,
+        repair: bool = False,
+        disk: Disk = REAL_DISK,
+        open_files: OpenFiles | None = None,
+    ) -> PartitionLog:
+        """Open the folder, recover it after an unclean stop, or make it.
+
+        `clean`: the process that had it open closed it. `recovery_point`: below it everything was
+        flushed. `log_start_offset`: None where nothing is known, and the first segment begins it.
+        `start_offset`: where a new, empty log begins. `repair`: cut also where flushed bytes are
+        bad. `open_files` may be shared by many logs.
+
+        Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder),
+        DiskFull, LogOfflineError (the disk failed).
+        """
+        state = LogState(
+            folder=folder,
+            name=f"{topic}-{partition}",
+            config=config,
+            clock=clock,
+            disk=disk,
+            files=open_files or OpenFiles(),
+            jitter_seed=jitter_seed,
+        )
+        request = OpenRequest(clean, recovery_point, log_start_offset, start_offset, repair)
+        try:
+            found = LogFolder.open(folder, disk=disk)
+            found.check_topic_id(topic_id)
+            report = open_log(state, found, request)
+        except OSError as error:
+            raise disk_error(state, error) from error
+        log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
+        if state.log_start_offset > state.log_end_offset:
+            log.start_at(state.log_start_offset)
+        return log
+
+    def __str__(self) -> str:
+        return self._state.name
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        return self._state.folder
+
+    @property
+    def config(self) -> LogConfig:
+        return self._state.config
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._state.log_start_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        return self._state.local_log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self._state.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self._state.flushed.offset
+
+    @property
+    def recovery_point(self) -> int:
+        return self._state.flushed.offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it no transaction is open; never above the high watermark."""
+        high_watermark = self.high_watermark
+        unstable = self._state.first_unstable_offset
+        return high_watermark if unstable is None else min(unstable, high_watermark)
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._state.leader_epoch
+
+    @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, start offset) of the epochs that local records were appended in."""
+        return self._state.epochs.entries
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.end.size_bytes for segment in self._state.segments.items)
+
+    @property
+    def active_base_offset(self) -> int:
+        return self._state.segments.bases[-1]
+
+    @property
+    def offline(self) -> bool:
+        return self._state.offline is not None
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Append in order with as few writes as there can be; one outcome for each, raising
+        nothing.
+
+        Refusals: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord (nothing
+        changed); DiskFull (nothing changed); LogOfflineError (the records may be there after a
+        restart).
+        """
+        with self._state.lock:
+            return append_all(self._state, appends)
+
+    def flush(self) -> int:
+        """Put everything appended so far on the medium; the new high watermark.
+
+        Raises LogOfflineError, for ever once it has.
+        """
+        before = self.high_watermark
+        high_watermark = self._flusher.flush()
+        if high_watermark != before:
+            for callback in tuple(self.on_high_watermark):
+                callback(high_watermark)
+        return high_watermark
+
+    def roll(self, *, reason: str) -> bool:
+        """Seal the active segment unless it is empty, and flush. `reason` is for the caller's log.
+
+        Raises DiskFull, LogOfflineError.
+        """
+        assert reason
+        with self._state.lock:
+            before = self._state.active
+            roll(self._state)
+            rolled = self._state.active is not before
+        if rolled:
+            self.flush()
+        return rolled
+
+    def maybe_roll(self, now_ms: int) -> bool:
+        """Roll a quiet segment whose first record came `offload.max.lag.ms` ago."""
+        lag_ms = self._state.config.offload_max_lag_ms
+        first_ms = self._state.active.first_append_ms
+        if lag_ms < 0 or first_ms is None or now_ms - first_ms < lag_ms or self.offline:
+            return False
+        return self.roll(reason="offload.max.lag.ms")
+
+    def bump_epoch(self, epoch: int) -> None:
+        """Stamp records with this epoch from now on; it goes on record with the first of them."""
+        with self._state.lock:
+            assert epoch >= self._state.leader_epoch, "leader epochs rise"
+            self._state.leader_epoch = epoch
+
+    def update_config(self, config: LogConfig) -> None:
+        """Takes effect with the next append; preallocated files keep their size until the next
+        roll.
+        """
+        with self._state.lock:
+            self._state.config = config
+            self._state.active.config = config
+
+    def expire_producers(self, *, seen_before_ms: int) -> int:
+        """Forget idempotent producers that were idle since then; how many."""
+        with self._state.lock:
+            return self._state.producers.expire(seen_before_ms=seen_before_ms)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int, end_offset: int | None = None) -> LogRead:
+        """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
+        default).
+
+        At least one batch where there is one. Raises OffsetTrimmed (not on local disk),
+        OffsetPastEnd, CorruptDataError.
+        """
+        end = self.high_watermark if end_offset is None else end_offset
+        return log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end)
+
+    def is_resident(self, offset: int) -> bool:
+        """Whether a read at `offset` needs no disk: its index is in memory, its bytes in the
+        cache.
+        """
+        return residency.is_resident(self._state, offset)
+
+    def offset_for_timestamp(
+        self, timestamp: int, *, end_offset: int | None = None
+    ) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first local record at or after `timestamp`; None past the
+        end.
+        """
+        end = self.high_watermark if end_offset is None else end_offset
+        return log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end)
+
+    def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
+        """Aborted transactions with records in [offset, end_offset)."""
+        return log_reader.aborted_transactions(self._state, offset, end_offset=end_offset)
+
+    def segments(self) -> list[SegmentView]:
+        """The local segments, oldest first; the last is active."""
+        return self._views.all()
+
+    def segment_facts(self, base_offset: int) -> SegmentFacts:
+        """True counts and time range of a segment; reads it whole where they are not known yet."""
+        return self._views.facts(base_offset)
+
+    def segment_crc32c(self, base_offset: int) -> int:
+        """CRC-32C of a sealed `.log`; reads it whole the first time."""
+        return self._views.crc32c(base_offset)
+
+    def sealed_segment_files(self, base_offset: int) -> SegmentFiles:
+        """What an upload takes of a sealed, flushed segment. Raises UnknownSegment."""
+        return self._views.files(base_offset)
+
+    # --- making it shorter ------------------------------------------------------------------------
+
+    def delete_local(self, before_offset: int) -> list[int]:
+        """Delete sealed segments that end at or below `before_offset`; their base offsets.
+
+        The log start stays: what is deleted here may be in the other tier.
+        """
+        return self._reaper.delete_before(before_offset)
+
+    def trim(self, before_offset: int) -> int:
+        """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
+
+        Durable once the caller has written the log-start checkpoint. Files go with `delete_local`.
+        Raises OffsetPastEnd above the high watermark.
+        """
+        with self._state.lock:
+            if before_offset > self.high_watermark:
+                raise OffsetPastEnd(
+                    f"{self}: offset {before_offset} is above the high watermark",
+                    log_start_offset=self.log_start_offset,
+                    high_watermark=self.high_watermark,
+                )
+            self._state.log_start_offset = max(before_offset, self._state.log_start_offset)
+            return self._state.log_start_offset
+
+    def reap(self, now_ms: int, *, at_once: bool = False) -> int:
+        """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments."""
+        return self._reaper.reap(now_ms, at_once=at_once)
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove all records from `offset` on. Only while nobody is served."""
+        truncation.truncate_to(self._state, offset)
+
+    def start_at(self, offset: int) -> None:
+        """Remove everything local and go on at `offset`. Only while nobody is served."""
+        truncation.start_at(self._state, offset)
+
+    def close(self) -> bool:
+        """Flush, write the producer snapshot, trim the indexes; True where that makes a clean
+        stop.
+        """
+        with self._state.lock:
+            if self._closed:
+                return not self.offline
+            self._closed = True
+        try:
+            return self._close_clean()
+        finally:
+            self._state.active.close()
+            for sealed in self._state.unflushed:
+                sealed.close()
+            self._state.files.forget_all()
+
+    def _close_clean(self) -> bool:
+        if self.offline:
+            return False
+        state = self._state
+        self.flush()
+        with state.lock:
+            try:
+                state.active.seal()
+                snapshot = write_snapshot(state, state.log_end_offset)
+                state.active.sync_all()
+                state.active.sync_if_there(snapshot)
+                state.disk.sync_folder(state.folder)
+            except OSError as error:
+                raise disk_error(state, error) from error
+        assert snapshot == path_of(state.folder, state.log_end_offset, SNAPSHOT)
+        return True

@@ -1,0 +1,169 @@
+"""What lies in a partition folder, and the tidying that a crash may have left to do.
+
+| found | done |
+|---|---|
+| `….deleted` | unlinked: nobody can have it open any more |
+| `….cleaned`, `….tmp` | unlinked: not published yet |
+| `….swap` | renamed into place, the segments it replaces unlinked: its point of no return |
+| an index or transaction index without its `.log` | unlinked |
+| `partition.metadata` of another topic id | refused |
+| anything else | left alone |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hot_tier.batch_walk import headers_from
+from hot_tier.disk import Disk
+from hot_tier.durable_file import write_durably
+from hot_tier.file_names import (
+    DELETED,
+    LOG,
+    OFFLINE_MARKER,
+    PARTITION_METADATA,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    TRANSACTION_INDEX,
+    FileName,
+    parse_file_name,
+    path_of,
+)
+from hot_tier.open_files import OpenFiles
+from hot_tier.segment import reader_of
+from record_format.checkpoint_files import (
+    format_partition_metadata,
+    format_topic_id,
+    parse_partition_metadata,
+    parse_topic_id,
+)
+from record_format.errors import ConfigurationError, CorruptBatch
+
+
+class LogFolder:
+    """The files of a partition folder by kind, after tidying."""
+
+    def __init__(self, path: Path, *, disk: Disk) -> None:
+        self.path, self._disk = path, disk
+        self.log_sizes: dict[int, int] = {}
+        self.snapshots: set[int] = set()
+        self.transaction_indexes: set[int] = set()
+        self.went_offline = False
+        self.tidied: list[str] = []
+
+    @classmethod
+    def open(cls, path: Path, *, disk: Disk) -> LogFolder:
+        """Make the folder where it is not there, tidy it, and list it. Raises OSError."""
+        folder = cls(path, disk=disk)
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            disk.sync_folder(path.parent)
+        swapped = folder._scan()
+        if swapped:
+            for base_offset in sorted(swapped):
+                folder._finish_swap(base_offset, swapped[base_offset])
+            folder._scan()
+        return folder
+
+    def _scan(self) -> dict[int, list[str]]:
+        """List the folder and unlink leftovers; the suffixes of `.swap` files by base offset."""
+        self.log_sizes, self.snapshots, self.transaction_indexes = {}, set(), set()
+        indexes: list[FileName] = []
+        swapped: dict[int, list[str]] = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                name = parse_file_name(entry.name)
+                if name is None:
+                    self._look_at_other(entry.name)
+                elif name.stage == SWAP:
+                    swapped.setdefault(name.offset, []).append(name.suffix)
+                elif name.stage:
+                    self._drop(entry.name)
+                elif name.suffix == LOG:
+                    self.log_sizes[name.offset] = entry.stat().st_size
+                elif name.suffix == SNAPSHOT:
+                    self.snapshots.add(name.offset)
+                else:
+                    indexes.append(name)
+        for name in indexes:
+            if name.offset not in self.log_sizes and name.offset not in swapped:
+                self._drop(path_of(self.path, name.offset, name.suffix).name)
+            elif name.suffix == TRANSACTION_INDEX:
+                self.transaction_indexes.add(name.offset)
+        return swapped
+
+    def _look_at_other(self, name: str) -> None:
+        if name == OFFLINE_MARKER:
+            self.went_offline = True
+        elif name.endswith(".tmp"):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._disk.unlink(self.path / name)
+        self.tidied.append(name)
+
+    def _finish_swap(self, base_offset: int, suffixes: list[str]) -> None:
+        """Compaction's last step: the new segment takes the place of those it was made of."""
+        if LOG in suffixes:
+            swap_log = self.path / (path_of(self.path, base_offset, LOG).name + SWAP)
+            end_offset = _end_offset(swap_log, base_offset)
+            for old in [old for old in self.log_sizes if base_offset <= old < end_offset]:
+                self.remove_segment(old, keep_snapshot=old == base_offset)
+        for suffix in sorted(suffixes, key=lambda suffix: suffix == LOG):  # the .log last
+            target = path_of(self.path, base_offset, suffix)
+            self._disk.rename(target.with_name(target.name + SWAP), target)
+            self.tidied.append(target.name + SWAP)
+        self._disk.sync_folder(self.path)
+
+    def remove_segment(self, base_offset: int, *, keep_snapshot: bool = False) -> None:
+        """Unlink all files of a segment."""
+        suffixes = SEGMENT_SUFFIXES if keep_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT)
+        for suffix in suffixes:
+            self._disk.unlink(path_of(self.path, base_offset, suffix))
+        self.log_sizes.pop(base_offset, None)
+        if not keep_snapshot:
+            self.snapshots.discard(base_offset)
+        self.transaction_indexes.discard(base_offset)
+
+    def drop_stray_snapshots(self, *, end_offset: int) -> None:
+        """Keep those of segments, and the newest: the one a clean stop leaves at the log's end."""
+        newest = max((s for s in self.snapshots if s <= end_offset), default=None)
+        for offset in sorted(self.snapshots):
+            if offset > end_offset or (offset not in self.log_sizes and offset != newest):
+                self._drop(path_of(self.path, offset, SNAPSHOT).name)
+                self.snapshots.discard(offset)
+
+    def check_topic_id(self, topic_id: str) -> None:
+        """See that the folder is that topic's; write the id where there is none.
+
+        Raises ConfigurationError for another topic's folder, CorruptSnapshot for a bad file.
+        """
+        path = self.path / PARTITION_METADATA
+        try:
+            found = parse_partition_metadata(path.read_bytes(), file=str(path))
+        except FileNotFoundError:
+            data = format_partition_metadata(parse_topic_id(topic_id))
+            write_durably(path, data, disk=self._disk)
+            return
+        if format_topic_id(found) != topic_id:
+            raise ConfigurationError(
+                f"{path}: belongs to topic id {format_topic_id(found)}, not to {topic_id}; "
+                "move the folder out of the data folder, or restore the topic it belongs to"
+            )
+
+
+def _end_offset(log: Path, base_offset: int) -> int:
+    """Next offset of the last whole batch in a `.log`."""
+    end = base_offset
+    try:
+        for header in headers_from(reader_of(OpenFiles(1), log), 0, end=log.stat().st_size):
+            end = header.next_offset
+    except CorruptBatch:
+        return end
+    return end
+
+
+def staged(path: Path, stage: str = DELETED) -> Path:
+    return path.with_name(path.name + stage)

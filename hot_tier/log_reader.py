@@ -1,0 +1,219 @@
+"""Reads of one log. They take no lock and wait for no flush.
+
+* A read begins with the batch that holds its offset and ends with a whole batch below `end_offset`.
+* A segment whose index proves wrong gets a new one, once; a batch that proves wrong is an error.
+* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from hot_tier.file_names import LOG
+from hot_tier.index_rebuild import rebuild_indexes
+from hot_tier.log_state import LogState, Segments
+from hot_tier.segment import Segment, SegmentEnd
+from hot_tier.transaction_index import read_entries
+from record_format.batch import BatchHeader, check_crc, parse_header
+from record_format.decode import decode_batch
+from record_format.errors import CorruptBatch, CorruptIndex, OffsetPastEnd, OffsetTrimmed
+from record_format.file_slice import FileSlice
+from record_format.index_layouts import AbortedTxn
+
+T = TypeVar("T")
+
+MAX_SLICES = 64
+
+
+class LogRead(NamedTuple):
+    """Whole batches from that of `base_offset` on, up to `next_offset`. May be empty."""
+
+    slices: tuple[FileSlice, ...]
+    base_offset: int
+    next_offset: int
+
+
+def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int) -> LogRead:
+    """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
+    one.
+
+    An empty read at the end. Raises OffsetTrimmed (below the first local segment, or the log
+    start), OffsetPastEnd, CorruptDataError.
+    """
+    segments = state.segments
+    _check_range(state, segments, offset, end_offset)
+    number = segments.number_of(offset)
+    slices: list[FileSlice] = []
+    base_offset, next_offset = offset, offset
+    left_bytes = max_bytes
+    for segment in segments.items[number : number + MAX_SLICES]:
+        if next_offset >= end_offset or (slices and left_bytes <= 0):
+            break
+        found = _slice(state, segment, next_offset, left_bytes, end_offset)
+        if found is None:
+            continue  # no batch here: the segment ends in offsets that compaction removed
+        piece, first, end = found
+        if slices and piece.size_bytes > left_bytes:
+            break
+        base_offset = base_offset if slices else first
+        slices.append(piece)
+        next_offset, left_bytes = end, left_bytes - piece.size_bytes
+    return LogRead(tuple(slices), base_offset, next_offset)
+
+
+def _check_range(state: LogState, segments: Segments, offset: int, end_offset: int) -> None:
+    start = max(segments.bases[0], state.log_start_offset)
+    if offset < start:
+        raise OffsetTrimmed(
+            f"offset {offset} is below the local log start {start}",
+            log_start_offset=state.log_start_offset,
+            high_watermark=state.flushed.offset,
+        )
+    if offset > end_offset:
+        raise OffsetPastEnd(
+            f"offset {offset} is above {end_offset}",
+            log_start_offset=state.log_start_offset,
+            high_watermark=state.flushed.offset,
+        )
+
+
+def _slice(
+    state: LogState, segment: Segment, offset: int, max_bytes: int, end_offset: int
+) -> tuple[FileSlice, int, int] | None:
+    """(slice, first offset, next offset) of what the segment has; None where it has nothing."""
+
+    def look_up() -> tuple[BatchHeader, SegmentEnd] | None:
+        first = segment.find_offset(state.files, offset)
+        if first is None or first.last_offset >= end_offset:
+            return None
+        end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
+        return first, end or segment.find_end(
+            state.files, first, max_bytes=max_bytes, end_offset=end_offset
+        )
+
+    found = with_good_indexes(state, segment, look_up)
+    if found is None:
+        return None
+    first, end = found
+    file = state.files.open(segment.path(LOG))
+    piece = FileSlice(file, first.position, end.size_bytes - first.position)
+    return piece, first.base_offset, end.next_offset
+
+
+def _known_end(
+    state: LogState, segment: Segment, first: BatchHeader, *, max_bytes: int, end_offset: int
+) -> SegmentEnd | None:
+    """Where a read up to the high watermark ends, without a walk: what tailing readers ask for."""
+    flushed = state.flushed
+    within = first.position + max_bytes >= flushed.position
+    if flushed.offset == end_offset and flushed.base_offset == segment.base_offset and within:
+        return SegmentEnd(flushed.position, flushed.offset)
+    return None
+
+
+def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T]) -> T:
+    """The answer of `look_up`, with a new index where the old one is wrong.
+
+    Raises OffsetTrimmed where the segment was deleted meanwhile.
+    """
+    try:
+        try:
+            return look_up()
+        except CorruptIndex:
+            if segment is state.active.segment:
+                raise
+            rebuild_indexes(state, segment)
+            return look_up()
+    except FileNotFoundError:
+        raise OffsetTrimmed(
+            f"segment {segment.base_offset} was deleted",
+            log_start_offset=state.log_start_offset,
+            high_watermark=state.flushed.offset,
+        ) from None
+
+
+# --- by time --------------------------------------------------------------------------------------
+
+
+def offset_for_timestamp(
+    state: LogState, timestamp: int, *, end_offset: int
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record at or after `timestamp`, local and below
+    `end_offset`.
+    """
+    segments = state.segments
+    start_offset = max(segments.bases[0], state.log_start_offset)
+    for segment in segments.items[max(segments.number_of(start_offset), 0) :]:
+        if segment.base_offset >= end_offset:
+            return None
+        if largest_timestamp(state, segment) < timestamp:
+            continue
+        found = _in_segment(state, segment, timestamp, start_offset)
+        if found is not None:
+            return found if found[0] < end_offset else None
+    return None
+
+
+def largest_timestamp(state: LogState, segment: Segment) -> int:
+    known = segment.largest
+    if known is None:
+        known = with_good_indexes(state, segment, lambda: segment.largest_timestamp(state.files))
+    return known.timestamp
+
+
+def _in_segment(
+    state: LogState, segment: Segment, timestamp: int, start_offset: int
+) -> tuple[int, int] | None:
+    def look_up() -> tuple[int, int] | None:
+        for header in segment.batches_from_time(state.files, timestamp, start_offset=start_offset):
+            found = _in_batch(state, segment, header, timestamp, start_offset)
+            if found:
+                return found
+        return None
+
+    return with_good_indexes(state, segment, look_up)
+
+
+def _in_batch(
+    state: LogState, segment: Segment, header: BatchHeader, timestamp: int, start_offset: int
+) -> tuple[int, int] | None:
+    # A marker has a time and an offset like any record; Kafka's ListOffsets may answer with one.
+    for record in decode_batch(*batch_bytes(state, segment, header)):
+        if record.timestamp >= timestamp and record.offset >= start_offset:
+            return record.offset, record.timestamp
+    return None
+
+
+def batch_bytes(
+    state: LogState, segment: Segment, header: BatchHeader
+) -> tuple[bytes, BatchHeader]:
+    """A batch, checked, and its header as it lies in those bytes."""
+    data = segment.log_reader(state.files)(header.size_bytes, header.position)
+    try:
+        here = parse_header(data)
+        check_crc(data, here)
+    except CorruptBatch as bad:
+        raise CorruptBatch(
+            bad.detail,
+            file=str(segment.path(LOG)),
+            position=header.position,
+            offset=header.base_offset,
+        ) from None
+    return data, here
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def aborted_transactions(state: LogState, offset: int, *, end_offset: int) -> list[AbortedTxn]:
+    """Aborted transactions with records in [offset, end_offset), by their markers' offsets."""
+    segments = state.segments
+    found: list[AbortedTxn] = []
+    for segment in segments.items[max(segments.number_of(offset), 0) :]:
+        for entry in read_entries(segment):
+            if entry.last_offset >= offset and entry.first_offset < end_offset:
+                found.append(entry)
+            if entry.last_stable_offset >= end_offset:
+                return found  # every later marker ends a transaction that began beyond the range
+    return found

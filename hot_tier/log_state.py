@@ -1,0 +1,125 @@
+"""What one open log is made of, shared by the modules that append, roll, flush, read and delete.
+
+* `lock` guards every change. Readers take no lock: `segments` and each segment's `end` are values
+  that are replaced whole.
+* `flushed` moves only after a sync that did not fail; the high watermark and the recovery point are
+  both its offset. Once `offline` is set nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from hot_tier.active_segment import ActiveSegment
+from hot_tier.disk import Disk
+from hot_tier.epochs import LeaderEpochs
+from hot_tier.file_names import OFFLINE_MARKER
+from hot_tier.log_config import LogConfig
+from hot_tier.open_files import OpenFiles
+from hot_tier.producer_state import ProducerStates
+from hot_tier.segment import Segment
+from record_format.errors import LogOfflineError
+
+Clock = Callable[[], int]
+
+
+class Segments(NamedTuple):
+    """The segments of a log by base offset; the last is active. A value."""
+
+    bases: tuple[int, ...]
+    items: tuple[Segment, ...]
+
+    @staticmethod
+    def of(items: tuple[Segment, ...]) -> Segments:
+        return Segments(tuple(segment.base_offset for segment in items), items)
+
+    def number_of(self, offset: int) -> int:
+        """Which segment holds `offset`; -1 below the first."""
+        return bisect_right(self.bases, offset) - 1
+
+    def with_added(self, segment: Segment) -> Segments:
+        return Segments((*self.bases, segment.base_offset), (*self.items, segment))
+
+    def from_number(self, number: int) -> Segments:
+        return Segments(self.bases[number:], self.items[number:])
+
+
+class Flushed(NamedTuple):
+    """How far the log is on the medium: the offset, and where in which segment that is."""
+
+    offset: int
+    base_offset: int
+    position: int
+
+
+class LogState:
+    """See the module. Attributes are set by `recovery` and `log`."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        name: str,
+        config: LogConfig,
+        clock: Clock,
+        disk: Disk,
+        files: OpenFiles,
+        jitter_seed: int | str | None,
+    ) -> None:
+        self.folder, self.name, self.config, self.clock = folder, name, config, clock
+        self.disk, self.files = disk, files
+        self.random = Random(f"{jitter_seed}-{name}")
+        self.lock = threading.RLock()
+        self.segments = Segments((), ())
+        self.active: ActiveSegment
+        self.epochs: LeaderEpochs
+        self.producers = ProducerStates()
+        self.leader_epoch = 0
+        self.log_start_offset = 0
+        self.flushed = Flushed(0, 0, 0)
+        self.unflushed: list[ActiveSegment] = []  # sealed, their bytes not synced yet
+        self.folder_changed = False  # names in it that are not synced yet
+        self.offline: str | None = None
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.segments.items[-1].end.next_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        return max(self.segments.bases[0], self.log_start_offset)
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """First offset of the oldest open transaction. Transactions are rare: this is for
+        readers.
+        """
+        if not self.producers.open_transactions:
+            return None
+        with self.lock:
+            return self.producers.first_unstable_offset()
+
+    def jitter_ms(self) -> int:
+        most = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return self.random.randrange(most) if most > 0 else 0
+
+    def go_offline(self, error: OSError) -> LogOfflineError:
+        """Close the log to writes until the next start; gives what to raise."""
+        if self.offline is None:
+            self.offline = f"{self.name}: the disk failed: {error}"
+            with suppress(OSError):  # a disk that refuses this too is read anew after a restart
+                (self.folder / OFFLINE_MARKER).touch()
+        return self.offline_error()
+
+    def offline_error(self) -> LogOfflineError:
+        return LogOfflineError(f"{self.offline}; the log stays offline until a restart")
+
+    def check_online(self) -> None:
+        if self.offline is not None:
+            raise self.offline_error()

@@ -1,0 +1,113 @@
+"""Producer states on disk: `<offset>.snapshot`, the producers as they were before that offset.
+
+* One is made at every roll and at a clean stop; recovery starts from the newest good one.
+* A snapshot keeps one batch a producer, as Kafka's does; the older ones are read back from the
+  log's last `READ_BACK_BYTES`, so that a repeat is known after a restart too.
+* A snapshot that fails its checksum is removed, and an older one is taken: it only costs a longer
+  replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hot_tier.durable_file import write_whole
+from hot_tier.file_names import SNAPSHOT, path_of
+from hot_tier.producer_state import (
+    REMEMBERED_BATCHES,
+    Producer,
+    ProducerBatch,
+    ProducerStates,
+)
+from record_format.batch import BatchHeader
+from record_format.errors import CorruptSnapshot
+from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
+
+if TYPE_CHECKING:
+    from hot_tier.log_state import LogState
+
+READ_BACK_BYTES: Final = 8 << 20
+
+
+def write_snapshot(state: LogState, offset: int) -> Path:
+    """Write the producers as they are, at `offset`; synced with the next flush. Raises OSError."""
+    path = path_of(state.folder, offset, SNAPSHOT)
+    write_whole(path, format_snapshot(map(_to_entry, state.producers)), disk=state.disk, sync=False)
+    return path
+
+
+def load_newest(
+    state: LogState, offsets: Iterable[int], *, at_most: int, at_least: int
+) -> ProducerStates:
+    """States of the newest good snapshot in [at_least, at_most]; none, at `at_least`, without one.
+
+    `offsets` are those of the snapshots in the folder. Bad ones are removed.
+    """
+    states = ProducerStates()
+    for offset in sorted(offsets, reverse=True):
+        if not at_least <= offset <= at_most:
+            continue
+        path = path_of(state.folder, offset, SNAPSHOT)
+        try:
+            entries = parse_snapshot(path.read_bytes(), file=str(path))
+        except CorruptSnapshot:
+            state.disk.unlink(path)
+            continue
+        for entry in entries:
+            states.put(_from_entry(entry, seen_ms=state.clock()))
+        states.end_offset = offset
+        return states
+    states.end_offset = at_least
+    return states
+
+
+def read_back(states: ProducerStates, headers: Iterable[BatchHeader]) -> None:
+    """Put the batches before each producer's last in its entry again, from the log's own
+    headers.
+    """
+    older: dict[int, list[ProducerBatch]] = {}
+    for header in headers:
+        known = states.get(header.producer_id) if header.producer_id >= 0 else None
+        if known is None or header.is_control or header.producer_epoch != known.epoch:
+            continue
+        batch = ProducerBatch(
+            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+        )
+        if not known.batches or batch.last_offset < known.batches[0].last_offset:
+            older.setdefault(header.producer_id, []).append(batch)
+    for producer_id, batches in older.items():
+        known = states.get(producer_id)
+        assert known is not None
+        together = (*batches, *known.batches)[-REMEMBERED_BATCHES:]
+        states.put(known._replace(batches=together))
+
+
+def _to_entry(producer: Producer) -> ProducerEntry:
+    last = producer.batches[-1] if producer.batches else ProducerBatch(-1, -1, 0, -1)
+    return ProducerEntry(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=last.last_sequence,
+        last_offset=last.last_offset,
+        offset_delta=last.offset_delta,
+        timestamp=producer.last_timestamp,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_first_offset=producer.transaction_first_offset,
+    )
+
+
+def _from_entry(entry: ProducerEntry, *, seen_ms: int) -> Producer:
+    batch = ProducerBatch(
+        entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp
+    )
+    return Producer(
+        producer_id=entry.producer_id,
+        epoch=entry.producer_epoch,
+        batches=(batch,) if entry.last_offset >= 0 else (),
+        coordinator_epoch=entry.coordinator_epoch,
+        transaction_first_offset=entry.current_txn_first_offset,
+        last_timestamp=entry.timestamp,
+        seen_ms=seen_ms,
+    )

@@ -1,0 +1,198 @@
+"""What the log remembers of each idempotent producer: enough to know a repeat and to refuse a gap.
+
+* A producer's entry holds its epoch and its last five batches (Kafka keeps five: a client has at
+  most five requests in flight). A batch with the same first and last sequence in the same epoch is
+  a repeat; one that does not follow the last is out of order; a lower epoch is fenced.
+* `check` changes nothing; `update` believes what it is given, for it is also how the log is
+  replayed.
+* The first offset of a producer's open transaction is kept here too: the least of them is the last
+  stable offset.
+* A producer is forgotten after `producer.id.expiration.ms` without a batch, by this process's clock
+  (Kafka goes by the records' timestamps; a producer of old events would be forgotten at once).
+
+Not thread-safe: the log's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
+from record_format.errors import OutOfOrderSequence, ProducerFenced
+
+REMEMBERED_BATCHES: Final = 5
+NO_TRANSACTION: Final = -1
+NO_COORDINATOR: Final = -1
+
+
+class ProducerBatch(NamedTuple):
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+    @property
+    def first_sequence(self) -> int:
+        return (self.last_sequence - self.offset_delta) & MAX_SEQUENCE
+
+
+class Producer(NamedTuple):
+    """One producer, oldest batch first. A value: an update makes another."""
+
+    producer_id: int
+    epoch: int
+    batches: tuple[ProducerBatch, ...]
+    coordinator_epoch: int
+    transaction_first_offset: int
+    last_timestamp: int
+    seen_ms: int
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+
+class CompletedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
+    """The earlier copy of this batch, or None where it is new and in order.
+
+    Raises ProducerFenced, OutOfOrderSequence. A producer that is not known may begin anywhere: its
+    records may all have expired (as in Kafka).
+    """
+    if producer is None:
+        return None
+    if header.producer_epoch < producer.epoch:
+        raise ProducerFenced(
+            f"producer {header.producer_id} has epoch {producer.epoch}, "
+            f"the batch {header.producer_epoch}"
+        )
+    if header.producer_epoch > producer.epoch:
+        if header.base_sequence != 0:
+            raise _out_of_order(header, expected=0)
+        return None
+    for batch in reversed(producer.batches):
+        same_first = batch.first_sequence == header.base_sequence
+        if same_first and batch.last_sequence == header.last_sequence:
+            return batch
+    expected = (producer.last_sequence + 1) & MAX_SEQUENCE  # after -1 comes 0
+    if producer.epoch >= 0 and header.base_sequence != expected:
+        raise _out_of_order(header, expected=expected)
+    return None
+
+
+def _out_of_order(header: BatchHeader, *, expected: int) -> OutOfOrderSequence:
+    return OutOfOrderSequence(
+        f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequence "
+        f"{header.base_sequence}, {expected} was expected"
+    )
+
+
+def after_batch(producer: Producer | None, header: BatchHeader, *, now_ms: int) -> Producer:
+    """The producer once a data batch of its is in the log. `header` holds the assigned offset."""
+    batch = ProducerBatch(
+        header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+    )
+    older: tuple[ProducerBatch, ...] = ()
+    first_offset, coordinator_epoch = NO_TRANSACTION, NO_COORDINATOR
+    if producer is not None:
+        first_offset = producer.transaction_first_offset
+        coordinator_epoch = producer.coordinator_epoch
+        if producer.epoch == header.producer_epoch:
+            older = producer.batches[-(REMEMBERED_BATCHES - 1) :]
+    if header.is_transactional and first_offset == NO_TRANSACTION:
+        first_offset = header.base_offset
+    return Producer(
+        producer_id=header.producer_id,
+        epoch=header.producer_epoch,
+        batches=(*older, batch),
+        coordinator_epoch=coordinator_epoch,
+        transaction_first_offset=first_offset,
+        last_timestamp=header.max_timestamp,
+        seen_ms=now_ms,
+    )
+
+
+class ProducerStates:
+    """All producers of one log."""
+
+    __slots__ = ("_producers", "end_offset", "open_transactions")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, Producer] = {}
+        self.end_offset = 0  # what lies below was taken in
+        self.open_transactions: dict[int, int] = {}  # first offset by producer
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def __iter__(self) -> Iterator[Producer]:
+        return iter(self._producers.values())
+
+    def get(self, producer_id: int) -> Producer | None:
+        return self._producers.get(producer_id)
+
+    def put(self, producer: Producer) -> None:
+        self._producers[producer.producer_id] = producer
+        if producer.transaction_first_offset != NO_TRANSACTION:
+            self.open_transactions[producer.producer_id] = producer.transaction_first_offset
+        elif self.open_transactions:
+            self.open_transactions.pop(producer.producer_id, None)
+
+    def take_data_batch(self, header: BatchHeader, *, now_ms: int) -> None:
+        """Take in a data batch that lies in the log."""
+        if header.producer_id >= 0:
+            known = self._producers.get(header.producer_id)
+            self.put(after_batch(known, header, now_ms=now_ms))
+        self.end_offset = header.next_offset
+
+    def take_marker(
+        self, header: BatchHeader, *, coordinator_epoch: int, now_ms: int
+    ) -> CompletedTransaction | None:
+        """Take in a commit or abort marker; the transaction that it ends, if it had any record."""
+        self.end_offset = header.next_offset
+        known = self._producers.get(header.producer_id)
+        first_offset = known.transaction_first_offset if known else NO_TRANSACTION
+        same_epoch = known is not None and known.epoch == header.producer_epoch
+        self.put(
+            Producer(
+                producer_id=header.producer_id,
+                epoch=header.producer_epoch,
+                batches=known.batches if known and same_epoch else (),
+                coordinator_epoch=coordinator_epoch,
+                transaction_first_offset=NO_TRANSACTION,
+                last_timestamp=header.max_timestamp,
+                seen_ms=now_ms,
+            )
+        )
+        if first_offset == NO_TRANSACTION:
+            return None
+        still_open = self.first_unstable_offset()
+        stable = header.next_offset if still_open is None else still_open
+        return CompletedTransaction(header.producer_id, first_offset, header.last_offset, stable)
+
+    def first_unstable_offset(self) -> int | None:
+        """First offset of the oldest open transaction."""
+        return min(self.open_transactions.values(), default=None)
+
+    def expire(self, *, seen_before_ms: int) -> int:
+        """Forget producers idle since then, but for those in a transaction; how many."""
+        idle = [
+            producer.producer_id
+            for producer in self._producers.values()
+            if producer.seen_ms < seen_before_ms
+            and producer.transaction_first_offset == NO_TRANSACTION
+        ]
+        for producer_id in idle:
+            del self._producers[producer_id]
+        return len(idle)

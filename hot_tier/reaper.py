@@ -1,0 +1,75 @@
+"""Deleting local segments: another name at once, unlinked a little later.
+
+* Only whole sealed segments from the start of the log go, oldest first.
+* The `.log` is renamed last: whatever a crash leaves is a whole segment or no segment.
+* A reader that has the file open keeps it; one that comes later finds no such file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX
+from hot_tier.log_folder import staged
+from hot_tier.log_state import LogState
+from hot_tier.roll import disk_error
+from hot_tier.segment import Segment
+
+RENAMED_IN_ORDER = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
+
+
+class Reaper:
+    """The deleted files of one log that are still on disk."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._deleted: list[tuple[int, tuple[Path, ...]]] = []  # (when, the files)
+
+    def delete_before(self, before_offset: int) -> list[int]:
+        """Rename the segments that end at or below `before_offset`; their base offsets."""
+        state = self._state
+        with state.lock:
+            items = state.segments.items
+            count = 0
+            while count < len(items) - 1 and items[count].end.next_offset <= before_offset:
+                count += 1
+            state.segments = state.segments.from_number(count)
+            for segment in items[:count]:
+                self._rename(segment)
+            if count:
+                self._start_epochs_at(items[count].base_offset)
+                state.folder_changed = True
+            return [segment.base_offset for segment in items[:count]]
+
+    def _rename(self, segment: Segment) -> None:
+        state = self._state
+        renamed = []
+        try:
+            for suffix in RENAMED_IN_ORDER:
+                path = segment.path(suffix)
+                state.files.forget(path)
+                if path.exists():
+                    state.disk.rename(path, staged(path))
+                    renamed.append(staged(path))
+        except OSError as error:
+            raise disk_error(state, error) from error
+        self._deleted.append((state.clock(), tuple(renamed)))
+
+    def _start_epochs_at(self, offset: int) -> None:
+        """As Kafka: epochs of which no local record is left go."""
+        try:
+            self._state.epochs.cut_start(max(offset, self._state.log_start_offset))
+        except OSError as error:
+            raise disk_error(self._state, error) from error
+
+    def reap(self, now_ms: int, *, at_once: bool) -> int:
+        """Unlink what was deleted long enough ago; how many segments."""
+        state = self._state
+        with state.lock:
+            due_ms = now_ms - state.config.file_delete_delay_ms
+            due = [files for when, files in self._deleted if at_once or when <= due_ms]
+            self._deleted = [one for one in self._deleted if not (at_once or one[0] <= due_ms)]
+        for files in due:  # outside the lock: unlinking a gigabyte takes a while
+            for path in files:
+                state.disk.unlink(path)
+        return len(due)

@@ -1,0 +1,70 @@
+"""From one active segment to the next.
+
+* The new files are made before the old segment is touched: a disk without room leaves the old one
+  active and whole.
+* The sealed segment's bytes are flushed with the next flush, together with its indexes, the
+  snapshot and the folder's names; only then may anybody take it for durable.
+"""
+
+from __future__ import annotations
+
+from hot_tier.active_segment import ActiveSegment
+from hot_tier.disk import is_disk_full
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.log_state import LogState
+from hot_tier.producer_snapshots import write_snapshot
+from hot_tier.segment import Segment, SegmentEnd
+from record_format.errors import DiskFull, TierlogError
+
+
+def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
+    """Make the files of an empty segment. Raises OSError, with nothing left behind."""
+    segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
+    try:
+        active = ActiveSegment(
+            segment,
+            config=state.config,
+            jitter_ms=state.jitter_ms(),
+            now_ms=state.clock(),
+            disk=state.disk,
+        )
+    except OSError:
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            segment.path(suffix).unlink(missing_ok=True)
+        raise
+    state.folder_changed = True
+    return active
+
+
+def roll(state: LogState) -> None:
+    """Seal the active segment and open another at the log's end; an empty one stays.
+
+    Call under the lock. Raises DiskFull (nothing changed), LogOfflineError.
+    """
+    state.check_online()
+    old = state.active
+    if old.segment.end.size_bytes == 0:
+        return
+    try:
+        new = create_segment(state, old.segment.end.next_offset)
+    except OSError as error:
+        raise disk_error(state, error) from error
+    try:
+        old.seal()
+        write_snapshot(state, new.segment.base_offset)
+    except OSError as error:
+        new.close()
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            state.disk.unlink(new.segment.path(suffix))
+        raise disk_error(state, error) from error
+    state.unflushed.append(old)
+    state.active = new
+    state.segments = state.segments.with_added(new.segment)
+    old.release_indexes()
+
+
+def disk_error(state: LogState, error: OSError) -> TierlogError:
+    """What a failed system call means: no room, or a log that is offline from now on."""
+    if is_disk_full(error):
+        return DiskFull(f"{state.name}: {error.strerror}", retry_after_s=5.0)
+    return state.go_offline(error)

@@ -1,0 +1,37 @@
+"""The `.txnindex` of a segment: the aborted transactions whose marker lies in it.
+
+There is no file where there was no such transaction. Written whole at recovery; no coordinator runs
+here, so no marker is appended otherwise.
+"""
+
+from __future__ import annotations
+
+from hot_tier.disk import Disk
+from hot_tier.durable_file import write_whole
+from hot_tier.file_names import TRANSACTION_INDEX
+from hot_tier.segment import Segment
+from record_format.errors import CorruptIndex
+from record_format.index_layouts import AbortedTxn, pack_txn_index, parse_txn_index
+
+
+def read_entries(segment: Segment) -> list[AbortedTxn]:
+    """Raises CorruptIndex, FileNotFoundError where the segment was deleted meanwhile."""
+    if not segment.has_transactions:
+        return []
+    path = segment.path(TRANSACTION_INDEX)
+    return parse_txn_index(path.read_bytes(), base_offset=segment.base_offset, file=str(path))
+
+
+def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) -> None:
+    """Replace the file by `entries` where it says anything else; no file for none."""
+    try:
+        if read_entries(segment) == entries:
+            return
+    except (CorruptIndex, FileNotFoundError):
+        pass
+    path = segment.path(TRANSACTION_INDEX)
+    segment.has_transactions = bool(entries)
+    if entries:
+        write_whole(path, pack_txn_index(entries), disk=disk, sync=True)
+    else:
+        disk.unlink(path)
