@@ -40,7 +40,6 @@ from manifest.versions import (
     Objects,
     VersionChain,
     VersionStat,
-    is_cut,
     steady_ms,
 )
 from record_format.errors import (
@@ -50,6 +49,7 @@ from record_format.errors import (
     MissingObject,
     UnknownManifestVersion,
 )
+from record_format.sealed_json import is_cut
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
@@ -144,7 +144,7 @@ class ManifestStore:
         """Versions above `after` that still exist, oldest first."""
         return self.versions.stats(after=after, limit=limit)
 
-    def entries(self, page: PageRef) -> tuple[SegmentEntry, ...]:
+    def entries(self, page: PageRef | RemovedPage, /) -> tuple[SegmentEntry, ...]:
         """All entries of a page, by way of the cache. Raises MissingObject, CorruptManifest."""
         if (cached := self._cache.get(page.key)) is not None:
             return cached
@@ -198,7 +198,7 @@ class ManifestStore:
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.
 
-        The state committed; or the one in force where the transition finds nothing to do. Raises
+        The state committed; or the one looked at, where the transition finds nothing to do. Raises
         FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable.
         After any of them a new attempt with the same transition is safe.
         """

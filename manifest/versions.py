@@ -7,8 +7,8 @@
   were collected: `start_after` answers "is there anything above n?".
 * Some stores keep the part of a PUT that arrived before the connection broke. Such a cut version
   is void: its writer never had an answer. Readers step back over it and writers step on over it.
-* This file does not know what a version says. Safe from any thread; writers are told apart by the
-  store.
+* This file knows that a version is sealed JSON, and not what it says. Safe from any thread;
+  writers are told apart by the store.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from manifest.keys import version_key, version_of
 from record_format.errors import MissingObject, ObjectExists, OutcomeUnknownError
+from record_format.sealed_json import is_cut
 
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4
@@ -161,15 +160,6 @@ class VersionChain:
     def delete(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([self.key(version) for version in versions])
-
-
-def is_cut(data: bytes) -> bool:
-    """Whether `data` is the beginning of a JSON object, and not all of one."""
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except msgspec.DecodeError as problem:
-        return data[:1] in (b"", b"{") and "truncated" in str(problem)
-    return False
 
 
 def steady_ms() -> int:

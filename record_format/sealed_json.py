@@ -14,6 +14,7 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -40,6 +41,35 @@ class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
     document: msgspec.Raw
 
 
+_raw_decoder = msgspec.json.Decoder(msgspec.Raw)
+_HEADER: Final = re.compile(
+    rb'\{"format_version":\d+,"kind":"[^"]*","length":(\d+),"crc32c":"[0-9a-f]{8}","document":'
+)
+
+
+def _beginnings(*pieces: bytes) -> re.Pattern[bytes]:
+    """What matches every beginning of the text that `pieces` (patterns, in order) match."""
+    pattern = b""
+    for piece in reversed(pieces):
+        pattern = b"(?:" + piece + pattern + b")?"
+    return re.compile(pattern)
+
+
+def _letters(text: str) -> list[bytes]:
+    return [re.escape(letter).encode() for letter in text]
+
+
+_HEADER_CUT: Final = _beginnings(
+    *_letters('{"format_version":'),
+    rb"\d+",
+    *_letters(',"kind":"'),
+    rb'[^"]*',
+    *_letters('","length":'),
+    rb"\d+",
+    *_letters(',"crc32c":"'),
+    rb"[0-9a-f]{1,8}",
+    *_letters('","document":'),
+)
 _version_decoder = msgspec.json.Decoder(_Version)
 _decoder = msgspec.json.Decoder(_Sealed)
 _encoder = msgspec.json.Encoder()
@@ -85,6 +115,23 @@ def unseal(data: Buffer, *, kind: str, file: str, supported: Collection[int] = _
     if problem:
         raise CorruptManifest(problem, file=file)
     return document
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether `data` is the beginning of a sealed object and not all of one: a broken upload.
+
+    What has all its bytes and fails its checks is not cut but corrupt.
+    """
+    try:
+        _raw_decoder.decode(data)
+    except _NOT_JSON:
+        pass
+    else:
+        return False  # a beginning of a JSON object is never JSON
+    header = _HEADER.match(data)
+    if header is None:
+        return _HEADER_CUT.fullmatch(data) is not None
+    return len(data) < header.end() + int(header[1]) + len(b"}")
 
 
 def _mismatch(sealed: _Sealed, document: bytes, kind: str) -> str:

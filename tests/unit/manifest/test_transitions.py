@@ -151,7 +151,9 @@ def test_compaction_after_a_trim_goes_on_with_what_is_left() -> None:
 def test_a_replacement_outside_its_run_is_refused() -> None:
     before = manifest(3)
     with pytest.raises(InvalidTransition, match="not within"):
-        replace(before, before.segments[:1], [entry(0, records=101, unique="c")], pages=PAGES, now_ms=5)
+        replace(
+            before, before.segments[:1], [entry(0, records=101, unique="c")], pages=PAGES, now_ms=5
+        )
 
 
 def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:

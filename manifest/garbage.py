@@ -1,0 +1,203 @@
+"""What may go from the bucket, and when: pure decisions, and the one place that acts on them.
+
+| what                                  | goes                                                    |
+|---------------------------------------|---------------------------------------------------------|
+| an object that a transition dropped   | `grace_ms` after that, and no pinned version names it   |
+| the same, dropped by a trim           | `grace_ms` after that, pinned or not                    |
+| an object that no manifest ever named | `grace_ms` after it was written                         |
+| a version                             | `keep_ms` after its successor came, `keep_min` newer    |
+|                                       | ones exist, and it is not pinned                        |
+| a pin                                 | when it has expired                                     |
+
+* Only the owner collects. It looks that it still is, deletes, and then commits that it forgot: a
+  crash between the last two deletes the same names again, which is harmless: names are never used
+  twice.
+* The age of a version counts from its successor: a reader may have loaded it until then.
+* Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from manifest.keys import base_offset_of
+from manifest.paging import names_object
+from manifest.pins import Pin, Pins
+from manifest.state import Manifest, Reason, RemovedObject, RemovedPage, RemovedPageKind
+from manifest.store import DAY_MS, ManifestStore
+from manifest.transitions import forget_removed
+from manifest.versions import LIST_LIMIT, Stat, VersionStat
+
+IsNamed = Callable[[str], bool]
+
+
+class GarbagePolicy(NamedTuple):
+    grace_ms: int = DAY_MS
+    keep_ms: int = DAY_MS
+    keep_min: int = 100
+    limit: int = 10_000
+
+
+DEFAULT_POLICY = GarbagePolicy()
+
+
+class GarbagePlan(NamedTuple):
+    """What one round would delete. `forget`: what the manifest then no longer lists."""
+
+    objects: tuple[str, ...]
+    forget: frozenset[str]
+    orphans: tuple[str, ...]
+    versions: tuple[int, ...]
+    pins: tuple[str, ...]
+
+
+def due_removals(
+    removed: Iterable[RemovedObject], *, now_ms: int, grace_ms: int, is_pinned: IsNamed
+) -> Iterator[str]:
+    """Keys of dropped objects whose grace is over and that nothing holds."""
+    for entry in removed:
+        over = now_ms - entry.removed_ms >= grace_ms
+        if over and (entry.reason is Reason.TRIM or not is_pinned(entry.key)):
+            yield entry.key
+
+
+def due_versions(
+    stats: Iterable[VersionStat], *, newest: int, now_ms: int, policy: GarbagePolicy
+) -> Iterator[int]:
+    """Numbers of versions that may go, pins aside. `stats` in order; the last one never goes."""
+    for stat, successor in pairwise(stats):
+        if stat.version > newest - policy.keep_min:
+            return
+        if now_ms - successor.modified_ms >= policy.keep_ms:
+            yield stat.version
+
+
+def orphans(
+    stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsNamed
+) -> Iterator[str]:
+    """Keys of objects that are old enough and that nothing names or lists as removed."""
+    for stat in stats:
+        if now_ms - stat.modified_ms >= grace_ms and not is_named(stat.key):
+            yield stat.key
+
+
+class Collector:
+    """Garbage collection of one partition."""
+
+    def __init__(
+        self, manifests: ManifestStore, pins: Pins, policy: GarbagePolicy = DEFAULT_POLICY
+    ) -> None:
+        self._manifests = manifests
+        self._pins = pins
+        self._policy = policy
+
+    def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
+        """What would go now; changes nothing. `manifest` is the one in force."""
+        pins = self._pins.all()
+        active = [pin for pin in pins if pin.is_active(now_ms)]
+        is_pinned = self._names_any([self._manifests.load_version(pin.version) for pin in active])
+        objects, forget = self._due_objects(manifest, is_pinned, now_ms=now_ms)
+        return GarbagePlan(
+            objects=objects,
+            forget=forget,
+            orphans=self._orphans(manifest, is_pinned, now_ms=now_ms),
+            versions=self._versions(manifest, active, now_ms=now_ms),
+            pins=tuple(pin.name for pin in pins if not pin.is_active(now_ms)),
+        )
+
+    def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
+        """Delete what the plan names. Raises FencedError, before anything is deleted, for a foreign
+        owner. Returns the manifest in force afterwards.
+        """
+        current = self._manifests.check_fence(manifest)
+        for name in plan.pins:
+            self._pins.delete(name)
+        for keys in _batches((*plan.objects, *plan.orphans)):
+            self._manifests.objects.delete(keys)
+        self._manifests.versions.delete(plan.versions)
+        return self._manifests.commit(current, lambda state: forget_removed(state, plan.forget))
+
+    def _due_objects(
+        self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        grace_ms, limit = self._policy.grace_ms, self._policy.limit
+        due = due_removals(manifest.removed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned)
+        keys = list(islice(due, limit))
+        forget = set(keys)
+        for page in manifest.removed_pages:
+            if len(keys) >= limit:
+                break
+            if now_ms - page.removed_ms < grace_ms:
+                continue
+            listed = self._listed(page)
+            gone = list(due_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned))
+            if len(gone) == len(listed):  # a page with a pinned object waits as a whole
+                keys += gone  # the page itself is the last of them
+                forget.add(page.key)
+        return tuple(keys), frozenset(forget)
+
+    def _listed(self, page: RemovedPage) -> list[RemovedObject]:
+        """All that goes with a page, and the page."""
+        if page.kind is RemovedPageKind.REMOVED:
+            inside = list(self._manifests.removed_objects(page))
+        else:
+            inside = [
+                RemovedObject(key, page.removed_ms, page.reason)
+                for entry in self._manifests.entries(page)
+                for key in entry.keys
+            ]
+        return [*inside, RemovedObject(page.key, page.removed_ms, page.reason)]
+
+    def _versions(self, manifest: Manifest, active: list[Pin], *, now_ms: int) -> tuple[int, ...]:
+        pinned = {pin.version for pin in active}
+        due = due_versions(
+            self._all_versions(), newest=manifest.version, now_ms=now_ms, policy=self._policy
+        )
+        return tuple(islice((v for v in due if v not in pinned), self._policy.limit))
+
+    def _all_versions(self) -> Iterator[VersionStat]:
+        after = 0
+        while page := self._manifests.history(after=after, limit=LIST_LIMIT):
+            yield from page
+            after = page[-1].version
+
+    def _orphans(self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int) -> tuple[str, ...]:
+        removed = {entry.key for entry in manifest.removed}
+        for page in manifest.removed_pages:
+            removed.update(entry.key for entry in self._listed(page))
+        in_force = self._names_any([manifest])
+
+        def is_named(key: str) -> bool:
+            return key in removed or in_force(key) or is_pinned(key)
+
+        found = orphans(
+            self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named
+        )
+        return tuple(islice(found, self._policy.limit))
+
+    def _own_objects(self) -> Iterator[Stat]:
+        """Segment objects and pages; a name that is none of ours is left alone."""
+        keys = self._manifests.keys
+        for folder in (keys.segments, keys.pages):
+            after = ""
+            while page := self._manifests.objects.list(folder, start_after=after, limit=LIST_LIMIT):
+                yield from (stat for stat in page if base_offset_of(stat.key) is not None)
+                after = page[-1].key
+
+    def _names_any(self, manifests: list[Manifest]) -> IsNamed:
+        def named(key: str) -> bool:
+            base_offset = base_offset_of(key)
+            assert base_offset is not None, f"{key} is no name of ours"
+            return any(
+                names_object(manifest, key, base_offset=base_offset, pages=self._manifests)
+                for manifest in manifests
+            )
+
+        return named
+
+
+def _batches(keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(keys), LIST_LIMIT):
+        yield keys[start : start + LIST_LIMIT]

@@ -1,0 +1,145 @@
+"""Pins: a name that keeps a manifest version, and every object it names, from garbage collection.
+
+`<partition>/pins/<name>.json`, sealed JSON of kind `pin`: name, version, created_ms, expires_ms
+(null: never), nonce.
+
+* A pin is created once and never changed; to move one, delete it and create it.
+* Who pins looks afterwards that everything is there: collection may have been under way.
+* A trim and the deletion of a topic override pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from manifest.keys import JSON, base_offset_of, is_pin_name
+from manifest.paging import names_object
+from manifest.state import Manifest, PageRef
+from manifest.store import ManifestStore, random_name
+from record_format import sealed_json
+from record_format.errors import (
+    CorruptManifest,
+    InvalidRequest,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    UnknownManifestVersion,
+)
+
+KIND_PIN = "pin"
+PIN_MAX_BYTES = 64 * 1024
+PINS_MAX = 1000
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    version: int
+    created_ms: int
+    expires_ms: int | None
+    nonce: str
+
+    def is_active(self, now_ms: int) -> bool:
+        return self.expires_ms is None or now_ms < self.expires_ms
+
+
+class Pins:
+    """The pins of one partition."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        *,
+        clock: Callable[[], int],
+        unique: Callable[[], str] = random_name,
+    ) -> None:
+        self._manifests = manifests
+        self._objects = manifests.objects
+        self._keys = manifests.keys
+        self._clock = clock
+        self._unique = unique
+
+    def all(self) -> list[Pin]:
+        """Every pin, expired ones too, by name. At most PINS_MAX are allowed."""
+        listed = self._objects.list(self._keys.pins, limit=PINS_MAX)
+        read = (self._read(stat.key) for stat in listed if stat.key.endswith(JSON))
+        return [pin for pin in read if pin is not None]
+
+    def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
+        """Pin `version`. Raises InvalidRequest (bad or taken name), UnknownManifestVersion,
+        MissingObject (something of it was collected already; the pin is withdrawn then).
+        """
+        if not is_pin_name(name):
+            raise InvalidRequest(f"{name!r} is no name for a pin: 1 to 128 of [a-zA-Z0-9._-]")
+        if len(self._objects.list(self._keys.pins, limit=PINS_MAX)) >= PINS_MAX:
+            raise InvalidRequest(f"there are {PINS_MAX} pins already")
+        pin = Pin(
+            name=name,
+            version=version,
+            created_ms=self._clock(),
+            expires_ms=expires_ms,
+            nonce=self._unique(),
+        )
+        self._write(pin)
+        try:
+            self._check_whole(version)
+        except (UnknownManifestVersion, MissingObject):
+            self.delete(name)
+            raise
+        return pin
+
+    def delete(self, name: str) -> None:
+        """Deleting a pin that is not there is no error."""
+        if is_pin_name(name):
+            self._objects.delete([self._keys.pin(name)])
+
+    def missing_objects(self, version: int) -> Iterator[str]:
+        """Keys that the version names and the bucket lacks.
+
+        What the manifest in force names too is taken to be there: nobody may collect it.
+        """
+        pinned = self._manifests.load_version(version)
+        current = self._manifests.load(at_least=version)
+        for key in self._named(pinned):
+            base_offset = base_offset_of(key)
+            in_force = (
+                current is not None
+                and base_offset is not None
+                and names_object(current, key, base_offset=base_offset, pages=self._manifests)
+            )
+            if not in_force and self._objects.head(key) is None:
+                yield key
+
+    def _named(self, manifest: Manifest) -> Iterator[str]:
+        # Pages first: where one is missing, its entries cannot even be asked for.
+        yield from (page.key for page in manifest.pages if isinstance(page, PageRef))
+        for entry in self._manifests.iter_entries(manifest):
+            yield from entry.keys
+
+    def _check_whole(self, version: int) -> None:
+        for key in self.missing_objects(version):
+            raise MissingObject(f"version {version} is no longer whole", file=key)
+
+    def _write(self, pin: Pin) -> None:
+        key = self._keys.pin(pin.name)
+        body = sealed_json.seal(msgspec.json.encode(pin), kind=KIND_PIN)
+        try:
+            self._objects.put(key, body, if_absent=True)
+        except (ObjectExists, OutcomeUnknownError) as problem:
+            there = self._read(key)
+            if there is None:
+                raise OutcomeUnknownError(f"{key}: no answer, and it is not there") from problem
+            if there != pin:
+                raise InvalidRequest(f"a pin {pin.name!r} exists already") from problem
+
+    def _read(self, key: str) -> Pin | None:
+        try:
+            data = self._objects.get(key, max_bytes=PIN_MAX_BYTES)
+        except MissingObject:
+            return None
+        document = sealed_json.unseal(data, kind=KIND_PIN, file=key)
+        try:
+            return msgspec.json.decode(document, type=Pin)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+            raise CorruptManifest(str(problem), file=key) from problem

@@ -1,0 +1,226 @@
+"""Topics and the cluster in the bucket: what a restore finds them by.
+
+| object                                            | kind      | document                |
+|---------------------------------------------------|-----------|-------------------------|
+| `cluster.json`                                    | `cluster` | fields of `Cluster`     |
+| `topics/<topic>/<topic id>/topic/<version>.json`  | `topic`   | fields of `TopicObject` |
+
+* A topic object is versioned as manifests are: created by conditional PUT, never changed, read
+  back after a lost answer. The newest version is the truth for a restore; for the owner its data
+  folder is.
+* Deletion first commits a version with `deleted`; the versions go last of all that the topic has.
+* Tokens and other secrets are never in the bucket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace as altered
+
+from manifest.keys import CLUSTER_KEY, TOPICS, topic_folder, topic_versions
+from manifest.store import random_name
+from manifest.versions import Created, Objects, VersionChain
+from record_format import sealed_json
+from record_format.errors import (
+    ConfigurationError,
+    CorruptManifest,
+    ManifestConflict,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    TopicExists,
+    UnknownTopic,
+)
+from record_format.sealed_json import is_cut
+
+KIND_CLUSTER = "cluster"
+KIND_TOPIC = "topic"
+MAX_TOPIC_BYTES = 1024 * 1024
+COMMIT_ATTEMPTS = 16
+
+ConfigValue = int | float | bool | str
+_Document = TypeVar("_Document")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cluster_id: str
+    created_ms: int
+
+
+class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One version. `config`: the overrides by Kafka's keys. `nonce` and `version` are stamped."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: Mapping[str, ConfigValue]
+    created_ms: int
+    deleted: bool = False
+    version: int = 0
+    nonce: str = ""
+
+
+def load_cluster(store: Objects) -> Cluster | None:
+    """None on a prefix that no cluster uses. Raises CorruptManifest, UnknownFormatVersion."""
+    try:
+        data = store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+    except MissingObject:
+        return None
+    return _decoded(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
+
+
+def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
+    """Mark the prefix as this cluster's; done already: nothing happens.
+
+    Raises ConfigurationError where the prefix is another cluster's, OutcomeUnknownError.
+    """
+    body = sealed_json.seal(msgspec.json.encode(cluster), kind=KIND_CLUSTER)
+    try:
+        store.put(CLUSTER_KEY, body, if_absent=True)
+        return cluster
+    except (ObjectExists, OutcomeUnknownError) as problem:
+        there = load_cluster(store)
+        if there is None:
+            raise OutcomeUnknownError(f"{CLUSTER_KEY}: no answer, nothing there") from problem
+        if there.cluster_id != cluster.cluster_id:
+            raise ConfigurationError(
+                f"this prefix of the store belongs to cluster {there.cluster_id}, "
+                f"not to {cluster.cluster_id}"
+            ) from problem
+        return there
+
+
+class TopicObjects:
+    """The topic objects of a bucket."""
+
+    def __init__(
+        self,
+        store: Objects,
+        *,
+        unique: Callable[[], str] = random_name,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._unique = unique
+        self._pause = pause
+
+    def load(self, name: str, topic_id: str) -> TopicObject | None:
+        """The newest version; None where there is none."""
+        chain = self._chain(name, topic_id)
+        version = chain.newest()
+        while version > 0:
+            data = chain.read(version)
+            if data is not None and not is_cut(data):
+                return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
+            version -= 1
+        return None
+
+    def create(self, topic: TopicObject) -> TopicObject:
+        """The first version. The same topic id again (a repeated call) is what is there already."""
+        there = self.load(topic.name, topic.topic_id)
+        if there is not None:
+            return self._same(there, topic)
+        created = self._publish(topic, 1)
+        if created is None:
+            there = self.load(topic.name, topic.topic_id)
+            if there is None:
+                raise ManifestConflict(f"topic {topic.name}: its first version vanished")
+            return self._same(there, topic)
+        return created
+
+    def commit(
+        self, base: TopicObject, change: Callable[[TopicObject], TopicObject]
+    ) -> TopicObject:
+        """Commit `change` on top of the newest version. Raises UnknownTopic, ManifestConflict,
+        OutcomeUnknownError. A change that happened already returns its argument.
+        """
+        current = base
+        for _ in range(COMMIT_ATTEMPTS):
+            after = change(current)
+            if after == current:
+                return current
+            if (created := self._publish(after, current.version + 1)) is not None:
+                return created
+            newest = self.load(base.name, base.topic_id)
+            if newest is None:
+                raise UnknownTopic(base.name)
+            current = newest
+        raise ManifestConflict(f"topic {base.name}: {COMMIT_ATTEMPTS} races lost in a row")
+
+    def delete_versions(self, name: str, topic_id: str) -> None:
+        """The last step of a deletion: the topic leaves the bucket."""
+        chain = self._chain(name, topic_id)
+        while stats := chain.stats():
+            # Oldest first: until the last call `deleted` is what a restore finds.
+            chain.delete([stat.version for stat in stats])
+
+    def scan(self) -> Iterator[tuple[str, str]]:
+        """(name, topic id) of everything under `topics/`, with one small LIST for each."""
+        after = ""
+        while page := self._store.list(TOPICS, start_after=after, limit=1):
+            after = page[0].key
+            parts = after.split("/")
+            if len(parts) > 3:
+                yield parts[1], parts[2]
+                # `~` sorts behind every character of our names: the next key is another topic's.
+                after = f"{topic_folder(parts[1], parts[2])}~"
+
+    def _publish(self, topic: TopicObject, version: int) -> TopicObject | None:
+        chain = self._chain(topic.name, topic.topic_id)
+        for number in range(version, version + COMMIT_ATTEMPTS):
+            stamped = altered(topic, version=number, nonce=self._unique())
+            body = sealed_json.seal(msgspec.json.encode(stamped), kind=KIND_TOPIC)
+            created = chain.create(number, body)
+            if created is not Created.CUT:
+                return stamped if created is Created.OURS else None
+        raise ManifestConflict(f"topic {topic.name}: cut versions follow version {version}")
+
+    def _same(self, there: TopicObject, topic: TopicObject) -> TopicObject:
+        if (there.created_ms, there.deleted) != (topic.created_ms, False):
+            raise TopicExists(f"topic id {topic.topic_id} of {topic.name} is in use")
+        return there
+
+    def _chain(self, name: str, topic_id: str) -> VersionChain:
+        return VersionChain(
+            self._store,
+            topic_versions(name, topic_id),
+            max_bytes=MAX_TOPIC_BYTES,
+            pause=self._pause,
+        )
+
+
+class Restorable(NamedTuple):
+    """What a restore takes, by name, and the topic objects that it only reports."""
+
+    topics: dict[str, TopicObject]
+    others: tuple[TopicObject, ...]
+
+
+def restorable(found: Sequence[TopicObject]) -> Restorable:
+    """The newest undeleted topic id of each name; everything else is reported."""
+    chosen: dict[str, TopicObject] = {}
+    for topic in sorted(found, key=lambda topic: (topic.created_ms, topic.topic_id)):
+        if not topic.deleted:
+            chosen[topic.name] = topic
+    return Restorable(chosen, tuple(t for t in found if chosen.get(t.name) is not t))
+
+
+def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
+    topic = _decoded(data, kind=KIND_TOPIC, file=file, document=TopicObject)
+    if (topic.name, topic.topic_id) != (name, topic_id):
+        raise CorruptManifest(f"it is of topic {topic.name}, id {topic.topic_id}", file=file)
+    if topic.partitions <= 0:
+        raise CorruptManifest(f"a topic of {topic.partitions} partitions", file=file)
+    return topic
+
+
+def _decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
+    raw = sealed_json.unseal(data, kind=kind, file=file)
+    try:
+        return msgspec.json.decode(raw, type=document)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise CorruptManifest(str(problem), file=file) from problem

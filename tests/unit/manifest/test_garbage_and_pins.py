@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+
+from manifest.garbage import Collector, GarbagePolicy, due_versions
+from manifest.pins import Pins
+from manifest.state import Manifest
+from manifest.store import DAY_MS, ManifestStore
+from manifest.transitions import add_segments, drop_expired, trim
+from manifest.versions import VersionStat
+from record_format.errors import FencedError, InvalidRequest, MissingObject, UnknownManifestVersion
+from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
+from tests.fakes.plain_store import Fault, PlainStore
+
+
+class Bench:
+    """A partition with segment objects that really are in the bucket."""
+
+    def __init__(self, count: int) -> None:
+        self.clock = Clock()
+        self.store = PlainStore(clock=self.clock)
+        self.manifests: ManifestStore = manifest_store(self.store, clock=self.clock)
+        self.pins = Pins(self.manifests, clock=self.clock)
+        self.collector = Collector(self.manifests, self.pins, GarbagePolicy(keep_min=3))
+        self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
+        for one in run_of(count):
+            for key in one.keys:
+                self.store.put(key, b"x")
+            self.commit(lambda s, one=one: add_segments(s, [one]))
+
+    def commit(self, transition) -> Manifest:
+        self.state = self.manifests.commit(self.state, transition)
+        return self.state
+
+    def expire(self, before_offset: int) -> None:
+        now_ms = self.clock()
+        self.commit(lambda s: drop_expired(s, before_offset, pages=self.manifests, now_ms=now_ms))
+
+    def trim(self, before_offset: int) -> None:
+        now_ms = self.clock()
+        self.commit(lambda s: trim(s, before_offset, pages=self.manifests, now_ms=now_ms))
+
+    def collect(self) -> None:
+        plan = self.collector.plan(self.state, now_ms=self.clock())
+        self.state = self.collector.apply(self.state, plan)
+
+    def segments(self) -> list[int]:
+        logs = [k for k in self.store.objects if k.startswith(KEYS.segments) and k.endswith(".log")]
+        return sorted(int(key.rpartition("/")[2][:20]) for key in logs)
+
+
+def test_a_dropped_object_goes_after_its_grace_and_not_before() -> None:
+    bench = Bench(4)
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS - 1
+    bench.collect()
+    assert bench.segments() == [0, 100, 200, 300]
+    bench.clock.now_ms += 1
+    bench.collect()
+    assert bench.segments() == [200, 300]
+    assert bench.state.removed == ()
+
+
+def test_a_pin_keeps_the_objects_and_the_version() -> None:
+    bench = Bench(4)
+    pinned = bench.state.version
+    bench.pins.create("backfill", pinned, expires_ms=bench.clock() + 3 * DAY_MS)
+    bench.expire(200)
+    for _ in range(5):
+        bench.commit(lambda s: add_segments(s, [entry(s.end_offset)]))
+    bench.clock.now_ms += 2 * DAY_MS
+    bench.collect()
+    assert bench.segments() == [0, 100, 200, 300]
+    assert list(bench.pins.missing_objects(pinned)) == []
+    assert pinned in [stat.version for stat in bench.manifests.history()]
+    bench.clock.now_ms += 2 * DAY_MS
+    bench.collect()
+    assert bench.segments() == [200, 300]
+    assert bench.pins.all() == []
+
+
+def test_a_trim_overrides_pins() -> None:
+    bench = Bench(4)
+    bench.pins.create("backfill", bench.state.version)
+    bench.trim(200)
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert bench.segments() == [200, 300]
+    assert len(list(bench.pins.missing_objects(bench.pins.all()[0].version))) == 4
+
+
+def test_orphans_go_by_age_and_named_objects_stay() -> None:
+    bench = Bench(2)
+    orphan = entry(200, unique="orphan").log_key
+    bench.store.put(orphan, b"x")
+    bench.store.put(f"{KEYS.segments}README", b"not ours")
+    bench.collect()
+    assert orphan in bench.store.objects
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert orphan not in bench.store.objects
+    assert f"{KEYS.segments}README" in bench.store.objects
+    assert bench.segments() == [0, 100]
+
+
+def test_a_dropped_object_is_no_orphan_before_its_grace() -> None:
+    bench = Bench(3)
+    bench.clock.now_ms += 5 * DAY_MS
+    bench.expire(100)
+    bench.collect()
+    assert bench.segments() == [0, 100, 200]
+
+
+def test_pages_of_dropped_segments_go_with_everything_in_them() -> None:
+    bench = Bench(700)
+    assert bench.state.pages
+    bench.expire(60_050)
+    assert bench.state.removed_pages
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert bench.segments() == list(range(60_000, 70_000, 100))
+    assert bench.state.removed_pages == ()
+    assert [k for k in bench.store.objects if k.startswith(KEYS.pages)] == [
+        p.key for p in bench.state.pages
+    ]
+
+
+def test_only_the_owner_collects() -> None:
+    bench = Bench(3)
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    assert plan.objects
+    other = manifest_store(bench.store, clock=bench.clock, writer="y")
+    other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    with pytest.raises(FencedError):
+        bench.collector.apply(bench.state, plan)
+    assert bench.segments() == [0, 100, 200]
+
+
+def test_collection_that_died_before_it_could_forget_is_done_again() -> None:
+    bench = Bench(3)
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    bench.store.delete(plan.objects)
+    bench.collect()
+    assert bench.state.removed == ()
+
+
+def test_a_version_counts_its_age_from_its_successor() -> None:
+    stats = [
+        VersionStat(v, 10, modified_ms) for v, modified_ms in [(1, 0), (2, 10), (3, 20), (4, 30)]
+    ]
+    policy = GarbagePolicy(keep_ms=100, keep_min=1)
+    assert list(due_versions(stats, newest=4, now_ms=109, policy=policy)) == []
+    assert list(due_versions(stats, newest=4, now_ms=110, policy=policy)) == [1]
+    assert list(due_versions(stats, newest=4, now_ms=10**9, policy=policy)) == [1, 2, 3]
+    keep_two = policy._replace(keep_min=2)
+    assert list(due_versions(stats, newest=4, now_ms=10**9, policy=keep_two)) == [1, 2]
+
+
+def test_old_versions_go_and_the_newest_always_stays() -> None:
+    bench = Bench(8)
+    bench.clock.now_ms += 2 * DAY_MS
+    bench.collect()
+    versions = [stat.version for stat in bench.manifests.history()]
+    assert versions == [7, 8, 9]
+    assert bench.manifests.load() == bench.state
+
+
+def test_a_pin_of_a_version_that_is_no_longer_whole_is_withdrawn() -> None:
+    bench = Bench(3)
+    version = bench.state.version
+    bench.expire(200)
+    bench.store.delete(entry(0).keys)
+    with pytest.raises(MissingObject):
+        bench.pins.create("late", version)
+    with pytest.raises(UnknownManifestVersion):
+        bench.pins.create("never", 99)
+    assert bench.pins.all() == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..ä", "x" * 129])
+def test_a_bad_pin_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Bench(1).pins.create(name, 1)
+
+
+def test_a_pin_is_created_once_also_after_a_lost_answer() -> None:
+    bench = Bench(1)
+    armed = [Fault.LOST_AFTER]
+    bench.store.faults = lambda call, key: (
+        armed.pop() if armed and "/pins/" in key and call == "put" else None
+    )
+    bench.pins.create("one", 1)
+    with pytest.raises(InvalidRequest, match="exists"):
+        bench.pins.create("one", 2)
+    bench.pins.delete("one")
+    bench.pins.delete("one")
+    assert bench.pins.all() == []

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace as altered
+
+from manifest.codec import encode_manifest
+from manifest.keys import base_offset_of
+from manifest.paging import (
+    INLINE_MAX,
+    PAGE_ENTRIES,
+    REMOVED_MAX,
+    PageCache,
+    live_size_bytes,
+    names_object,
+)
+from manifest.retention import RetentionLimits, expired_before
+from manifest.state import Manifest, PageRef, RemovedPageKind
+from manifest.store import ManifestStore
+from manifest.transitions import add_segments, drop_expired, replace, trim
+from record_format.errors import CorruptManifest, MissingObject
+from tests.fakes.manifests import claim, entry, manifest_store, run_of
+from tests.fakes.plain_store import PlainStore
+
+
+@pytest.fixture
+def store() -> PlainStore:
+    return PlainStore()
+
+
+def filled(store: PlainStore, count: int, *, step: int = 1) -> tuple[ManifestStore, Manifest]:
+    manifests = manifest_store(store)
+    state = manifests.claim(claim(), log_start_offset=0)
+    for start in range(0, count, step):
+        run = run_of(min(step, count - start), start=start * 100)
+        state = manifests.commit(state, lambda s, run=run: add_segments(s, run))
+    return manifests, state
+
+
+def test_few_entries_stay_inline(store: PlainStore) -> None:
+    _, state = filled(store, INLINE_MAX)
+    assert (len(state.segments), state.pages) == (INLINE_MAX, ())
+
+
+def test_overflow_moves_to_small_pages_and_those_to_full_ones(store: PlainStore) -> None:
+    _, state = filled(store, PAGE_ENTRIES * 2 + 500, step=30)
+    counts = [page.entry_count for page in state.pages]
+    assert counts[:2] == [PAGE_ENTRIES, PAGE_ENTRIES]
+    assert sum(counts) + len(state.segments) == PAGE_ENTRIES * 2 + 500
+    assert store.overwritten == []
+
+
+def test_every_commit_is_at_most_two_puts_but_for_the_merge(store: PlainStore) -> None:
+    manifests, state = filled(store, 300)
+    puts = []
+    for i in range(300, 700):
+        store.calls.clear()
+        state = manifests.commit(state, lambda s, i=i: add_segments(s, [entry(i * 100)]))
+        puts.append(sum(store.calls.values()))
+    assert max(puts) == 2
+
+
+def test_lookup_goes_through_pages(store: PlainStore) -> None:
+    _, state = filled(store, 5000, step=100)
+    cold = manifest_store(store)
+    rng = random.Random(1)
+    for offset in [0, 99, 100, 499_999, *rng.sample(range(500_000), 200)]:
+        found = cold.find(state, offset)
+        assert found is not None
+        assert found.base_offset == offset // 100 * 100
+    assert cold.find(state, 500_000) is None
+    assert [e.base_offset for e in cold.iter_entries(state, from_offset=4_321)][:2] == [4300, 4400]
+    assert sum(1 for _ in cold.iter_entries(state)) == 5000
+
+
+def test_a_page_is_loaded_once(store: PlainStore) -> None:
+    _, state = filled(store, 2000, step=100)
+    cold = manifest_store(store)
+    for offset in range(0, 100_000, 1000):
+        cold.find(state, offset)
+    assert store.calls["get"] <= len(state.pages) + 1
+
+
+def test_the_cache_is_bounded_by_entries() -> None:
+    cache = PageCache(max_entries=10)
+    for i in range(5):
+        cache.put(str(i), tuple(run_of(4)))
+    assert [cache.get(str(i)) is not None for i in range(5)] == [False, False, False, True, True]
+
+
+def test_a_page_that_is_not_the_named_one_is_refused(store: PlainStore) -> None:
+    _, state = filled(store, 1000, step=100)
+    page = state.pages[0]
+    assert isinstance(page, PageRef)
+    other = state.pages[1]
+    assert isinstance(other, PageRef)
+    store.objects[page.key] = store.objects[other.key]
+    with pytest.raises(CorruptManifest, match=page.key):
+        manifest_store(store).find(state, 0)
+    del store.objects[page.key]
+    with pytest.raises(MissingObject):
+        manifest_store(store).find(state, 0)
+
+
+def test_a_trim_inside_a_page_narrows_it_and_one_past_it_drops_it_whole(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    first, second = state.pages[0], state.pages[1]
+    assert isinstance(first, PageRef)
+    inside = manifests.commit(state, lambda s: trim(s, 1_050, pages=manifests, now_ms=7))
+    assert inside.pages[0].base_offset == 1_000
+    assert inside.pages[0].entry_count == first.entry_count - 10
+    assert len(inside.removed) == 20
+    assert next(iter(manifests.iter_entries(inside))).base_offset == 1_000
+    beyond = manifests.commit(
+        inside, lambda s: trim(s, second.base_offset, pages=manifests, now_ms=8)
+    )
+    assert beyond.pages[0] == second
+    assert [(p.key, p.kind) for p in beyond.removed_pages] == [
+        (first.key, RemovedPageKind.SEGMENTS)
+    ]
+    assert manifest_store(store).load() == beyond
+
+
+def test_many_removed_objects_move_to_a_page(store: PlainStore) -> None:
+    manifests, state = filled(store, 600, step=600)
+    state = manifests.commit(state, lambda s: trim(s, 59_000, pages=manifests, now_ms=7))
+    assert len(state.removed) <= REMOVED_MAX
+    paged = [
+        r
+        for p in state.removed_pages
+        if p.kind is RemovedPageKind.REMOVED
+        for r in manifests.removed_objects(p)
+    ]
+    dropped = [
+        e
+        for p in state.removed_pages
+        if p.kind is RemovedPageKind.SEGMENTS
+        for e in manifests.entries(p)
+    ]
+    assert len(dropped) * 2 + len(paged) + len(state.removed) == 590 * 2
+
+
+def test_compaction_across_pages_and_inline_entries(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    everything = list(manifests.iter_entries(state))
+    old = everything[100:900]
+    new = [entry(e.base_offset, records=200, unique="c") for e in old[::2]]
+    after = manifests.commit(state, lambda s: replace(s, old, new, pages=manifests, now_ms=3))
+    assert list(manifests.iter_entries(after)) == [*everything[:100], *new, *everything[900:]]
+    assert after.end_offset == state.end_offset
+    assert manifest_store(store).load() == after
+    again = manifests.commit(after, lambda s: replace(s, old, new, pages=manifests, now_ms=4))
+    assert again is after
+
+
+def test_names_are_looked_up_by_the_offset_in_them(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    page = state.pages[0]
+    assert isinstance(page, PageRef)
+    one = manifests.find(state, 4_200)
+    assert one is not None
+    for key in (*one.keys, page.key):
+        base = base_offset_of(key)
+        assert base is not None
+        assert names_object(state, key, base_offset=base, pages=manifests)
+    stranger = one.log_key.replace("-a.", "-b.")
+    assert not names_object(state, stranger, base_offset=4_200, pages=manifests)
+
+
+def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> None:
+    _, state = filled(store, 400, step=100)
+    page = state.pages[0]
+    assert isinstance(page, PageRef)
+    many = tuple(
+        altered(page, base_offset=i * 409_600, last_offset=(i + 1) * 409_600 - 1)
+        for i in range(245)
+    )
+    start = 245 * 409_600
+    full = altered(
+        state,
+        pages=many,
+        segments=tuple(run_of(INLINE_MAX, start=start)),
+        end_offset=start + INLINE_MAX * 100,
+    )
+    assert len(encode_manifest(full)) <= 256 * 1024
+
+
+def test_retention_by_time_stops_at_the_first_segment_that_stays(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    limits = RetentionLimits(retention_ms=1_000, retention_bytes=-1)
+    # The newest time stamp of a segment is 1,100 above its base offset.
+    for now_ms, expected in [(2_100, 0), (2_101, 100), (52_200, 50_100), (10**9, 100_000)]:
+        before = expired_before(state, limits, pages=manifests, now_ms=now_ms)
+        assert before == expected
+        after = drop_expired(state, before, pages=manifests, now_ms=now_ms)
+        assert after.segment_count == 1000 - expected // 100
+
+
+def test_retention_by_size_counts_what_is_newer(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    assert live_size_bytes(state) == 1_000_000
+    for newer, limit, expected in [
+        (0, -1, 0),
+        (0, 1_000_000, 0),
+        (0, 999_000, 100),
+        (500_000, 900_500, 59_900),
+        (0, 0, 100_000),
+    ]:
+        limits = RetentionLimits(retention_ms=-1, retention_bytes=limit, newer_bytes=newer)
+        assert expired_before(state, limits, pages=manifests, now_ms=0) == expected
+
+
+def test_a_segment_without_times_goes_by_its_file(store: PlainStore) -> None:
+    manifests = manifest_store(store)
+    state = manifests.claim(claim(), log_start_offset=0)
+    timeless = [
+        entry(0, max_timestamp=-1, min_timestamp=None, modified_ms=50),
+        entry(100, max_timestamp=-1, min_timestamp=None),
+    ]
+    state = manifests.commit(state, lambda s: add_segments(s, timeless))
+    limits = RetentionLimits(retention_ms=10, retention_bytes=-1)
+    assert expired_before(state, limits, pages=manifests, now_ms=60) == 0
+    assert expired_before(state, limits, pages=manifests, now_ms=61) == 100
+    assert expired_before(state, limits, pages=manifests, now_ms=10**9) == 100

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as altered
+
+from manifest.codec import encode_manifest
+from manifest.keys import version_key
+from manifest.store import DAY_MS, ManifestStore
+from manifest.transitions import add_segments, trim
+from record_format.errors import (
+    CorruptManifest,
+    FencedError,
+    MissingObject,
+    OutcomeUnknownError,
+    StoreUnavailable,
+    UnknownFormatVersion,
+    UnknownManifestVersion,
+)
+from tests.fakes.manifests import KEYS, Clock, NoPages, claim, entry, manifest_store
+from tests.fakes.plain_store import Fault, PlainStore
+
+
+def adding(base_offset: int, **other: object):
+    return lambda state: add_segments(state, [entry(base_offset, **other)])
+
+
+def once(fault: Fault, *, call: str = "put", key: str = "/manifest/"):
+    """The first such call fails, the ones after it do well."""
+    armed = [fault]
+
+    def faults(name: str, where: str) -> Fault | None:
+        return armed.pop() if armed and name == call and key in where else None
+
+    return faults
+
+
+@pytest.fixture
+def store() -> PlainStore:
+    return PlainStore()
+
+
+def owned(store: PlainStore, **other: object) -> tuple[ManifestStore, object]:
+    manifests = manifest_store(store, **other)
+    return manifests, manifests.claim(claim(), log_start_offset=0)
+
+
+def test_an_empty_bucket_has_no_manifest(store: PlainStore) -> None:
+    assert manifest_store(store).load() is None
+
+
+def test_the_first_claim_makes_version_one(store: PlainStore) -> None:
+    _manifests, state = owned(store)
+    assert (state.version, state.owner, state.end_offset) == (1, "owner-a", 0)
+    assert manifest_store(store).load() == state
+
+
+def test_a_commit_is_one_request(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    store.calls.clear()
+    state = manifests.commit(state, adding(0))
+    assert store.calls == {"put": 1}
+    assert manifest_store(store).load() == state
+    manifests.confirm(state)
+
+
+def test_a_transition_with_nothing_to_do_commits_nothing(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    state = manifests.commit(state, adding(0))
+    assert manifests.commit(state, adding(0)) is state
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
+def test_a_commit_survives_a_fault_of_its_put(store: PlainStore, fault: Fault) -> None:
+    manifests, state = owned(store)
+    store.faults = once(fault)
+    state = manifests.commit(state, adding(0))
+    state = manifests.commit(state, adding(100))
+    assert manifest_store(store).load() == state
+    assert [e.base_offset for e in state.segments] == [0, 100]
+    assert store.overwritten == []
+
+
+def test_a_lost_answer_that_is_ours_is_not_committed_twice(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    store.faults = once(Fault.LOST_AFTER)
+    assert manifests.commit(state, adding(0)).version == 2
+    assert len(manifests.history()) == 2
+
+
+def test_a_cut_version_is_stepped_over_by_readers_and_writers(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    store.faults = once(Fault.CUT)
+    after = manifests.commit(state, adding(0))
+    assert after.version == 3
+    assert manifest_store(store).load() == after
+    store.objects[version_key(KEYS.versions, 4)] = (encode_manifest(after)[:-1], 0)
+    assert manifest_store(store).load() == after
+    assert manifest_store(store).load(at_least=3) == after
+
+
+def test_a_first_version_that_was_cut_is_no_manifest(store: PlainStore) -> None:
+    store.faults = once(Fault.CUT)
+    _, state = owned(store)
+    assert state.version == 2
+    del store.objects[version_key(KEYS.versions, 2)]
+    assert manifest_store(store).load() is None
+
+
+def test_a_version_that_was_in_force_is_never_taken_for_void(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    state = manifests.commit(state, adding(0))
+    key = version_key(KEYS.versions, 2)
+    whole = store.objects[key]
+    store.objects[key] = (whole[0][:-5], 0)
+    with pytest.raises(CorruptManifest):
+        manifest_store(store).load(at_least=2)
+    del store.objects[key]
+    with pytest.raises(MissingObject):
+        manifest_store(store).load(at_least=2)
+
+
+def test_a_changed_byte_is_corruption_and_never_void(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    manifests.commit(state, adding(0))
+    key = version_key(KEYS.versions, 2)
+    whole = store.objects[key][0]
+    for position in range(len(whole)):
+        body = bytearray(whole)
+        body[position] ^= 0x01
+        store.objects[key] = (bytes(body), 0)
+        with pytest.raises((CorruptManifest, UnknownFormatVersion)):
+            manifest_store(store).load()
+
+
+def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
+    _manifests, state = owned(store)
+    body = encode_manifest(altered(state, version=2))
+    for size in range(len(body)):
+        store.objects[version_key(KEYS.versions, 2)] = (body[:size], 0)
+        assert manifest_store(store).load() == state
+
+
+def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
+    one, base = owned(store, writer="x")
+    two = manifest_store(store, writer="y")
+    two.load()
+    one.commit(base, adding(0))
+    after = two.commit(base, lambda state: trim(state, 50, pages=NoPages(), now_ms=1))
+    assert (after.version, after.log_start_offset, after.end_offset) == (3, 50, 100)
+
+
+def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> None:
+    one, base = owned(store)
+    two = manifest_store(store, writer="y")
+    two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    with pytest.raises(FencedError, match="owner-b"):
+        one.commit(base, adding(0))
+    with pytest.raises(FencedError):
+        one.check_fence(base)
+    with pytest.raises(FencedError):
+        one.confirm(base)
+
+
+def test_a_claim_survives_a_race_and_lost_answers(store: PlainStore) -> None:
+    store.faults = once(Fault.LOST_AFTER)
+    _, _state = owned(store)
+    store.faults = once(Fault.LOST_AFTER)
+    again = manifest_store(store, writer="y").claim(
+        claim(epoch=1, recorded=[("owner-a", 0)]), log_start_offset=0
+    )
+    assert (again.version, again.leader_epoch) == (2, 1)
+
+
+def test_a_store_that_never_answers_leaves_the_outcome_open(store: PlainStore) -> None:
+    manifests, base = owned(store)
+    store.faults = lambda call, key: Fault.DELAYED if call == "put" else None
+    with pytest.raises(OutcomeUnknownError):
+        manifests.commit(base, adding(0))
+    store.faults = lambda call, key: None
+    store.deliver_delayed()
+    after = manifests.commit(base, lambda s: add_segments(s, [entry(0), entry(100)]))
+    assert [e.base_offset for e in after.segments] == [0, 100]
+    assert store.overwritten == []
+
+
+def test_a_store_that_is_down_changes_nothing(store: PlainStore) -> None:
+    manifests, base = owned(store)
+    store.faults = lambda call, key: Fault.UNAVAILABLE
+    with pytest.raises(StoreUnavailable):
+        manifests.commit(base, adding(0))
+    store.faults = lambda call, key: None
+    assert manifests.commit(base, adding(0)).version == 2
+
+
+def test_a_writer_that_stood_still_does_not_take_a_collected_version(store: PlainStore) -> None:
+    """Planted: without the reload and the look afterwards the stalled writer takes version 2."""
+    clock = Clock()
+    one, base = owned(store, clock=clock)
+    two = manifest_store(store, clock=clock, writer="y")
+    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    for i in range(3):
+        state = two.commit(state, adding(i * 100, leader_epoch=1))
+    two.versions.delete([1, 2, 3])
+    clock.now_ms += DAY_MS
+    with pytest.raises(FencedError):
+        one.commit(base, adding(0))
+    assert manifest_store(store).load() == state
+
+
+def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainStore) -> None:
+    clock = Clock()
+    one, base = owned(store, clock=clock)
+    two = manifest_store(store, clock=clock, writer="y")
+
+    def stands_still(state):
+        if clock.now_ms == before_ms:
+            newer = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+            newer = two.commit(newer, adding(0, leader_epoch=1))
+            two.versions.delete([1, 2])
+            clock.now_ms += DAY_MS
+        return adding(0)(state)
+
+    before_ms = clock.now_ms
+    with pytest.raises(FencedError):
+        one.commit(base, stands_still)
+    assert [stat.version for stat in two.history()] == [3]
+
+
+def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
+    clock = Clock()
+    manifests, state = owned(store, clock=clock)
+    clock.now_ms += DAY_MS // 2
+    store.calls.clear()
+    manifests.commit(state, adding(0))
+    assert store.calls == {"put": 1}
+
+
+def test_versions_can_be_read_as_long_as_they_exist(store: PlainStore) -> None:
+    manifests, base = owned(store)
+    manifests.commit(base, adding(0))
+    assert manifests.load_version(1) == base
+    for absent in (0, 9, -1):
+        with pytest.raises(UnknownManifestVersion):
+            manifests.load_version(absent)
+
+
+def test_a_manifest_of_another_partition_is_refused(store: PlainStore) -> None:
+    manifests, base = owned(store)
+    other = altered(base, partition=9, version=2)
+    store.objects[version_key(KEYS.versions, 2)] = (
+        encode_manifest(other),
+        0,
+    )
+    with pytest.raises(CorruptManifest, match="/9/"):
+        manifests.load()

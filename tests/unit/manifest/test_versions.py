@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from manifest.versions import LIST_LIMIT, Created, VersionChain
+from record_format.errors import OutcomeUnknownError
+from record_format.sealed_json import is_cut, seal
+from tests.fakes.plain_store import Fault, PlainStore
+
+
+def chain_of(versions: list[int]) -> tuple[PlainStore, VersionChain]:
+    store = PlainStore()
+    chain = VersionChain(store, "f/", max_bytes=1000, pause=lambda s: None)
+    for version in versions:
+        store.objects[chain.key(version)] = (b"{}", 0)
+    return store, chain
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 999, 1000, 1001, 2500, 9_999])
+def test_the_newest_is_found_whatever_the_number(count: int) -> None:
+    store, chain = chain_of(list(range(1, count + 1)))
+    assert chain.newest() == count
+    assert store.calls["list"] <= 12
+
+
+def test_the_newest_is_found_in_few_lists_among_very_many_and_with_holes() -> None:
+    rng = random.Random(5)
+    versions = sorted({1, 7, *rng.sample(range(1, 900_000), 3000), *range(880_000, 900_001)})
+    store, chain = chain_of(versions)
+    assert chain.newest() == 900_000
+    assert store.calls["list"] <= 40
+
+
+def test_a_known_version_makes_it_one_list() -> None:
+    store, chain = chain_of(list(range(5_000, 9_000)))
+    assert chain.newest(at_least=8_990) == 8_999
+    assert store.calls["list"] == 1
+
+
+def test_what_is_known_stays_the_answer_when_nothing_is_above() -> None:
+    _, chain = chain_of([1, 2, 3])
+    assert chain.newest(at_least=3) == 3
+
+
+def test_foreign_names_in_the_folder_are_left_alone() -> None:
+    store, chain = chain_of([1])
+    store.objects["f/notes.txt"] = (b"", 0)
+    store.objects["f/00000000000000000009.json.bak"] = (b"", 0)
+    assert chain.newest() == 1
+
+
+def test_a_full_list_page_of_foreign_names_does_not_go_round_for_ever() -> None:
+    store, chain = chain_of([3])
+    for i in range(LIST_LIMIT + 5):
+        store.objects[f"f/zz{i}"] = (b"", 0)
+    assert chain.newest() == 3
+
+
+def test_creation_tells_ours_from_anothers() -> None:
+    _, chain = chain_of([])
+    assert chain.create(1, b'{"n":1}') is Created.OURS
+    assert chain.create(1, b'{"n":1}') is Created.OURS, "the same bytes carry the same nonce"
+    assert chain.create(1, b'{"n":2}') is Created.LOST
+
+
+def test_a_cut_object_in_the_place_is_told() -> None:
+    store, chain = chain_of([])
+    store.objects[chain.key(1)] = (b'{"format_version":1,"ki', 0)
+    assert chain.create(1, b'{"n":1}') is Created.CUT
+
+
+def test_attempts_are_bounded() -> None:
+    store, chain = chain_of([])
+    store.faults = lambda call, key: Fault.LOST_BEFORE if call == "put" else None
+    with pytest.raises(OutcomeUnknownError):
+        chain.create(1, b"{}")
+    assert store.calls["put"] == 4
+
+
+def test_a_cut_object_is_told_from_a_changed_one() -> None:
+    whole = seal('{"a":[-1,{"b":"c\\n"}],"ü":"€"}'.encode(), kind="manifest")
+    assert not is_cut(whole)
+    assert all(is_cut(whole[:size]) for size in range(len(whole)))
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 0x02
+        assert not is_cut(bytes(changed)), bytes(changed)
+    assert not is_cut(b"garbage")
