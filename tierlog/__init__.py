@@ -1,0 +1,50 @@
+"""tierlog: a tiered log store. What users import; everything else is the house behind it.
+
+    import tierlog
+
+    with tierlog.Client("http://127.0.0.1:8640") as client:
+        client.produce("events", [tierlog.NewRecord("hello", key="k")])
+        for record in client.consume("events"):
+            print(record.offset, record.value)
+
+Names load when they are first used: `import tierlog` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from record_format import errors
+    from tierlog.client import (
+        AsyncClient,
+        Client,
+        ConsumedRecord,
+        JsonSource,
+        Limits,
+        NewRecord,
+        RetryPolicy,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ConsumedRecord",
+    "JsonSource",
+    "Limits",
+    "NewRecord",
+    "RetryPolicy",
+    "__version__",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("record_format.errors")
+    if name in __all__:
+        return getattr(import_module("tierlog.client"), name)
+    raise AttributeError(f"module 'tierlog' has no attribute {name!r}")

@@ -1,0 +1,270 @@
+"""The two clients over a scripted server: what they send, read, raise, and send again."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+import tierlog
+from record_format import errors
+from record_format.encode import encode_batch
+from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy
+from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.problems import BrokerFault, UnexpectedAnswer
+from tierlog.client.records import to_batches
+
+QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
+PRODUCED = {
+    "topic": "t",
+    "results": [{"partition": 0, "base_offset": 5, "last_offset": 6, "records": 2}],
+    "warnings": [],
+}
+
+
+class Script:
+    """Answers in turn; the last one for ever. Remembers what was asked."""
+
+    def __init__(self, *steps):
+        self.steps, self.requests = list(steps), []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        if isinstance(step, type) and issubclass(step, Exception):
+            raise step("broken", request=request)
+        return step() if callable(step) else step
+
+
+def client(script: Script) -> tierlog.Client:
+    return tierlog.Client(retries=QUICK, transport=httpx.MockTransport(script))
+
+
+def problem(status: int, code: str, *, retry_after: str | None = None, **members) -> httpx.Response:
+    fields = {"retry-after": retry_after} if retry_after else {}
+    return httpx.Response(
+        status, headers=fields, json={"code": code, "detail": f"about {code}", **members}
+    )
+
+
+def ok(document) -> httpx.Response:
+    return httpx.Response(200, json=document)
+
+
+def fetched(batches: bytes, *, next_offset: int, high_watermark: int, start: int = 0):
+    return httpx.Response(
+        200,
+        content=batches,
+        headers={
+            "log-next-offset": str(next_offset),
+            "log-start-offset": str(start),
+            "log-high-watermark": str(high_watermark),
+            "log-up-to-date": "true" if next_offset == high_watermark else "false",
+            "log-tier": "hot",
+        },
+    )
+
+
+def test_produce_sends_text_as_strings_and_other_bytes_as_base64():
+    script = Script(ok(PRODUCED))
+    records = [
+        "plain",
+        tierlog.NewRecord(b"\xff", key="k", timestamp=7, headers=(("h", b"x"), ("n", None))),
+        tierlog.NewRecord(tierlog.JsonSource(b'{"a": 1}'), partition=2),
+        None,
+    ]
+    with client(script) as c:
+        answer = c.produce("my topic", records)
+    assert answer.results[0].base_offset == 5
+    sent = script.requests[0]
+    assert sent.url.raw_path == b"/v1/topics/my%20topic/records?acks=all"
+    assert b'"value":{"a": 1}' in sent.content
+    assert json.loads(sent.content)["records"] == [
+        {"value": "plain"},
+        {
+            "value_base64": "/w==",
+            "key": "k",
+            "timestamp": 7,
+            "headers": [{"name": "h", "value": "x"}, {"name": "n", "value": None}],
+        },
+        {"value": {"a": 1}, "partition": 2},
+        {"value": None},
+    ]
+
+
+def test_a_plain_produce_is_not_repeated_after_a_broken_connection():
+    script = Script(httpx.ReadError, ok(PRODUCED))
+    with client(script) as c, pytest.raises(AnswerLost):
+        c.produce("t", ["a"])
+    assert len(script.requests) == 1
+
+
+def test_a_produce_that_never_left_or_was_refused_is_repeated():
+    script = Script(
+        httpx.ConnectError, problem(503, "starting"), problem(429, "throttled"), ok(PRODUCED)
+    )
+    with tierlog.Client(
+        retries=RetryPolicy(attempts=4, first_pause_s=0.0), transport=httpx.MockTransport(script)
+    ) as c:
+        assert c.produce("t", ["a"]).topic == "t"
+    assert len(script.requests) == 4
+
+
+def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
+    script = Script(httpx.ReadError, ok(PRODUCED))
+    identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
+    with client(script) as c:
+        c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9))
+    assert [r.headers["producer-sequence"] for r in script.requests] == ["9", "9"]
+    assert script.requests[1].headers["producer-id"] == str(2**40)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (problem(503, "store-unavailable", outcome="unknown"), errors.OutcomeUnknownError),
+        (problem(503, "log-offline"), errors.LogOfflineError),
+        (problem(503, "store-unavailable", results=[{"partition": 1}]), AppendedInPart),
+        (problem(507, "disk-full", retry_after="1"), errors.DiskFull),
+    ],
+)
+def test_a_write_that_may_have_landed_is_never_repeated(answer, kind):
+    script = Script(answer)
+    with client(script) as c, pytest.raises(kind):
+        c.produce("t", ["a"])
+    assert len(script.requests) == 1
+
+
+def test_reads_are_repeated_until_the_attempts_are_used_up():
+    script = Script(httpx.ReadError)
+    with client(script) as c, pytest.raises(BrokerUnreachable, match="GET /v1/topics"):
+        c.list_topics()
+    assert len(script.requests) == 3
+
+
+def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
+    script = Script(problem(503, "store-unavailable", retry_after="60"))
+    with client(script) as c, pytest.raises(errors.StoreUnavailable) as caught:
+        c.offsets("t", 0)
+    assert len(script.requests) == 1
+    assert caught.value.retry_after_s == 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "members"),
+    [
+        (problem(404, "unknown-topic"), errors.UnknownTopic, {"topic": "t"}),
+        (problem(404, "unknown-partition"), errors.UnknownPartition, {"partition": 4}),
+        (
+            problem(410, "offset-trimmed", log_start_offset=3, high_watermark=9),
+            errors.OffsetTrimmed,
+            {"log_start_offset": 3, "high_watermark": 9},
+        ),
+        (problem(416, "offset-past-end"), errors.OffsetPastEnd, {}),
+        (problem(502, "cold-object-corrupt", object_key="k"), errors.CorruptObject, {"file": "k"}),
+        (problem(409, "leadership-lost"), errors.FencedError, {}),
+        (problem(500, "internal", request_id="r1"), BrokerFault, {"request_id": "r1"}),
+        (problem(418, "teapot"), errors.RequestError, {}),
+        (httpx.Response(502, text="<html>"), UnexpectedAnswer, {}),
+    ],
+)
+def test_problem_documents_become_the_errors_they_were(answer, kind, members):
+    with client(Script(answer)) as c, pytest.raises(kind) as caught:
+        c.offsets("t", 4)
+    for name, value in members.items():
+        assert getattr(caught.value, name) == value
+
+
+def test_a_conditional_append_tells_both_offsets():
+    batch = bytes(encode_batch([b"v"], timestamps=[1]))
+    script = Script(problem(412, "offset-mismatch", log_end_offset=12))
+    with client(script) as c, pytest.raises(errors.OffsetMismatch) as caught:
+        c.produce_batches("t", batch, partition=0, expected_offset=10)
+    assert (caught.value.expected_offset, caught.value.log_end_offset) == (10, 12)
+    assert script.requests[0].headers["if-offset-match"] == "10"
+
+
+def test_every_field_error_of_a_refusal_is_in_the_message():
+    answer = problem(400, "invalid-record", errors=[{"loc": "records[3].key_base64", "msg": "bad"}])
+    with client(Script(answer)) as c, pytest.raises(errors.InvalidRecord) as caught:
+        c.produce("t", ["a"])
+    assert str(caught.value) == "about invalid-record (records[3].key_base64: bad)"
+    assert caught.value.problems[0].loc == "records[3].key_base64"
+
+
+def test_fetch_leaves_out_what_lies_before_the_offset_and_checks_the_bytes():
+    batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 30, 20], base_offset=4)
+    page = fetched(bytes(batch), next_offset=7, high_watermark=7)
+    with client(Script(page)) as c:
+        assert [r.value for r in c.fetch("t", 0, offset=5).records] == [b"b", b"c"]
+        assert [r.value for r in c.fetch("t", 0, timestamp=20).records] == [b"b", b"c"]
+        assert len(c.fetch("t", 0, limits=Limits(max_records=1)).records) == 1
+    batch[-1] ^= 1
+    bad = Script(fetched(bytes(batch), next_offset=7, high_watermark=7))
+    with client(bad) as c, pytest.raises(errors.CorruptBatch):
+        c.fetch("t", 0)
+
+
+def test_consume_ends_where_the_high_watermark_was_when_it_began():
+    batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(4)]
+    script = Script(
+        fetched(batches[0] + batches[1], next_offset=2, high_watermark=3),
+        fetched(batches[2] + batches[3], next_offset=4, high_watermark=9),
+    )
+    with client(script) as c:
+        records = list(c.consume("t", partitions=[0]))
+    assert [r.offset for r in records] == [0, 1, 2]
+    assert [r.url.params["offset"] for r in script.requests] == ["earliest", "2"]
+
+
+def test_a_follower_that_is_up_to_date_waits_in_the_broker():
+    empty = fetched(b"", next_offset=0, high_watermark=0)
+    news = fetched(bytes(encode_batch([b"v"], timestamps=[1])), next_offset=1, high_watermark=1)
+    script = Script(empty, news)
+    with client(script) as c:
+        record = next(c.consume("t", partitions=[0], follow=True))
+    assert record.value == b"v"
+    assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
+
+
+def test_readiness_is_an_answer_also_when_it_is_no():
+    with client(Script(httpx.Response(503, json={"reasons": ["t-0: starting"]}))) as c:
+        assert c.readiness() == (False, ("t-0: starting",), ())
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_a_path_would_swallow_is_refused_before_it_is_sent(name):
+    script = Script(ok({}))
+    with client(script) as c, pytest.raises(errors.InvalidTopicName):
+        c.delete_topic(name)
+    assert script.requests == []
+
+
+def test_the_asynchronous_client_speaks_the_same_calls():
+    script = Script(
+        problem(503, "starting"),
+        fetched(bytes(encode_batch([b"v"], timestamps=[1])), next_offset=1, high_watermark=1),
+    )
+
+    async def read() -> list[bytes | None]:
+        async with tierlog.AsyncClient(retries=QUICK, transport=httpx.MockTransport(script)) as c:
+            return [record.value async for record in c.consume("t", partitions=[0])]
+
+    assert asyncio.run(read()) == [b"v"]
+
+
+def test_a_token_is_sent_and_a_bad_token_file_is_named(tmp_path):
+    (tmp_path / "token").write_text(" secret\n")
+    script = Script(ok({"topics": []}))
+    with tierlog.Client(token_file=tmp_path / "token", transport=httpx.MockTransport(script)) as c:
+        c.list_topics()
+    assert script.requests[0].headers["authorization"] == "Bearer secret"
+    with pytest.raises(errors.ConfigurationError, match="missing"):
+        tierlog.Client(token_file=tmp_path / "missing")
+
+
+def test_batches_made_here_are_cut_at_the_limit():
+    batches = to_batches([b"x" * 600] * 10, now_ms=1, max_bytes=2000)
+    assert len(batches) > 6000
+    with pytest.raises(errors.RecordTooLarge):
+        to_batches([b"x" * 3000], now_ms=1, max_bytes=2000)

@@ -1,0 +1,152 @@
+"""What the broker answers, typed. Members that a newer broker adds are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from record_format.decode import Record
+
+ConfigValue = int | float | bool | str
+Tier = Literal["hot", "cold", "mixed"]
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as a list shows it."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: dict[str, ConfigValue]
+
+
+class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    partition: int
+    log_start_offset: int
+    local_log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+
+
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    topic_id: str
+    config: dict[str, ConfigValue]
+    effective_config: dict[str, ConfigValue]
+    partitions: tuple[PartitionDescription, ...]
+
+
+class Offsets(msgspec.Struct, frozen=True, kw_only=True):
+    log_start_offset: int
+    local_log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a time."""
+
+    offset: int
+    timestamp: int
+
+
+class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one partition took of a request. `last_offset` is inclusive."""
+
+    partition: int
+    base_offset: int
+    last_offset: int
+    records: int
+    log_append_time: int | None = None
+    duplicate: bool = False
+
+
+class Produced(msgspec.Struct, frozen=True, kw_only=True):
+    """Under acks=0 `results` is empty and `accepted` counts the records, which may yet be lost."""
+
+    topic: str
+    results: tuple[ProduceResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+    accepted: int | None = None
+
+
+class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the broker knows an idempotent producer by."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class FetchedBatches(NamedTuple):
+    """Whole record batches as they lie on disk; the first may begin before the offset asked for."""
+
+    batches: bytes
+    next_offset: int
+    log_start_offset: int
+    high_watermark: int
+    up_to_date: bool
+    tier: Tier
+
+
+class FetchedRecords(NamedTuple):
+    records: list[Record]
+    next_offset: int
+    log_start_offset: int
+    high_watermark: int
+    up_to_date: bool
+    tier: Tier
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """`last_offset` is inclusive; `records` and times are null where nobody counted them."""
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    records: int | None
+    min_timestamp: int | None
+    max_timestamp: int | None
+    tier: Literal["hot", "cold", "both"]
+    active: bool = False
+    object_key: str | None = None
+    crc32c: str | None = None
+
+
+class SegmentsPage(msgspec.Struct, frozen=True, kw_only=True):
+    segments: tuple[Segment, ...]
+    next_from_offset: int | None = None
+
+
+class ManifestPage(NamedTuple):
+    """One page of a manifest: the document as it came, and where the next page begins."""
+
+    version: int
+    leader_epoch: int
+    owner: str
+    log_start_offset: int
+    segments: tuple[Mapping[str, object], ...]
+    next_from_offset: int | None
+    document: Mapping[str, object]
+
+
+class Offloaded(msgspec.Struct, frozen=True, kw_only=True):
+    uploaded_segments: int
+    uploaded_bytes: int
+    remaining_segments: int
+
+
+class Readiness(NamedTuple):
+    """`reasons` says why the broker is not ready; `degraded` what works without (the store)."""
+
+    ready: bool
+    reasons: tuple[str, ...]
+    degraded: tuple[str, ...]

@@ -1,0 +1,286 @@
+"""`tierlog.AsyncClient`: the calls of `tierlog.Client`, awaited.
+
+Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
+`cursor` what is read next. This file sends and waits. One client serves any number of tasks of one
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from record_format.codecs import NONE
+from tierlog.client import answers, calls
+from tierlog.client.answers import ConfigValue
+from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
+from tierlog.client.cursor import PartitionCursor, partitions_of
+from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
+from tierlog.client.follow import Turns
+from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
+from tierlog.client.times import Time, to_ms
+from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
+from tierlog.client.wire import Reply, Request
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A connection to one broker; an async context manager. See `Client` for what calls mean."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        token: str | None = None,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_s: float = 30.0,
+        retries: RetryPolicy | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._connection = Connection(
+            server=server,
+            token=token,
+            token_file=token_file,
+            ca_file=ca_file,
+            timeout_s=timeout_s,
+        )
+        self._retries = retries or RetryPolicy()
+        self._http = httpx.AsyncClient(**self._connection.options(), transport=transport)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # --- topics
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        config: Mapping[str, ConfigValue] | None = None,
+    ) -> answers.TopicDescription:
+        return await self.call(calls.create_topic(name, partitions=partitions, config=config or {}))
+
+    async def list_topics(
+        self, *, prefix: str | None = None, internal: bool = False
+    ) -> tuple[answers.Topic, ...]:
+        return await self.call(calls.list_topics(prefix=prefix, internal=internal))
+
+    async def describe_topic(self, topic: str) -> answers.TopicDescription:
+        return await self.call(calls.describe_topic(topic))
+
+    async def alter_topic(
+        self,
+        topic: str,
+        *,
+        config: Mapping[str, ConfigValue | None] | None = None,
+        partitions: int | None = None,
+    ) -> answers.TopicDescription:
+        return await self.call(calls.alter_topic(topic, config=config, partitions=partitions))
+
+    async def delete_topic(self, topic: str) -> None:
+        await self.call(calls.delete_topic(topic))
+
+    # --- produce
+
+    async def produce(
+        self,
+        topic: str,
+        records: Iterable[NewRecord | Value],
+        *,
+        partition: int | None = None,
+        acks: Acks = "all",
+        sequenced: Sequenced | None = None,
+    ) -> answers.Produced:
+        return await self.call(
+            calls.produce(topic, records, partition=partition, acks=acks, sequenced=sequenced)
+        )
+
+    async def produce_encoded(
+        self,
+        topic: str,
+        records: Sequence[NewRecord | Value],
+        *,
+        partition: int,
+        codec: int = NONE,
+        acks: Acks = "all",
+    ) -> answers.Produced:
+        batches = to_batches(records, now_ms=time.time_ns() // 1_000_000, codec=codec)
+        return await self.produce_batches(topic, batches, partition=partition, acks=acks)
+
+    async def produce_batches(
+        self,
+        topic: str,
+        batches: bytes,
+        *,
+        partition: int,
+        acks: Acks = "all",
+        expected_offset: int | None = None,
+    ) -> answers.Produced:
+        return await self.call(
+            calls.produce_batches(
+                topic,
+                batches,
+                partition=partition,
+                acks=acks,
+                expected_offset=expected_offset,
+            )
+        )
+
+    async def init_producer(self) -> answers.ProducerIdentity:
+        return await self.call(calls.init_producer())
+
+    # --- fetch
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: Start = "earliest",
+        timestamp: Time | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> answers.FetchedRecords:
+        return await self.call(
+            calls.fetch(topic, partition, start=offset, timestamp=timestamp, limits=limits)
+        )
+
+    async def fetch_batches(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: Start = "earliest",
+        timestamp: Time | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> answers.FetchedBatches:
+        return await self.call(
+            calls.fetch_batches(topic, partition, start=offset, timestamp=timestamp, limits=limits)
+        )
+
+    async def consume(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        offset: Start | Mapping[int, Start] = "earliest",
+        end_offset: int | None = None,
+        timestamp: Time | None = None,
+        follow: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> AsyncIterator[ConsumedRecord]:
+        if partitions is None:
+            partitions = partitions_of(await self.describe_topic(topic))
+        first = PartitionCursor(
+            topic,
+            timestamp=to_ms(timestamp),
+            end_offset=end_offset,
+            follow=follow,
+            limits=limits,
+        )
+        turns = Turns(first.spread(partitions, offset))
+        while turn := turns.next_turn():
+            for record in turn.cursor.take(await self.call(turn.call)):
+                yield record
+
+    # --- offsets, segments, storage
+
+    async def offsets(self, topic: str, partition: int) -> answers.Offsets:
+        return await self.call(calls.offsets(topic, partition))
+
+    async def offset_for_timestamp(
+        self, topic: str, partition: int, timestamp: Time
+    ) -> answers.OffsetAndTimestamp | None:
+        return await self.call(calls.offset_for_timestamp(topic, partition, timestamp=timestamp))
+
+    async def segments(
+        self, topic: str, partition: int, *, from_offset: int | None = None
+    ) -> AsyncIterator[answers.Segment]:
+        while True:
+            page = await self.call(calls.segments_page(topic, partition, from_offset=from_offset))
+            for segment in page.segments:
+                yield segment
+            if page.next_from_offset is None:
+                return
+            from_offset = page.next_from_offset
+
+    async def manifest(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        version: int | None = None,
+        from_offset: int | None = None,
+    ) -> answers.ManifestPage:
+        call = calls.manifest_page(topic, partition, version=version, from_offset=from_offset)
+        return await self.call(call)
+
+    async def storage_report(self) -> dict[str, object]:
+        return await self.call(calls.storage_report())
+
+    async def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
+        return await self.call(calls.offload(topic, wait_ms=wait_ms))
+
+    async def trim(self, topic: str, partition: int, *, before_offset: int) -> int:
+        return await self.call(calls.trim(topic, partition, before_offset=before_offset))
+
+    # --- health
+
+    async def is_alive(self) -> bool:
+        return await self._run(exchange(calls.is_alive(), NO_RETRIES))
+
+    async def readiness(self) -> answers.Readiness:
+        return await self._run(exchange(calls.readiness(), NO_RETRIES))
+
+    # --- driving
+
+    async def call(self, call: Call[T]) -> T:
+        """Make any call of `tierlog.client.calls`."""
+        return await self._run(exchange(call, self._retries))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = await self._transmit(step)
+
+    async def _transmit(self, request: Request) -> Reply | Outcome:
+        try:
+            response = await self._http.request(
+                request.method,
+                request.path,
+                params=request.query or None,
+                headers=request.headers,
+                content=request.body,
+                timeout=self._connection.timeout(request),
+            )
+        except httpx.TransportError as error:
+            return to_outcome(error)
+        return to_reply(response)

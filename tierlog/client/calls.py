@@ -1,0 +1,427 @@
+"""Every call of the HTTP API as a value: one function a call, named as the client's methods are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from record_format.batch import iter_headers
+from record_format.errors import InvalidTopicName
+from tierlog.client import answers
+from tierlog.client.answers import (
+    ConfigValue,
+    FetchedBatches,
+    FetchedRecords,
+    OffsetAndTimestamp,
+    ProducerIdentity,
+)
+from tierlog.client.exchange import Call, Repeat, headers, query
+from tierlog.client.problems import UnexpectedAnswer
+from tierlog.client.records import NewRecord, Value, decode_fetched, to_json
+from tierlog.client.times import Time, to_ms
+from tierlog.client.wire import JSON, OCTETS, RECORD_BATCHES, Place, Reply, Request
+
+T = TypeVar("T")
+
+Acks = Literal["0", "1", "all"]
+Isolation = Literal["read_uncommitted", "read_committed"]
+Start = int | Literal["earliest", "latest", "earliest-local"]
+
+DEFAULT_FETCH_BYTES: Final = 1 << 20
+
+
+class Limits(NamedTuple):
+    """How much a fetch answers with, and how long it may wait for something to be there."""
+
+    max_bytes: int = DEFAULT_FETCH_BYTES
+    max_records: int | None = None
+    min_bytes: int = 1
+    wait_ms: int = 0
+    isolation: Isolation = "read_uncommitted"
+
+
+class Sequenced(NamedTuple):
+    """An idempotent produce: a repeat of it is known by these."""
+
+    producer: ProducerIdentity
+    sequence: int
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def create_topic(
+    name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+) -> Call[answers.TopicDescription]:
+    """Not sent again once it left: the repeat of a done creation answers `topic-exists`."""
+    body = {"name": name, "partitions": partitions, "config": dict(config)}
+    request = _json_request("POST", "/v1/topics", body, Place(name))
+    return Call(request, _reader(answers.TopicDescription), Repeat.DUPLICATES)
+
+
+def list_topics(*, prefix: str | None, internal: bool) -> Call[tuple[answers.Topic, ...]]:
+    asked = query(prefix=prefix or None, internal=internal or None)
+    read = _reader(_Topics)
+    return Call(Request("GET", "/v1/topics", asked), lambda reply: read(reply).topics)
+
+
+def describe_topic(topic: str) -> Call[answers.TopicDescription]:
+    return Call(_get(_topic_path(topic), Place(topic)), _reader(answers.TopicDescription))
+
+
+def alter_topic(
+    topic: str, *, config: Mapping[str, ConfigValue | None] | None, partitions: int | None
+) -> Call[answers.TopicDescription]:
+    """None as a config value puts the default back."""
+    body: dict[str, object] = {}
+    if config is not None:
+        body["config"] = dict(config)
+    if partitions is not None:
+        body["partitions"] = partitions
+    request = _json_request("PATCH", _topic_path(topic), body, Place(topic))
+    return Call(request, _reader(answers.TopicDescription))
+
+
+def delete_topic(topic: str) -> Call[None]:
+    """Not sent again once it left: another topic of that name may have been made since."""
+    request = Request("DELETE", _topic_path(topic), place=Place(topic))
+    return Call(request, _nothing, Repeat.DUPLICATES)
+
+
+# --- produce --------------------------------------------------------------------------------------
+
+
+def produce(
+    topic: str,
+    records: Iterable[NewRecord | Value],
+    *,
+    partition: int | None,
+    acks: Acks,
+    sequenced: Sequenced | None = None,
+) -> Call[answers.Produced]:
+    return produce_body(
+        topic,
+        to_json(records),
+        content_type=JSON,
+        partition=partition,
+        acks=acks,
+        sequenced=sequenced,
+    )
+
+
+def produce_batches(
+    topic: str,
+    batches: bytes,
+    *,
+    partition: int,
+    acks: Acks,
+    expected_offset: int | None = None,
+) -> Call[answers.Produced]:
+    """Record batches as they are; a repeat is harmless where they carry a producer's sequence."""
+    call = produce_body(
+        topic,
+        batches,
+        content_type=RECORD_BATCHES,
+        partition=partition,
+        acks=acks,
+        expected_offset=expected_offset,
+    )
+    if all(header.base_sequence >= 0 for header in iter_headers(batches)):
+        return Call(call.request, call.read, Repeat.HARMLESS)
+    return call
+
+
+def produce_value(
+    topic: str, value: bytes, *, partition: int, key: str | None, acks: Acks
+) -> Call[answers.Produced]:
+    """One record's value as it is, however large the broker takes it."""
+    path = f"{_partition_path(topic, partition)}/records"
+    asked = query(acks=acks, key=key)
+    request = Request("POST", path, asked, {"content-type": OCTETS}, value)
+    placed = request._replace(place=Place(topic, partition))
+    return Call(placed, _reader(answers.Produced), Repeat.DUPLICATES)
+
+
+def produce_body(
+    topic: str,
+    body: bytes,
+    *,
+    content_type: str,
+    partition: int | None,
+    acks: Acks,
+    sequenced: Sequenced | None = None,
+    expected_offset: int | None = None,
+    envelope: bool = False,
+) -> Call[answers.Produced]:
+    """A produce of a body in any of the media types that the API takes."""
+    path = _topic_path(topic) if partition is None else _partition_path(topic, partition)
+    fields = headers(
+        {
+            "content-type": content_type,
+            "if-offset-match": expected_offset,
+            "producer-id": sequenced.producer.producer_id if sequenced else None,
+            "producer-epoch": sequenced.producer.producer_epoch if sequenced else None,
+            "producer-sequence": sequenced.sequence if sequenced else None,
+        }
+    )
+    place = Place(
+        topic,
+        -1 if partition is None else partition,
+        -1 if expected_offset is None else expected_offset,
+    )
+    asked = query(acks=acks, envelope=envelope or None)
+    request = Request("POST", f"{path}/records", asked, fields, body, place=place)
+    # A conditional append repeats itself out: its second copy finds another log end. That would
+    # hide the success of the first, so it is the caller's to look.
+    repeat = Repeat.HARMLESS if sequenced else Repeat.DUPLICATES
+    return Call(request, _reader(answers.Produced), repeat)
+
+
+def init_producer() -> Call[ProducerIdentity]:
+    """An identity that nobody else has; one more that nobody uses does no harm."""
+    return Call(Request("POST", "/v1/producers"), _reader(ProducerIdentity))
+
+
+# --- fetch ----------------------------------------------------------------------------------------
+
+
+def fetch_batches(
+    topic: str,
+    partition: int,
+    *,
+    start: Start,
+    timestamp: Time | None,
+    limits: Limits,
+) -> Call[FetchedBatches]:
+    asked = query(
+        offset=start if timestamp is None else None,
+        timestamp=to_ms(timestamp),
+        max_bytes=limits.max_bytes,
+        max_records=limits.max_records,
+        min_bytes=limits.min_bytes if limits.min_bytes != 1 else None,
+        wait_ms=limits.wait_ms or None,
+        isolation=limits.isolation if limits.isolation != "read_uncommitted" else None,
+    )
+    request = Request(
+        "GET",
+        f"{_partition_path(topic, partition)}/records",
+        asked,
+        {"accept": RECORD_BATCHES},
+        extra_wait_s=limits.wait_ms / 1000,
+        place=Place(topic, partition),
+    )
+    return Call(request, _read_batches)
+
+
+def fetch(
+    topic: str,
+    partition: int,
+    *,
+    start: Start,
+    timestamp: Time | None,
+    limits: Limits,
+) -> Call[FetchedRecords]:
+    """The same bytes as `fetch_batches`, decoded on this side.
+
+    Where the first batch begins before the place asked for, the records before it are left out: by
+    number for an offset, by time for a timestamp.
+    """
+    raw = fetch_batches(topic, partition, start=start, timestamp=timestamp, limits=limits)
+    from_offset = start if isinstance(start, int) and timestamp is None else 0
+    from_ms = to_ms(timestamp)
+
+    def read(reply: Reply) -> FetchedRecords:
+        found = raw.read(reply)
+        records = decode_fetched(
+            found.batches,
+            from_offset=max(from_offset, found.log_start_offset),
+            end_offset=found.next_offset,
+        )
+        if from_ms is not None:
+            first = next((i for i, r in enumerate(records) if r.timestamp >= from_ms), 0)
+            records = records[first:]
+        return FetchedRecords(records[: limits.max_records], *found[1:])
+
+    return Call(raw.request, read)
+
+
+# --- offsets, segments, manifests, storage --------------------------------------------------------
+
+
+def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
+    path = f"{_partition_path(topic, partition)}/offsets"
+    return Call(_get(path, Place(topic, partition)), _reader(answers.Offsets))
+
+
+def offset_for_timestamp(
+    topic: str, partition: int, *, timestamp: Time
+) -> Call[OffsetAndTimestamp | None]:
+    """None where every record is older."""
+    path = f"{_partition_path(topic, partition)}/offsets"
+    request = Request("GET", path, query(timestamp=to_ms(timestamp)), place=Place(topic, partition))
+    parse = _reader(_OffsetAt)
+
+    def read(reply: Reply) -> OffsetAndTimestamp | None:
+        found = parse(reply)
+        if found.offset is None or found.timestamp is None:
+            return None
+        return OffsetAndTimestamp(found.offset, found.timestamp)
+
+    return Call(request, read)
+
+
+def segments_page(
+    topic: str, partition: int, *, from_offset: int | None, limit: int | None = None
+) -> Call[answers.SegmentsPage]:
+    path = f"{_partition_path(topic, partition)}/segments"
+    asked = query(from_offset=from_offset, limit=limit)
+    request = Request("GET", path, asked, place=Place(topic, partition))
+    return Call(request, _reader(answers.SegmentsPage))
+
+
+def manifest_page(
+    topic: str, partition: int, *, version: int | None, from_offset: int | None = None
+) -> Call[answers.ManifestPage]:
+    path = f"{_partition_path(topic, partition)}/manifest"
+    asked = query(version=version, from_offset=from_offset)
+    return Call(Request("GET", path, asked, place=Place(topic, partition)), _read_manifest)
+
+
+def storage_report() -> Call[dict[str, object]]:
+    return Call(Request("GET", "/v1/storage"), _reader(dict[str, object]))
+
+
+def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
+    request = Request(
+        "POST",
+        f"{_topic_path(topic)}/offload",
+        query(wait_ms=wait_ms),
+        extra_wait_s=(wait_ms or 0) / 1000,
+        place=Place(topic),
+    )
+    return Call(request, _reader(answers.Offloaded))
+
+
+def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
+    """The log start that is in force afterwards; doing it twice is doing it once."""
+    path = f"{_partition_path(topic, partition)}/trim"
+    request = _json_request("POST", path, {"before_offset": before_offset}, Place(topic, partition))
+    read = _reader(_Trimmed)
+    return Call(request, lambda reply: read(reply).log_start_offset)
+
+
+def is_alive() -> Call[bool]:
+    return Call(Request("GET", "/healthz"), lambda _: True)
+
+
+def readiness() -> Call[answers.Readiness]:
+    """`/readyz` answers 503 with its reasons: an answer, not a failure."""
+    return Call(Request("GET", "/readyz"), _read_readiness, answered_by=frozenset((503,)))
+
+
+# --- reading answers ------------------------------------------------------------------------------
+
+
+class _Topics(msgspec.Struct):
+    topics: tuple[answers.Topic, ...]
+
+
+class _OffsetAt(msgspec.Struct):
+    offset: int | None
+    timestamp: int | None
+
+
+class _Trimmed(msgspec.Struct):
+    log_start_offset: int
+
+
+def _reader(kind: type[T]) -> Callable[[Reply], T]:
+    def read(reply: Reply) -> T:
+        try:
+            return msgspec.json.decode(reply.body, type=kind)
+        except msgspec.DecodeError as error:
+            raise UnexpectedAnswer(
+                f"an answer that is none of this API ({error}): is that a tierlog broker?"
+            ) from error
+
+    return read
+
+
+def _read_batches(reply: Reply) -> FetchedBatches:
+    fields = reply.headers
+    try:
+        return FetchedBatches(
+            reply.body,
+            next_offset=int(fields["log-next-offset"]),
+            log_start_offset=int(fields["log-start-offset"]),
+            high_watermark=int(fields["log-high-watermark"]),
+            up_to_date=fields["log-up-to-date"] == "true",
+            tier=msgspec.convert(fields["log-tier"], answers.Tier),
+        )
+    except (KeyError, ValueError) as error:
+        raise UnexpectedAnswer(
+            f"a fetch without its headers ({error}): a proxy's answer?"
+        ) from error
+
+
+def _read_manifest(reply: Reply) -> answers.ManifestPage:
+    document = _reader(dict[str, object])(reply)
+    try:
+        return answers.ManifestPage(
+            version=msgspec.convert(document["version"], int),
+            leader_epoch=msgspec.convert(document["leader_epoch"], int),
+            owner=str(document.get("owner")),
+            log_start_offset=msgspec.convert(document["log_start_offset"], int),
+            segments=msgspec.convert(document["segments"], tuple[dict[str, object], ...]),
+            next_from_offset=msgspec.convert(document.get("next_from_offset"), int | None),
+            document=document,
+        )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UnexpectedAnswer(f"a manifest that is none of this API ({error})") from error
+
+
+def _read_readiness(reply: Reply) -> answers.Readiness:
+    document = _reader(dict[str, object])(reply)
+    return answers.Readiness(
+        reply.status == 200, _texts(document.get("reasons")), _texts(document.get("degraded"))
+    )
+
+
+def _nothing(_reply: Reply) -> None:
+    return None
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    items: Sequence[object] = found if isinstance(found, list) else ()
+    return tuple(
+        item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items
+    )
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+def _topic_path(topic: str) -> str:
+    """Raises InvalidTopicName for names that a path would swallow; the broker checks the rest."""
+    if topic in {"", ".", ".."}:
+        raise InvalidTopicName(f"{topic!r} is not a topic name")
+    return f"/v1/topics/{quote(topic, safe='')}"
+
+
+def _partition_path(topic: str, partition: int) -> str:
+    return f"{_topic_path(topic)}/partitions/{partition}"
+
+
+def _get(path: str, place: Place) -> Request:
+    return Request("GET", path, place=place)
+
+
+def _json_request(method: str, path: str, body: Mapping[str, object], place: Place) -> Request:
+    encoded = msgspec.json.encode(body)
+    return Request(method, path, headers={"content-type": JSON}, body=encoded, place=place)

@@ -1,0 +1,300 @@
+"""`tierlog.Client`: the broker from plain Python, one call at a time.
+
+Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
+`cursor` what is read next. This file sends and waits. One client may be shared among threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from record_format.codecs import NONE
+from tierlog.client import answers, calls
+from tierlog.client.answers import ConfigValue
+from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
+from tierlog.client.cursor import PartitionCursor, partitions_of
+from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
+from tierlog.client.follow import Turns
+from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
+from tierlog.client.times import Time, to_ms
+from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
+from tierlog.client.wire import Reply, Request
+
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to one broker; a context manager. Raises the errors of `tierlog.errors`."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        token: str | None = None,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_s: float = 30.0,
+        retries: RetryPolicy | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._connection = Connection(
+            server=server,
+            token=token,
+            token_file=token_file,
+            ca_file=ca_file,
+            timeout_s=timeout_s,
+        )
+        self._retries = retries or RetryPolicy()
+        self._http = httpx.Client(**self._connection.options(), transport=transport)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- topics
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        config: Mapping[str, ConfigValue] | None = None,
+    ) -> answers.TopicDescription:
+        return self.call(calls.create_topic(name, partitions=partitions, config=config or {}))
+
+    def list_topics(
+        self, *, prefix: str | None = None, internal: bool = False
+    ) -> tuple[answers.Topic, ...]:
+        return self.call(calls.list_topics(prefix=prefix, internal=internal))
+
+    def describe_topic(self, topic: str) -> answers.TopicDescription:
+        return self.call(calls.describe_topic(topic))
+
+    def alter_topic(
+        self,
+        topic: str,
+        *,
+        config: Mapping[str, ConfigValue | None] | None = None,
+        partitions: int | None = None,
+    ) -> answers.TopicDescription:
+        """Change keys (None puts a default back) or add partitions."""
+        return self.call(calls.alter_topic(topic, config=config, partitions=partitions))
+
+    def delete_topic(self, topic: str) -> None:
+        self.call(calls.delete_topic(topic))
+
+    # --- produce
+
+    def produce(
+        self,
+        topic: str,
+        records: Iterable[NewRecord | Value],
+        *,
+        partition: int | None = None,
+        acks: Acks = "all",
+        sequenced: Sequenced | None = None,
+    ) -> answers.Produced:
+        """Append records as JSON in one request. After AnswerLost they may be there, or not."""
+        return self.call(
+            calls.produce(topic, records, partition=partition, acks=acks, sequenced=sequenced)
+        )
+
+    def produce_encoded(
+        self,
+        topic: str,
+        records: Sequence[NewRecord | Value],
+        *,
+        partition: int,
+        codec: int = NONE,
+        acks: Acks = "all",
+    ) -> answers.Produced:
+        """Append records to one partition as batches made on this side: the fast way for bytes."""
+        batches = to_batches(records, now_ms=time.time_ns() // 1_000_000, codec=codec)
+        return self.produce_batches(topic, batches, partition=partition, acks=acks)
+
+    def produce_batches(
+        self,
+        topic: str,
+        batches: bytes,
+        *,
+        partition: int,
+        acks: Acks = "all",
+        expected_offset: int | None = None,
+    ) -> answers.Produced:
+        """Append record batches; with `expected_offset`, only where the log ends exactly there."""
+        return self.call(
+            calls.produce_batches(
+                topic,
+                batches,
+                partition=partition,
+                acks=acks,
+                expected_offset=expected_offset,
+            )
+        )
+
+    def init_producer(self) -> answers.ProducerIdentity:
+        return self.call(calls.init_producer())
+
+    # --- fetch
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: Start = "earliest",
+        timestamp: Time | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> answers.FetchedRecords:
+        """Records from an offset, a keyword, or a time on; decoded and checked on this side."""
+        return self.call(
+            calls.fetch(topic, partition, start=offset, timestamp=timestamp, limits=limits)
+        )
+
+    def fetch_batches(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: Start = "earliest",
+        timestamp: Time | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> answers.FetchedBatches:
+        """Whole record batches as they lie on disk, unchecked; the first may begin earlier."""
+        return self.call(
+            calls.fetch_batches(topic, partition, start=offset, timestamp=timestamp, limits=limits)
+        )
+
+    def consume(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        offset: Start | Mapping[int, Start] = "earliest",
+        end_offset: int | None = None,
+        timestamp: Time | None = None,
+        follow: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> Iterator[ConsumedRecord]:
+        """The records of the partitions (all, by default), each partition's in order.
+
+        Ends where each partition's high watermark was when its reading began, or at `end_offset`;
+        with `follow` never. Without `follow` the partitions come one after the other.
+        """
+        if partitions is None:
+            partitions = partitions_of(self.describe_topic(topic))
+        first = PartitionCursor(
+            topic,
+            timestamp=to_ms(timestamp),
+            end_offset=end_offset,
+            follow=follow,
+            limits=limits,
+        )
+        turns = Turns(first.spread(partitions, offset))
+        while turn := turns.next_turn():
+            yield from turn.cursor.take(self.call(turn.call))
+
+    # --- offsets, segments, storage
+
+    def offsets(self, topic: str, partition: int) -> answers.Offsets:
+        return self.call(calls.offsets(topic, partition))
+
+    def offset_for_timestamp(
+        self, topic: str, partition: int, timestamp: Time
+    ) -> answers.OffsetAndTimestamp | None:
+        """The first record at or after a time, in either tier; None where all are older."""
+        return self.call(calls.offset_for_timestamp(topic, partition, timestamp=timestamp))
+
+    def segments(
+        self, topic: str, partition: int, *, from_offset: int | None = None
+    ) -> Iterator[answers.Segment]:
+        """Oldest first, page by page."""
+        while True:
+            page = self.call(calls.segments_page(topic, partition, from_offset=from_offset))
+            yield from page.segments
+            if page.next_from_offset is None:
+                return
+            from_offset = page.next_from_offset
+
+    def manifest(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        version: int | None = None,
+        from_offset: int | None = None,
+    ) -> answers.ManifestPage:
+        """The manifest in force, or a version that is still kept; its segments come in pages."""
+        call = calls.manifest_page(topic, partition, version=version, from_offset=from_offset)
+        return self.call(call)
+
+    def storage_report(self) -> dict[str, object]:
+        return self.call(calls.storage_report())
+
+    def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
+        """Roll what is active and upload all that is rolled; with `wait_ms`, see it done."""
+        return self.call(calls.offload(topic, wait_ms=wait_ms))
+
+    def trim(self, topic: str, partition: int, *, before_offset: int) -> int:
+        """Give up all below `before_offset` (Kafka's DeleteRecords); the log start afterwards."""
+        return self.call(calls.trim(topic, partition, before_offset=before_offset))
+
+    # --- health
+
+    def is_alive(self) -> bool:
+        """Whether a broker answers; asks once."""
+        return self._run(exchange(calls.is_alive(), NO_RETRIES))
+
+    def readiness(self) -> answers.Readiness:
+        """Whether every partition serves, and if not why; asks once."""
+        return self._run(exchange(calls.readiness(), NO_RETRIES))
+
+    # --- driving
+
+    def call(self, call: Call[T]) -> T:
+        """Make any call of `tierlog.client.calls`."""
+        return self._run(exchange(call, self._retries))
+
+    def _run(self, steps: Steps[T]) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            if isinstance(step, Pause):
+                time.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = self._transmit(step)
+
+    def _transmit(self, request: Request) -> Reply | Outcome:
+        try:
+            response = self._http.request(
+                request.method,
+                request.path,
+                params=request.query or None,
+                headers=request.headers,
+                content=request.body,
+                timeout=self._connection.timeout(request),
+            )
+        except httpx.TransportError as error:
+            return to_outcome(error)
+        return to_reply(response)

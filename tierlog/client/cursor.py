@@ -1,0 +1,88 @@
+"""Reading on: where a reader of a partition is, what it asks next, and when it is done.
+
+* A cursor moves only by what was taken from an answer, so that a read that failed is asked again.
+* `end_offset` is fixed by the first answer where nobody gave one: what is appended meanwhile does
+  not keep a reader from ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from record_format.decode import Record
+from tierlog.client import calls
+from tierlog.client.answers import FetchedBatches, TopicDescription
+from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
+from tierlog.client.exchange import Call
+from tierlog.client.records import ConsumedRecord, decode_fetched
+
+
+@dataclass(slots=True)
+class PartitionCursor:
+    """One reader's place in one partition. `follow`: never done."""
+
+    topic: str
+    partition: int = 0
+    start: Start = "earliest"
+    timestamp: int | None = None
+    end_offset: int | None = None
+    follow: bool = False
+    limits: Limits = DEFAULT_LIMITS
+    up_to_date: bool = False
+
+    def spread(
+        self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
+    ) -> list[PartitionCursor]:
+        """One like this for each partition; those that a mapping leaves out begin at the start."""
+        return [
+            replace(
+                self,
+                partition=partition,
+                start=offset.get(partition, "earliest") if isinstance(offset, Mapping) else offset,
+            )
+            for partition in partitions
+        ]
+
+    def next_call(self, *, wait_ms: int = 0) -> Call[FetchedBatches]:
+        """What to ask next; only a follower that is up to date should wait."""
+        return calls.fetch_batches(
+            self.topic,
+            self.partition,
+            start=self.start,
+            timestamp=self.timestamp,
+            limits=self.limits._replace(wait_ms=wait_ms),
+        )
+
+    def take(self, fetched: FetchedBatches) -> list[ConsumedRecord]:
+        """The records of an answer to `next_call`, and the cursor moves behind them."""
+        if self.end_offset is None and not self.follow:
+            self.end_offset = fetched.high_watermark
+        records = decode_fetched(
+            fetched.batches,
+            from_offset=self.start if isinstance(self.start, int) else fetched.log_start_offset,
+            end_offset=self.end_offset,
+        )
+        if self.timestamp is not None:
+            records = _from_time(records, self.timestamp)
+        self.start, self.timestamp = fetched.next_offset, None
+        self.up_to_date = fetched.up_to_date
+        return [ConsumedRecord(self.topic, self.partition, *record) for record in records]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to be asked for."""
+        if self.follow or self.timestamp is not None or not isinstance(self.start, int):
+            return False
+        reached = self.end_offset is not None and self.start >= self.end_offset
+        return reached or (self.up_to_date and self.end_offset is None)
+
+
+def partitions_of(topic: TopicDescription) -> list[int]:
+    return [partition.partition for partition in topic.partitions]
+
+
+def _from_time(records: list[Record], timestamp: int) -> list[Record]:
+    """From the first record at or after the time; all, where the broker skipped further already."""
+    first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
+    return records[first:]

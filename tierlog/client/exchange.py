@@ -1,0 +1,147 @@
+"""One call as a value, and the conversation it takes: no sockets, no sleeping, no clock in here.
+
+Rules that keep it honest:
+
+* A `Call` is what to send, how to read the answer, and whether sending it twice is harmless. The
+  drivers (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
+* A call that writes is sent again only where the first copy surely did nothing: it never left
+  (`Unsent`), or the broker refused it and said so. A broken connection in between is
+  `OutcomeUnknownError`, for the caller to settle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from record_format.errors import OutcomeUnknownError, RetriableError
+from tierlog.client.problems import error_of, is_refusal, retry_after_s
+from tierlog.client.wire import NO_HEADERS, Reply, Request
+
+T = TypeVar("T")
+
+
+class Repeat(Enum):
+    """What a second copy of a request does."""
+
+    HARMLESS = "reads, and writes that say the same thing twice"
+    DUPLICATES = "a plain produce: records would be there twice"
+
+
+class Unsent(NamedTuple):
+    """The request did not leave: no connection could be made."""
+
+    reason: str
+
+
+class Broken(NamedTuple):
+    """The connection failed after some of the request had left."""
+
+    reason: str
+
+
+class Pause(NamedTuple):
+    """Wait before going on."""
+
+    seconds: float
+
+
+class BrokerUnreachable(RetriableError):
+    """No connection to the broker, or none that lasted long enough for an answer."""
+
+
+class AnswerLost(OutcomeUnknownError):
+    """The connection broke after a write was sent: it may have landed, or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request and how to read its answer."""
+
+    request: Request
+    read: Callable[[Reply], T]
+    repeat: Repeat = Repeat.HARMLESS
+    # Statuses of 400 and above that are answers to this call, not failures of it.
+    answered_by: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and after how long. A `Retry-After` above `max_pause_s` ends the attempts."""
+
+    attempts: int = 5
+    first_pause_s: float = 0.1
+    max_pause_s: float = 5.0
+    jitter: Callable[[], float] = field(default=random.random)
+
+    def pause_s(self, attempt: int) -> float:
+        """Before attempt number `attempt` + 1; between half and all of an exponential step."""
+        step = min(self.first_pause_s * 2.0 ** (attempt - 1), self.max_pause_s)
+        return step * (0.5 + self.jitter() / 2)
+
+
+NO_RETRIES: Final = RetryPolicy(attempts=1)
+
+Step = Request | Pause
+Outcome = Reply | Unsent | Broken | None
+Steps = Generator[Step, Outcome, T]
+
+
+def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
+    """Yield what to do next, be sent what came of it, return the call's answer.
+
+    Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        outcome = yield call.request
+        if isinstance(outcome, Reply) and _is_answer(outcome, call):
+            return call.read(outcome)
+        wait_s = policy.pause_s(attempt)
+        if isinstance(outcome, Reply):
+            wait_s = max(wait_s, retry_after_s(outcome))
+        last = attempt >= policy.attempts or wait_s > policy.max_pause_s
+        if last or not _may_repeat(call.repeat, outcome):
+            raise _failure(call, outcome)
+        yield Pause(wait_s)
+
+
+def _is_answer(reply: Reply, call: Call[T]) -> bool:
+    return reply.status < 400 or reply.status in call.answered_by
+
+
+def _may_repeat(repeat: Repeat, outcome: Outcome) -> bool:
+    if isinstance(outcome, Reply):
+        return is_refusal(outcome)
+    return repeat is Repeat.HARMLESS or isinstance(outcome, Unsent)
+
+
+def _failure(call: Call[T], outcome: Outcome) -> Exception:
+    if isinstance(outcome, Reply):
+        return error_of(outcome, call.request)
+    assert isinstance(outcome, (Unsent, Broken)), "a request is answered by its outcome"
+    where = f"{call.request.method} {call.request.path}"
+    if isinstance(outcome, Unsent):
+        return BrokerUnreachable(f"cannot reach the broker: {outcome.reason}")
+    if call.repeat is Repeat.DUPLICATES:
+        return AnswerLost(f"{where}: {outcome.reason}; it is not known whether it was done")
+    return BrokerUnreachable(f"{where}: {outcome.reason}")
+
+
+def query(**members: object) -> tuple[tuple[str, str], ...]:
+    """Query parameters: None is left out, booleans are 1 and 0."""
+    return tuple(
+        (name, str(int(value)) if isinstance(value, bool) else str(value))
+        for name, value in members.items()
+        if value is not None
+    )
+
+
+def headers(members: Mapping[str, object]) -> Mapping[str, str]:
+    """Header fields: None is left out."""
+    found = {name: str(value) for name, value in members.items() if value is not None}
+    return found or NO_HEADERS

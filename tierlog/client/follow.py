@@ -1,0 +1,50 @@
+"""Whose turn it is, among the partitions that one reader reads.
+
+* A reader that ends takes one partition after the other.
+* A follower of one partition waits in the broker for news. One of several goes round; only where
+  all are up to date does a turn wait, so that a round, and so news, takes `ROUND_MS`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tierlog.client.answers import FetchedBatches
+from tierlog.client.cursor import PartitionCursor
+from tierlog.client.exchange import Call
+
+FOLLOW_WAIT_MS: Final = 10_000
+ROUND_MS: Final = 500
+
+
+class Turn(NamedTuple):
+    """Whose turn, and what to ask; its answer goes to `cursor.take`."""
+
+    cursor: PartitionCursor
+    call: Call[FetchedBatches]
+
+
+class Turns:
+    """The order in which cursors are asked; `next_turn` gives None when all are done."""
+
+    def __init__(self, cursors: Sequence[PartitionCursor]) -> None:
+        self._queue = deque(cursors)
+
+    def next_turn(self) -> Turn | None:
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+        if not self._queue:
+            return None
+        cursor = self._queue[0]
+        if cursor.follow:
+            self._queue.rotate(-1)
+        return Turn(cursor, cursor.next_call(wait_ms=self._patience(cursor)))
+
+    def _patience(self, cursor: PartitionCursor) -> int:
+        if not cursor.follow or not all(one.up_to_date for one in self._queue):
+            return 0
+        if len(self._queue) == 1:
+            return cursor.limits.wait_ms or FOLLOW_WAIT_MS
+        return max(ROUND_MS // len(self._queue), 10)

@@ -1,0 +1,48 @@
+"""Times as callers have them, in the milliseconds that the log keeps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, overload
+
+from record_format.errors import InvalidRequest
+
+Time = int | str | datetime
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@overload
+def to_ms(time: Time) -> int: ...
+
+
+@overload
+def to_ms(time: Time | None) -> int | None: ...
+
+
+def to_ms(time: Time | None) -> int | None:
+    """Milliseconds since the epoch; RFC 3339 text and datetimes need their offset from UTC.
+
+    Raises InvalidRequest: a local time would mean something else on each machine.
+    """
+    if time is None or isinstance(time, int):
+        return time
+    if isinstance(time, str):
+        time = _parse(time)
+    if isinstance(time, int):
+        return time
+    if time.tzinfo is None:
+        raise InvalidRequest(f"{time.isoformat()}: a time needs its offset from UTC, as in ...Z")
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _parse(text: str) -> int | datetime:
+    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{text!r} is no time: milliseconds since the epoch, or RFC 3339 text "
+            "as in 2013-06-01T12:00:00Z"
+        ) from None

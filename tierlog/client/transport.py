@@ -1,0 +1,95 @@
+"""httpx under both clients: how they connect, and what its exceptions mean to a call.
+
+Only here and in the two clients is httpx imported.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from record_format.errors import ConfigurationError
+from tierlog.client.exchange import Broken, Outcome, Unsent
+from tierlog.client.wire import Reply, Request
+
+DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
+_NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone."""
+
+    server: str = DEFAULT_SERVER
+    token: str | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    timeout_s: float = 30.0
+
+    def options(self) -> dict[str, Any]:
+        """What httpx.Client and httpx.AsyncClient both take. Raises ConfigurationError."""
+        url = _server_url(self.server)
+        token = self.token or _token_of(self.token_file)
+        return {
+            "base_url": url,
+            "headers": {"authorization": f"Bearer {token}"} if token else {},
+            "timeout": self.timeout_s,
+            "verify": _authority(self.ca_file) if self.ca_file else True,
+            # A proxy of the environment is for the world outside, not for this machine.
+            "trust_env": not _is_loopback(url.host),
+        }
+
+    def timeout(self, request: Request) -> float:
+        return self.timeout_s + request.extra_wait_s
+
+
+def to_reply(response: httpx.Response) -> Reply:
+    return Reply(response.status_code, response.headers, response.content)
+
+
+def to_outcome(error: httpx.TransportError) -> Outcome:
+    reason = str(error) or type(error).__name__
+    if isinstance(error, _NEVER_LEFT):
+        return Unsent(f"{error.request.url.host}:{error.request.url.port or ''}: {reason}")
+    return Broken(reason)
+
+
+def _server_url(server: str) -> httpx.URL:
+    try:
+        url = httpx.URL(server if "://" in server else f"http://{server}")
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"server {server!r}: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigurationError(f"server {server!r}: expected http://HOST:PORT or https://…")
+    return url
+
+
+def _token_of(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"token file {file}: {error}") from error
+    if not token.isascii() or not token.isprintable() or not token:
+        raise ConfigurationError(f"token file {file}: holds no token")
+    return token
+
+
+def _authority(file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(f"CA file {file}: {error}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

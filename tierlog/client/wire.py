@@ -1,0 +1,40 @@
+"""A request and a reply as values, as every HTTP library has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+JSON: Final = "application/json"
+RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
+OCTETS: Final = "application/octet-stream"
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Place(NamedTuple):
+    """What a request is about: a problem's text names it, its members do not always."""
+
+    topic: str = ""
+    partition: int = -1
+    expected_offset: int = -1
+
+
+class Request(NamedTuple):
+    """`path` is percent-encoded; `extra_wait_s` is added to the time that an answer may take."""
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = NO_HEADERS
+    body: bytes = b""
+    extra_wait_s: float = 0.0
+    place: Place = Place()
+
+
+class Reply(NamedTuple):
+    """`headers` by lower-case name."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
