@@ -167,6 +167,12 @@ class PartitionLog:
         return self._state.segments.bases[-1]
 
     @property
+    def active_flushed_bytes(self) -> int:
+        """How much of the active segment lies below the high watermark."""
+        flushed, active = self._state.flushed, self._state.segments.items[-1]
+        return flushed.position if flushed.base_offset == active.base_offset else 0
+
+    @property
     def offline(self) -> bool:
         return self._state.offline is not None
 

@@ -9,13 +9,16 @@ import pytest
 from hot_tier.append import Append, AppendResult
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
-from record_format.batch import iter_headers
+from record_format.batch import BatchHeader, iter_headers
 from record_format.decode import Record, decode_batch
 from record_format.encode import encode_batch
 from record_format.produced import ProducedBatches, check_produced
 
 TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"
 NOW_MS = 1_700_000_000_000
+
+
+Batches = list[tuple[BatchHeader, list[Record]]]
 
 
 class Clock:
@@ -46,8 +49,8 @@ def append_values(log: PartitionLog, *values: bytes, **fields: Any) -> AppendRes
     return outcome
 
 
-def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> list[Record]:
-    """All records from `offset` (the local start) to the end, through as many reads as it takes."""
+def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> Batches:
+    """All batches from `offset` (the local start) to the end, through as many reads as it takes."""
     position = log.local_log_start_offset if offset is None else offset
     start, found = position, []
     end = limits.get("end_offset", log.high_watermark)
@@ -59,10 +62,39 @@ def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> l
             headers = list(iter_headers(data))
             assert sum(header.size_bytes for header in headers) == len(data)
             for header in headers:
-                if not header.is_control:
-                    found += decode_batch(data, header)
+                records = [] if header.is_control else decode_batch(data, header)
+                found.append((header, [record for record in records if record.offset >= start]))
         position = read.next_offset
-    return [record for record in found if record.offset >= start]
+    return found
+
+
+def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> list[Record]:
+    return [record for _, records in batches_of(log, offset, **limits) for record in records]
+
+
+@pytest.fixture(name="append_values")
+def _append_values():
+    return append_values
+
+
+@pytest.fixture(name="records_of")
+def _records_of():
+    return records_of
+
+
+@pytest.fixture(name="batches_of")
+def _batches_of():
+    return batches_of
+
+
+@pytest.fixture(name="make_batch")
+def _make_batch():
+    return batch
+
+
+@pytest.fixture(name="produced")
+def _produced():
+    return produced
 
 
 @pytest.fixture
