@@ -1,0 +1,201 @@
+"""Columns to batches and back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from record_format.batch import check_crc, iter_headers, parse_header
+from record_format.codecs import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, ExpandsTooFar
+from record_format.decode import (
+    Record,
+    decode_batch,
+    decode_columns,
+    iter_records,
+    min_timestamp_of,
+)
+from record_format.encode import encode_batch, encode_batches, record_size
+from record_format.errors import CorruptBatch, RecordTooLarge
+from record_format.record_walk import Walker
+from record_format.varint import SMALL
+from tests.unit.record_format.columns import Rows, rows
+
+KIB_64 = b"v" * 65_536
+
+
+def expected(batch: Rows, *, base_offset: int = 0) -> list[Record]:
+    count = len(batch.values)
+    return [
+        Record(
+            base_offset + index,
+            batch.timestamps[index],
+            (batch.keys or [None] * count)[index],
+            batch.values[index],
+            (batch.headers or [()] * count)[index] or (),
+        )
+        for index in range(count)
+    ]
+
+
+@given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)), base=st.integers(0, 2**62))
+def test_records_come_back(batch: Rows, codec: int, base: int) -> None:
+    data = encode_batch(**batch._asdict(), codec=codec, base_offset=base, leader_epoch=4)
+    header = parse_header(data)
+    check_crc(data, header)
+    assert header.size_bytes == len(data)
+    assert header.codec == codec
+    assert header.leader_epoch == 4
+    assert header.max_timestamp == max(batch.timestamps)
+    assert decode_batch(data, header) == expected(batch, base_offset=base)
+    assert min_timestamp_of(data, header) == min(batch.timestamps)
+
+
+@given(batch=rows(), low=st.integers(0, 30), high=st.none() | st.integers(0, 30))
+def test_a_range_of_offsets_is_cut_out(batch: Rows, low: int, high: int | None) -> None:
+    data = encode_batch(**batch._asdict(), base_offset=5)
+    columns = decode_columns(data, parse_header(data), from_offset=low, end_offset=high)
+    top = 1000 if high is None else high
+    wanted = [r for r in expected(batch, base_offset=5) if low <= r.offset < top]
+    assert list(map(Record, *columns)) == wanted
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193, len(SMALL) + 1])
+@pytest.mark.parametrize("size", [0, 1, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64])
+def test_varint_borders_of_counts_and_sizes(count: int, size: int) -> None:
+    values = [b"x" * size] * count
+    data = encode_batch(values, timestamps=[1] * count)
+    assert decode_columns(data, parse_header(data)).values == values
+
+
+@pytest.mark.parametrize("size", [8100, 8128, 8180, 8190, 8192, 8200, 16_383, 2**20, 2**21])
+def test_varint_borders_of_large_values(size: int) -> None:
+    value = b"x" * size
+    for keys in (None, [value]):
+        data = encode_batch([value], timestamps=[1], keys=keys)
+        assert decode_columns(data, parse_header(data)).values == [value]
+        assert len(data) == 61 + record_size(value, keys[0] if keys else None)
+
+
+def test_the_fast_path_and_the_general_one_write_the_same() -> None:
+    values = [bytes([n % 256]) * (n % 200) for n in range(1000)]
+    fast = encode_batch(values, timestamps=[9] * 1000)
+    assert fast == encode_batch(values, timestamps=[9] * 1000, keys=[None] * 1000)
+    assert fast == encode_batch(values, timestamps=[9] * 1000, headers=[None] * 1000)
+
+
+def test_the_header_carries_what_it_was_given() -> None:
+    data = encode_batch(
+        [b"v"],
+        timestamps=[7],
+        producer_id=5,
+        producer_epoch=6,
+        base_sequence=8,
+        transactional=True,
+        control=True,
+    )
+    header = parse_header(data)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 6, 8)
+    assert header.is_transactional
+    assert header.is_control
+    assert list(iter_records(data)) == []
+    assert len(decode_batch(data, header)) == 1
+
+
+# --- cutting into batches -------------------------------------------------------------------------
+
+
+@given(batch=rows(max_size=60), limit=st.integers(1500, 3000), codec=st.sampled_from([NONE, LZ4]))
+def test_batches_are_cut_below_the_limit_and_lose_nothing(
+    batch: Rows, limit: int, codec: int
+) -> None:
+    ranges = encode_batches(**batch._asdict(), max_bytes=limit, codec=codec)
+    assert [r.start for r in ranges] == [0, *(r.end for r in ranges[:-1])]
+    found: list[Record] = []
+    for item in ranges:
+        assert len(item.batch) <= limit
+        found += (r._replace(offset=r.offset + item.start) for r in iter_records(item.batch))
+    assert found == expected(batch)
+
+
+def test_a_record_that_just_fits_is_taken_and_a_byte_more_refused() -> None:
+    fits = b"x" * (1000 - 61 - (record_size(b"x" * 900) - 900))
+    for values in ([fits], [b"a", fits, b"b"]):
+        ranges = encode_batches(values, timestamps=[1] * len(values), max_bytes=1000)
+        assert max(len(item.batch) for item in ranges) == 1000
+        assert len(ranges) == len(values)
+    with pytest.raises(RecordTooLarge) as caught:
+        encode_batches([b"a", fits + b"x"], timestamps=[1, 1], max_bytes=1000)
+    assert caught.value.limit_bytes == 1000
+    assert caught.value.size_bytes == 1001
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY])
+def test_batches_that_compression_makes_larger_are_halved(codec: int) -> None:
+    noise = random.Random(3).randbytes(1000)
+    values = [noise[:500], noise[500:]]
+    limit = 1093  # enough for both as they are, not with a compressor's own header
+    assert len(encode_batches(values, timestamps=[1, 1], max_bytes=limit)) == 1
+    ranges = encode_batches(values, timestamps=[1, 1], max_bytes=limit, codec=codec)
+    assert [(item.start, item.end) for item in ranges] == [(0, 1), (1, 2)]
+    with pytest.raises(RecordTooLarge):
+        encode_batches([noise], timestamps=[1], max_bytes=1080, codec=codec)
+
+
+def test_a_large_value_makes_a_batch_of_its_own() -> None:
+    values = [b"small", KIB_64, b"small"]
+    ranges = encode_batches(values, timestamps=[1, 2, 3], max_bytes=65_610)
+    assert [(item.start, item.end) for item in ranges] == [(0, 1), (1, 2), (2, 3)]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_bad_utf8_in_a_header_name_is_replaced_as_kafka_s_client_does(walk: Walker) -> None:
+    data = encode_batch([b"v"], timestamps=[1], headers=[(("ab", b"x"),)])
+    changed = data.replace(b"\x04ab", b"\x04\xff\xfe")
+    (record,) = decode_batch(changed, parse_header(changed))
+    assert record.headers == (("��", b"x"),)
+
+
+def test_iterating_steps_over_batches_outside_the_range() -> None:
+    data = b"".join(
+        encode_batch([b"%d" % n, b"%d" % (n + 1)], timestamps=[n, n], base_offset=n)
+        for n in range(0, 20, 2)
+    )
+    assert [r.offset for r in iter_records(data, from_offset=5, end_offset=9)] == [5, 6, 7, 8]
+    assert [r.offset for r in iter_records(data[:-1], from_offset=15)] == [15, 16, 17]
+    assert len(list(iter_headers(data))) == 10
+
+
+def test_expansion_is_bounded() -> None:
+    data = encode_batch([KIB_64] * 4, timestamps=[1] * 4, codec=ZSTD)
+    with pytest.raises(ExpandsTooFar):
+        decode_batch(data, parse_header(data), max_bytes=4 * 65_536)
+    assert len(decode_batch(data, parse_header(data), max_bytes=4 * 65_600)) == 4
+
+
+def test_a_batch_that_is_cut_raises() -> None:
+    data = encode_batch([b"v"], timestamps=[1])
+    with pytest.raises(CorruptBatch):
+        decode_batch(data[:-1], parse_header(data))
+
+
+def test_no_least_timestamp_where_the_records_cannot_be_read() -> None:
+    data = encode_batch([b"value"] * 3, timestamps=[1, 2, 3], codec=GZIP)
+    data[80] ^= 0xFF
+    assert min_timestamp_of(data, parse_header(data)) is None
+    assert min_timestamp_of(data[:70], parse_header(data)) is None
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_errors_say_where(codec: int) -> None:
+    data = b"x" * 5 + encode_batch(
+        [b"value"] * 3, timestamps=[1, 2, 3], base_offset=70, codec=codec
+    )
+    changed = data[:66] + bytes(b ^ 0xFF for b in data[66:80]) + data[80:]
+    with pytest.raises(CorruptBatch) as caught:
+        decode_batch(changed, parse_header(changed, 5))
+    assert (caught.value.position, caught.value.offset) == (5, 70)

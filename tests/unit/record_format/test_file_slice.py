@@ -1,0 +1,42 @@
+"""A slice stays readable whatever becomes of the file's name, and says where it is cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from record_format.file_slice import FileSlice, OpenFile
+
+
+def test_a_slice_of_an_unlinked_file_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"0123456789")
+    piece = FileSlice(OpenFile(path), 3, 4)
+    path.rename(tmp_path / "a.log.deleted")
+    (tmp_path / "a.log.deleted").unlink()
+    assert piece.read() == b"3456"
+
+
+def test_the_last_reference_closes_the_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"x")
+    piece = FileSlice(OpenFile(path), 0, 1)
+    fd = piece.file.fileno()
+    os.fstat(fd)
+    del piece
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_a_file_that_is_too_short_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"0123456789")
+    with pytest.raises(EOFError):
+        FileSlice(OpenFile(path), 8, 3).read()
+
+
+def test_a_missing_file_leaks_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        OpenFile(tmp_path / "none")

@@ -1,0 +1,171 @@
+"""The three index files, byte for byte, and what of them is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from record_format.errors import CorruptIndex
+from record_format.index_layouts import (
+    AbortedTxn,
+    OffsetEntry,
+    TimeEntry,
+    drop_padding,
+    pack_offset_entry,
+    pack_offset_index,
+    pack_time_entry,
+    pack_time_index,
+    pack_txn_entry,
+    pack_txn_index,
+    parse_offset_index,
+    parse_time_index,
+    parse_txn_index,
+    unpack_offset_entry,
+    unpack_time_entry,
+)
+from tests.unit.record_format import golden
+
+LIVE = "live-copy"
+
+
+def trimmed(path: Path, entry_size: int) -> bytes:
+    data = path.read_bytes()
+    return drop_padding(data, entry_size=entry_size) if LIVE in str(path) else data
+
+
+def dump_of(path: Path) -> str:
+    return (Path(f"{path.parent}.dumps") / f"{path.name}.dump.txt").read_text(errors="replace")
+
+
+@pytest.mark.parametrize("path", golden.files("*.index"), ids=golden.name)
+def test_offset_indexes_of_kafka_come_back(path: Path) -> None:
+    base = int(path.stem)
+    data = trimmed(path, 8)
+    size = path.with_suffix(".log").stat().st_size
+    entries = parse_offset_index(data, base_offset=base, segment_size=size)
+    assert pack_offset_index(entries, base_offset=base) == data
+    for index, entry in enumerate(entries):
+        assert unpack_offset_entry(data, index, base_offset=base) == entry
+
+
+@pytest.mark.parametrize("path", golden.files("*.timeindex"), ids=golden.name)
+def test_time_indexes_of_kafka_come_back(path: Path) -> None:
+    base = int(path.stem)
+    data = trimmed(path, 12)
+    entries = parse_time_index(data, base_offset=base)
+    assert pack_time_index(entries, base_offset=base) == data
+    for index, entry in enumerate(entries):
+        assert unpack_time_entry(data, index, base_offset=base) == entry
+
+
+@pytest.mark.parametrize("path", golden.files("*.txnindex"), ids=golden.name)
+def test_transaction_indexes_of_kafka_come_back(path: Path) -> None:
+    data = path.read_bytes()
+    entries = parse_txn_index(data, base_offset=int(path.stem))
+    assert pack_txn_index(entries) == data
+    if Path(f"{path.parent}.dumps").exists():
+        printed = re.findall(
+            r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)",
+            dump_of(path),
+        )
+        assert [tuple(map(str, entry)) for entry in entries] == printed
+
+
+def test_indexes_hold_what_kafka_s_own_tool_prints() -> None:
+    folder = golden.ROOT / "dense-index-0"
+    for path in sorted(folder.glob("*.index")):
+        printed = re.findall(r"^offset: (\d+) position: (\d+)", dump_of(path), re.M)
+        entries = parse_offset_index(path.read_bytes(), base_offset=int(path.stem))
+        assert [tuple(map(str, entry)) for entry in entries] == printed
+    for path in sorted(folder.glob("*.timeindex")):
+        printed = re.findall(r"^timestamp: (\d+) offset: (\d+)", dump_of(path), re.M)
+        entries = parse_time_index(path.read_bytes(), base_offset=int(path.stem))
+        assert [tuple(map(str, entry)) for entry in entries] == printed
+
+
+def test_entries_have_kafka_s_bytes() -> None:
+    assert pack_offset_entry(OffsetEntry(1005, 7), base_offset=1000) == bytes.fromhex(
+        "00000005 00000007"
+    )
+    assert pack_time_entry(TimeEntry(258, 1005), base_offset=1000) == bytes.fromhex(
+        "0000000000000102 00000005"
+    )
+    assert pack_txn_entry(AbortedTxn(1, 2, 3, 4)) == bytes.fromhex(
+        "0000 0000000000000001 0000000000000002 0000000000000003 0000000000000004"
+    )
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(5, 0), (5, 10)],
+        [(5, 10), (4, 20)],
+        [(5, 10), (6, 10)],
+        [(5, 10), (6, 9)],
+        [(-1, 10)],
+        [(0, -1)],
+        [(5, 10), (0, 0)],  # padding
+        [(5, 100)],
+    ],
+)
+def test_an_offset_index_in_disorder_is_corrupt(entries: list[tuple[int, int]]) -> None:
+    data = pack_offset_index((OffsetEntry(*entry) for entry in entries), base_offset=0)
+    with pytest.raises(CorruptIndex):
+        parse_offset_index(data, base_offset=0, segment_size=100, file="x.index")
+
+
+@pytest.mark.parametrize(
+    "entries", [[(5, 5), (4, 6)], [(5, 5), (5, 5)], [(5, 5), (6, 4)], [(5, -1)], [(5, 5), (0, 0)]]
+)
+def test_a_time_index_in_disorder_is_corrupt(entries: list[tuple[int, int]]) -> None:
+    data = pack_time_index((TimeEntry(*entry) for entry in entries), base_offset=0)
+    with pytest.raises(CorruptIndex) as caught:
+        parse_time_index(data, base_offset=0, file="x.timeindex")
+    assert caught.value.file == "x.timeindex"
+
+
+def test_equal_timestamps_at_rising_offsets_are_no_disorder() -> None:
+    data = pack_time_index([TimeEntry(5, 5), TimeEntry(5, 6)], base_offset=0)
+    assert len(parse_time_index(data, base_offset=0)) == 2
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [[(1, 5, 9, 9), (1, 5, 9, 9)], [(1, 9, 5, 9)], [(1, -1, 5, 9)], [(1, 0, 2, 9)]],
+)
+def test_a_transaction_index_in_disorder_is_corrupt(
+    entries: list[tuple[int, int, int, int]],
+) -> None:
+    data = pack_txn_index(AbortedTxn(*entry) for entry in entries)
+    with pytest.raises(CorruptIndex):
+        parse_txn_index(data, base_offset=3)
+
+
+def test_a_transaction_index_of_another_version_is_refused() -> None:
+    data = b"\0\1" + pack_txn_entry(AbortedTxn(1, 2, 3, 4))[2:]
+    with pytest.raises(CorruptIndex, match="version 1"):
+        parse_txn_index(data)
+
+
+@pytest.mark.parametrize("size", [1, 7, 9, 11, 13])
+def test_a_cut_entry_is_corrupt(size: int) -> None:
+    for parse in (parse_offset_index, parse_time_index, parse_txn_index):
+        with pytest.raises(CorruptIndex, match="whole"):
+            parse(b"\1" * size, base_offset=0)
+
+
+@given(st.lists(st.binary(min_size=8, max_size=8)), st.integers(0, 100))
+def test_padding_is_dropped_and_nothing_else(entries: list[bytes], zeros: int) -> None:
+    while entries and not any(entries[-1]):
+        entries.pop()
+    data = b"".join(entries)
+    assert drop_padding(data + bytes(zeros), entry_size=8) == data
+
+
+def test_a_half_written_entry_before_padding_is_kept_whole_and_at_the_end_dropped() -> None:
+    assert drop_padding(b"\0\0\0\1\0\0\0\0" + bytes(16), entry_size=8) == b"\0\0\0\1\0\0\0\0"
+    assert drop_padding(b"\0\0\0\1\0\0\0\2\0\0\0\3", entry_size=8) == b"\0\0\0\1\0\0\0\2"

@@ -1,0 +1,392 @@
+"""The gate: what Kafka's broker would take is taken as it is, all else is refused by name."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from record_format.batch import (
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    check_crc,
+    parse_header,
+    set_max_timestamp,
+)
+from record_format.codecs import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD, compress
+from record_format.decode import decode_batch, iter_records
+from record_format.encode import encode_batch
+from record_format.errors import (
+    InvalidBatch,
+    InvalidRecord,
+    RecordTooLarge,
+    RequestTooLarge,
+    TierlogError,
+)
+from record_format.produced import (
+    ProducedBatches,
+    ProduceLimits,
+    build_produced,
+    check_produced,
+    check_sizes,
+    recompress,
+    timestamp_problem,
+)
+from record_format.record_walk import Walker
+from tests.unit.record_format import golden
+from tests.unit.record_format.columns import Rows, rows
+
+NOW = 1_700_000_000_000
+MIB = 1 << 20
+
+
+def check(body: bytes, **limits: Any) -> ProducedBatches:
+    defaults = {"max_message_bytes": 8 * MIB, "now_ms": NOW}
+    return check_produced(bytearray(body), **{**defaults, **limits})
+
+
+def batch(count: int = 3, **fields: Any) -> bytearray:
+    return encode_batch(
+        [b"value %d" % n for n in range(count)],
+        timestamps=[NOW + n for n in range(count)],
+        **fields,
+    )
+
+
+def resealed(body: bytes) -> bytearray:
+    """The body, of one batch, with the checksum that its bytes make."""
+    changed = bytearray(body)
+    header = parse_header(changed)
+    set_max_timestamp(changed, header, timestamp=header.max_timestamp)
+    return changed
+
+
+def patched(body: bytes, layout: str, position: int, value: int) -> bytearray:
+    changed = bytearray(body)
+    struct.pack_into(layout, changed, position, value)
+    return resealed(changed)
+
+
+# --- taken ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", golden.FOLDERS, ids=golden.name)
+def test_what_kafka_s_producers_sent_is_taken_as_it_is(folder: Path, walk: Walker) -> None:
+    for header, data in golden.batches(folder):
+        broker_s_own = (
+            header.is_control
+            or header.is_transactional
+            or header.timestamp_type
+            or header.has_delete_horizon
+            or header.record_count != header.last_offset_delta + 1
+        )
+        if broker_s_own:
+            with pytest.raises((InvalidRecord, InvalidBatch)):
+                check(data)
+            continue
+        produced = check(data)
+        assert produced.body == data
+        assert produced.headers == [header]
+        timestamps = [record.timestamp for record in decode_batch(data, header)]
+        assert produced.min_timestamps == [min(timestamps)]
+
+
+def test_a_whole_segment_of_many_batches_is_taken(walk: Walker) -> None:
+    _, data = golden.logs(golden.ROOT / "codec-zstd-0")[0]
+    produced = check(data)
+    assert produced.body == data
+    assert produced.record_count == 260
+    assert produced.headers[0].position == 0
+
+
+@given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)))
+def test_what_we_encode_is_taken(batch: Rows, codec: int) -> None:
+    data = encode_batch(**batch._asdict(), codec=codec)
+    produced = check(data)
+    assert produced.body == data
+    assert produced.min_timestamps == [min(batch.timestamps)]
+
+
+def test_a_transactional_or_control_batch_is_taken_where_the_caller_allows_it() -> None:
+    ids = {"producer_id": 1, "producer_epoch": 0}
+    data = batch(transactional=True, base_sequence=0, **ids)
+    assert check(data, allow_transactional=True).record_count == 3
+    marker = batch(1, transactional=True, control=True, **ids)
+    assert check(marker, allow_transactional=True, allow_control=True).record_count == 1
+
+
+# --- refused: bytes -------------------------------------------------------------------------------
+
+
+def test_every_flipped_bit_of_the_checksummed_part_is_refused(walk: Walker) -> None:
+    data = batch(2)
+    for position in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            if position not in range(8) and position not in range(12, 16):
+                with pytest.raises(InvalidBatch):
+                    check(changed)
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_changed_bytes_under_a_right_checksum_never_pass_for_what_they_are_not(
+    codec: int, walk: Walker
+) -> None:
+    source = random.Random(codec)
+    data = batch(5, codec=codec)
+    for _ in range(500):
+        changed = bytearray(data)
+        for _ in range(source.randint(1, 3)):
+            changed[source.randrange(16, len(changed))] = source.randrange(256)
+        try:
+            changed = resealed(changed)
+            produced = check(changed)
+        except TierlogError:
+            continue
+        header = produced.headers[0]
+        records = decode_batch(produced.body, header)
+        assert [record.offset for record in records] == list(range(header.record_count))
+        assert max(record.timestamp for record in records) == header.max_timestamp
+        assert min(record.timestamp for record in records) == produced.min_timestamps[0]
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises((InvalidBatch, InvalidRecord, RecordTooLarge)):
+        check(data)
+
+
+def test_a_cut_or_trailing_byte_is_refused_at_the_right_position() -> None:
+    data = batch()
+    for size in range(1, len(data)):
+        with pytest.raises(InvalidBatch) as caught:
+            check(data + data[:size])
+        assert caught.value.position == len(data)
+    with pytest.raises(InvalidBatch):
+        check(data + b"\0")
+
+
+def test_an_empty_request_is_refused() -> None:
+    with pytest.raises(InvalidRecord):
+        check(b"")
+
+
+@pytest.mark.parametrize(
+    ("layout", "position", "value"),
+    [
+        (">h", 21, 5),  # codec
+        (">h", 21, 7),
+        (">i", 57, 2),  # one record too few
+        (">i", 23, 3),  # last offset delta
+        (">i", 57, 0),
+        (">q", 43, 9),  # producer id without epoch and sequence
+        (">q", 43, -2),
+    ],
+)
+def test_a_field_that_does_not_fit_is_refused(layout: str, position: int, value: int) -> None:
+    with pytest.raises(InvalidBatch):
+        check(patched(batch(), layout, position, value))
+
+
+def test_a_batch_of_no_records_is_refused() -> None:
+    empty = batch(1)[:61]
+    struct.pack_into(">i", empty, 8, 49)
+    struct.pack_into(">i", empty, 57, 0)
+    with pytest.raises(InvalidBatch):
+        check(resealed(empty))
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_records_that_do_not_expand_are_refused(codec: int) -> None:
+    data = batch(codec=codec)
+    for position in (61, 62, 63):
+        changed = bytearray(data)
+        changed[position] ^= 0xFF
+        with pytest.raises(InvalidBatch):
+            check(resealed(changed))
+    mislabelled = patched(batch(), ">h", 21, codec)
+    with pytest.raises(InvalidBatch):
+        check(mislabelled)
+
+
+def test_gaps_in_the_offset_deltas_are_refused(walk: Walker) -> None:
+    data = batch(2)
+    at = data.rindex(b"\x02\x02\x01")  # timestamp delta 1, offset delta 1, null key
+    changed = patched(data, ">b", at + 1, 4)
+    changed = patched(changed, ">i", 23, 2)
+    with pytest.raises(InvalidBatch):
+        check(changed)
+
+
+# --- refused: what a producer may not say ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bit", [CONTROL_BIT, TRANSACTIONAL_BIT, DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT]
+)
+def test_what_is_the_broker_s_own_is_refused(bit: int) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        check(batch() + patched(batch(), ">h", 21, bit))
+    assert caught.value.problems[0].loc == "batches[1]"
+
+
+# --- refused: sizes -------------------------------------------------------------------------------
+
+
+def test_a_batch_at_the_limit_is_taken_and_a_byte_above_refused() -> None:
+    data = batch()
+    assert check(data, max_message_bytes=len(data)).record_count == 3
+    with pytest.raises(RecordTooLarge) as caught:
+        check(data, max_message_bytes=len(data) - 1)
+    assert caught.value.limit_bytes == len(data) - 1
+    assert caught.value.size_bytes == len(data)
+
+
+def test_the_expanded_size_is_bounded_over_the_whole_request() -> None:
+    value = b"\0" * 100_000
+    data = encode_batch([value], timestamps=[NOW], codec=ZSTD)
+    assert check(data * 3, max_expanded_bytes=301_000).record_count == 3
+    with pytest.raises(RequestTooLarge) as caught:
+        check(data * 4, max_expanded_bytes=301_000)
+    assert caught.value.limit_bytes == 301_000
+
+
+def test_the_count_of_records_is_bounded() -> None:
+    assert check(batch(3) * 2, max_records=6).record_count == 6
+    with pytest.raises(RequestTooLarge):
+        check(batch(3) * 2, max_records=5)
+
+
+def test_a_lying_count_under_compression_is_refused() -> None:
+    data = bytearray(batch(1, codec=ZSTD))
+    struct.pack_into(">i", data, 23, 2**31 - 2)
+    struct.pack_into(">i", data, 57, 2**31 - 1)
+    with pytest.raises(InvalidBatch, match="cannot fit"):
+        check(resealed(data))
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+CUSTOM: dict[str, Any] = {"before_max_ms": 1000, "after_max_ms": 500}
+
+
+@pytest.mark.parametrize("timestamp", [NOW - 1000, NOW, NOW + 500, -1])
+def test_timestamps_within_the_bounds_are_taken(timestamp: int, walk: Walker) -> None:
+    data = encode_batch([b"v"] * 3, timestamps=[NOW, timestamp, NOW])
+    assert check(data, **CUSTOM).min_timestamps == [min(NOW, timestamp)]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "says"),
+    [(NOW - 1001, "before.max"), (NOW + 501, "after.max"), (0, "before.max"), (-2, "negative")],
+)
+def test_timestamps_outside_the_bounds_are_refused(timestamp: int, says: str, walk: Walker) -> None:
+    for others in (NOW, -1):
+        data = encode_batch([b"v"] * 3, timestamps=[others, timestamp, NOW])
+        with pytest.raises(InvalidRecord, match=says):
+            check(data, **CUSTOM)
+
+
+def test_under_log_append_time_the_bounds_do_not_matter() -> None:
+    data = encode_batch([b"v"], timestamps=[1])
+    assert check(data, timestamp_type=LOG_APPEND_TIME, **CUSTOM).record_count == 1
+
+
+def test_the_maximum_timestamp_is_put_right_as_kafka_does(walk: Walker) -> None:
+    true = batch()
+    for lie in (0, NOW + 10_000, -1):
+        lying = bytearray(batch() + batch())
+        set_max_timestamp(lying, parse_header(lying), timestamp=lie)
+        produced = check(lying)
+        assert produced.body == true + true
+        assert produced.headers[0] == parse_header(true)
+
+
+def test_a_refused_body_is_not_changed() -> None:
+    lying = batch()
+    set_max_timestamp(lying, parse_header(lying), timestamp=5)
+    body = bytearray(lying + batch(control=True))
+    before = bytes(body)
+    with pytest.raises(InvalidRecord):
+        check_produced(body, max_message_bytes=MIB, now_ms=NOW)
+    assert body == before
+
+
+def test_one_timestamp_is_asked_about() -> None:
+    limits = ProduceLimits(1, NOW, **CUSTOM)
+    assert timestamp_problem(NOW, limits) == ""
+    assert timestamp_problem(-1, limits) == ""
+    assert "before.max" in timestamp_problem(NOW - 1001, limits)
+
+
+# --- another codec --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", CODEC_NAMES)
+@pytest.mark.parametrize("target", CODEC_NAMES)
+def test_recompressing_keeps_everything_but_the_codec(source: int, target: int) -> None:
+    fields = {"producer_id": 77, "producer_epoch": 1, "base_sequence": 5, "codec": source}
+    produced = check(batch(4, **fields) + batch(2) + batch(1, codec=target))
+    again = recompress(produced, target)
+    assert [header.codec for header in again.headers] == [target] * 3
+    assert list(iter_records(again.body)) == list(iter_records(produced.body))
+    assert again.min_timestamps == produced.min_timestamps
+    for old, new in zip(produced.headers, again.headers, strict=True):
+        check_crc(again.body, new)
+        assert new == parse_header(again.body, new.position)
+        assert new[7:] == old[7:]
+    assert check(again.body).headers == again.headers
+
+
+def test_recompressing_to_the_same_codec_is_free() -> None:
+    produced = check(batch(codec=LZ4))
+    assert recompress(produced, LZ4) is produced
+
+
+def test_sizes_are_checked_again_after_recompressing() -> None:
+    data = encode_batch([b"\0" * 5000], timestamps=[NOW], codec=ZSTD)
+    produced = recompress(check(data, max_message_bytes=1000), 0)
+    with pytest.raises(RecordTooLarge):
+        check_sizes(produced, max_message_bytes=1000)
+    check_sizes(produced, max_message_bytes=6000)
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+@given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)))
+def test_built_batches_pass_the_gate(batch: Rows, codec: int) -> None:
+    built = build_produced(**batch._asdict(), max_message_bytes=1500 + 61, codec=codec)
+    assert check(built.body) == built
+
+
+def test_an_idempotent_request_is_one_batch() -> None:
+    ids = {"producer_id": 2**40, "producer_epoch": 2, "base_sequence": 10}
+    fields: Callable[[int], dict[str, Any]] = lambda count: {  # noqa: E731
+        "values": [b"v" * 100] * count,
+        "timestamps": [NOW] * count,
+        "max_message_bytes": 1000,
+    }
+    built = build_produced(**fields(5), **ids)
+    assert built.headers[0][10:13] == (2**40, 2, 10)
+    assert check(built.body) == built
+    with pytest.raises(RequestTooLarge):
+        build_produced(**fields(50), **ids)
+    assert len(build_produced(**fields(50)).headers) > 1
+
+
+def test_compressed_noise_in_place_of_records_is_refused() -> None:
+    data = bytearray(batch(3, codec=GZIP))[:61] + compress(GZIP, b"noise" * 50)
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    with pytest.raises(InvalidBatch):
+        check(resealed(data))

@@ -1,0 +1,276 @@
+"""Kafka's small files: byte for byte back, and strict."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from record_format.checkpoint_files import (
+    EpochEntry,
+    TopicPartitionOffset,
+    format_epoch_checkpoint,
+    format_offset_checkpoint,
+    format_partition_metadata,
+    format_properties,
+    format_topic_id,
+    parse_epoch_checkpoint,
+    parse_offset_checkpoint,
+    parse_partition_metadata,
+    parse_properties,
+    parse_topic_id,
+)
+from record_format.errors import CorruptSnapshot, UnknownFormatVersion
+from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
+from tests.unit.record_format import golden
+
+i64 = st.integers(-(2**63), 2**63 - 1)
+i32 = st.integers(-(2**31), 2**31 - 1)
+entries = st.builds(
+    ProducerEntry,
+    producer_id=i64,
+    producer_epoch=st.integers(-(2**15), 2**15 - 1),
+    last_sequence=i32,
+    last_offset=i64,
+    offset_delta=i32,
+    timestamp=i64,
+    coordinator_epoch=i32,
+    current_txn_first_offset=i64,
+)
+
+
+# --- producer snapshots ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", golden.files("*.snapshot"), ids=golden.name)
+def test_snapshots_of_kafka_come_back(path: Path) -> None:
+    data = path.read_bytes()
+    assert format_snapshot(parse_snapshot(data)) == data
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in golden.files("*.snapshot") if Path(f"{path.parent}.dumps").exists()],
+    ids=golden.name,
+)
+def test_snapshots_hold_what_kafka_s_own_tool_prints(path: Path) -> None:
+    dump = (Path(f"{path.parent}.dumps") / f"{path.name}.dump.txt").read_text()
+    printed = re.findall(
+        r"producerId: (-?\d+) producerEpoch: (-?\d+) coordinatorEpoch: (-?\d+) "
+        r"currentTxnFirstOffset: OptionalLong(?:\.empty|\[(\d+)\]) lastTimestamp: (-?\d+)"
+        r"(?: firstSequence: (-?\d+) lastSequence: (-?\d+) lastOffset: (-?\d+) "
+        r"offsetDelta: (-?\d+))?",
+        dump,
+    )
+    ours = [
+        (
+            str(entry.producer_id),
+            str(entry.producer_epoch),
+            str(entry.coordinator_epoch),
+            "" if entry.current_txn_first_offset < 0 else str(entry.current_txn_first_offset),
+            str(entry.timestamp),
+            # Where a marker was the last that was seen, Kafka keeps no batch.
+            *(
+                (
+                    str(entry.first_sequence),
+                    str(entry.last_sequence),
+                    str(entry.last_offset),
+                    str(entry.offset_delta),
+                )
+                if entry.last_offset >= 0
+                else ("", "", "", "")
+            ),
+        )
+        for entry in parse_snapshot(path.read_bytes())
+    ]
+    assert ours == printed
+
+
+@given(st.lists(entries, max_size=5))
+def test_any_snapshot_comes_back(producers: list[ProducerEntry]) -> None:
+    assert parse_snapshot(format_snapshot(producers)) == producers
+
+
+def test_a_damaged_snapshot_is_refused() -> None:
+    data = format_snapshot([ProducerEntry(1, 2, 3, 4, 5, 6, 7, -1)])
+    for position in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            with pytest.raises((CorruptSnapshot, UnknownFormatVersion)):
+                parse_snapshot(changed)
+    for size in range(len(data)):
+        with pytest.raises(CorruptSnapshot):
+            parse_snapshot(data[:size])
+    with pytest.raises(CorruptSnapshot):
+        parse_snapshot(data + b"\0")
+
+
+def test_a_newer_snapshot_is_refused_by_name() -> None:
+    data = b"\0\2" + format_snapshot([])[2:]
+    with pytest.raises(UnknownFormatVersion, match="version 2"):
+        parse_snapshot(data, file="x.snapshot")
+
+
+def test_first_sequence_and_offset_of_the_last_batch() -> None:
+    entry = ProducerEntry(1, 0, 2, 100, 5, 0, -1, -1)
+    assert entry.first_sequence == 2**31 - 3
+    assert entry.first_offset == 95
+    empty = ProducerEntry(1, 0, -1, -1, 0, 0, -1, -1)
+    assert (empty.first_sequence, empty.first_offset) == (-1, -1)
+
+
+# --- offset checkpoints ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", golden.files("*-offset-checkpoint"), ids=golden.name)
+def test_offset_checkpoints_of_kafka_come_back(path: Path) -> None:
+    data = path.read_bytes()
+    found = parse_offset_checkpoint(data)
+    assert found or not data
+    assert not data or format_offset_checkpoint(found) == data
+
+
+@pytest.mark.parametrize("path", golden.files("leader-epoch-checkpoint"), ids=golden.name)
+def test_epoch_checkpoints_of_kafka_come_back(path: Path) -> None:
+    data = path.read_bytes()
+    assert format_epoch_checkpoint(parse_epoch_checkpoint(data)) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"0",
+        b"0\n",
+        b"0\n1\n",
+        b"0\n1\nt 0 5",
+        b"0\n2\nt 0 5\n",
+        b"0\n0\nt 0 5\n",
+        b"0\n1\nt 0 5\n\n",
+        b"0\n1\nt 0\n",
+        b"0\n1\nt 0 5 6\n",
+        b"0\n1\nt 0 -1\n",
+        b"0\n1\nt -1 5\n",
+        b"0\n1\nt 0 x\n",
+        b"0\n1\nt 0  5\n",
+        b"0\n1\nt 0 9223372036854775808\n",
+        b"0\n1\nt 0 99999999999999999999999\n",
+        b"0\n1\nt 0 05\n",
+        b"0\n1\nt 0 \xd9\xa3\n",  # a digit, but not one of Java's
+        b"0\n1\n 0 5\n",
+        b"0\n2\nt 0 5\nt 0 6\n",
+        b"0\n-1\n",
+        b"x\n0\n",
+        b"\n",
+        b"\xff\n0\n",
+    ],
+)
+def test_an_unsound_offset_checkpoint_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptSnapshot):
+        parse_offset_checkpoint(data)
+
+
+def test_an_empty_checkpoint_is_one_that_kafka_never_wrote_to() -> None:
+    assert parse_offset_checkpoint(b"") == []
+    assert parse_epoch_checkpoint(b"") == []
+
+
+def test_a_newer_checkpoint_is_refused_by_name() -> None:
+    for parse in (parse_offset_checkpoint, parse_epoch_checkpoint):
+        with pytest.raises(UnknownFormatVersion, match="version 1"):
+            parse(b"1\n0\n")
+
+
+def test_checkpoints_have_kafka_s_bytes() -> None:
+    assert format_offset_checkpoint([TopicPartitionOffset("a.b", 3, 77)]) == b"0\n1\na.b 3 77\n"
+    assert format_epoch_checkpoint([EpochEntry(0, 0), EpochEntry(4, 9)]) == b"0\n2\n0 0\n4 9\n"
+    assert format_epoch_checkpoint([]) == b"0\n0\n"
+
+
+@pytest.mark.parametrize(
+    "lines", [[(1, 0), (1, 5)], [(2, 0), (1, 5)], [(1, 6), (2, 5)], [(-1, 0)], [(0, -1)]]
+)
+def test_epochs_in_disorder_are_refused(lines: list[tuple[int, int]]) -> None:
+    with pytest.raises(CorruptSnapshot):
+        parse_epoch_checkpoint(format_epoch_checkpoint(EpochEntry(*line) for line in lines))
+
+
+def test_an_epoch_without_a_record_is_no_disorder() -> None:
+    data = format_epoch_checkpoint([EpochEntry(1, 5), EpochEntry(2, 5)])
+    assert len(parse_epoch_checkpoint(data)) == 2
+
+
+# --- partition.metadata ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", golden.files("partition.metadata"), ids=golden.name)
+def test_partition_metadata_of_kafka_comes_back(path: Path) -> None:
+    data = path.read_bytes()
+    assert format_partition_metadata(parse_partition_metadata(data)) == data
+
+
+@given(st.uuids())
+def test_topic_ids_come_back(topic_id: uuid.UUID) -> None:
+    text = format_topic_id(topic_id)
+    assert len(text) == 22
+    assert parse_topic_id(text) == topic_id
+    assert parse_partition_metadata(format_partition_metadata(topic_id) + b"\n") == topic_id
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "A" * 21, "A" * 23, "A" * 21 + "B", "A" * 21 + "+", "A" * 20 + "==", "é" * 22]
+)
+def test_what_is_no_topic_id_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="topic id"):
+        parse_topic_id(text)
+    with pytest.raises(CorruptSnapshot):
+        parse_partition_metadata(f"version: 0\ntopic_id: {text}".encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"version: 0\n", b"version: 0", b"topic_id: x", b"\xff"])
+def test_what_is_no_partition_metadata_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptSnapshot):
+        parse_partition_metadata(data)
+
+
+def test_bytes_behind_partition_metadata_are_refused() -> None:
+    with pytest.raises(CorruptSnapshot):
+        parse_partition_metadata(format_partition_metadata(uuid.UUID(int=1)) + b"\nmore")
+
+
+def test_newer_partition_metadata_is_refused_by_name() -> None:
+    with pytest.raises(UnknownFormatVersion, match="version 1"):
+        parse_partition_metadata(b"version: 1\nother: form")
+
+
+# --- meta.properties ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", golden.files("meta.properties"), ids=golden.name)
+def test_properties_of_kafka_are_read(path: Path) -> None:
+    found = parse_properties(path.read_bytes())
+    assert set(found) == {"node.id", "directory.id", "version", "cluster.id"}
+    assert found["version"] == "1"
+    assert len(found["cluster.id"]) == 22
+
+
+def test_properties_come_back() -> None:
+    properties = {"cluster.id": "abc-_DEF", "node.id": "1", "empty": ""}
+    data = format_properties(properties, comment="a comment")
+    assert data == b"#a comment\ncluster.id=abc-_DEF\nnode.id=1\nempty=\n"
+    assert parse_properties(data) == properties
+
+
+def test_properties_may_be_written_as_java_allows() -> None:
+    data = b"# c\r\n! d\n\n  a : b c \nd\\:e=f\\\\g\\u0041\\t\n\nh=\n"
+    assert parse_properties(data) == {"a": "b c ", "d:e": "f\\gA\t", "h": ""}
+
+
+@pytest.mark.parametrize("data", [b"name\n", b"=x\n", b"a=b\na=c\n", b"a=b\\\n", b"a=\\u00g0\n"])
+def test_unsound_properties_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptSnapshot):
+        parse_properties(data)
