@@ -19,6 +19,7 @@ Thread-safe. Who fills, and how many at once, is `chunk_fills`.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import secrets
@@ -39,6 +40,9 @@ from record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
 PROTECTED_SHARE: Final = 0.8
+UNREAD_SHARE: Final = 0.25  # of the limit, for chunks that were only guessed at
+PICKS: Final = 4
+RENAME_ATTEMPTS: Final = 20
 VISIT_FILLS: Final = 32  # so many fills later, a hit is another visit and not the same reader still
 CHECK_BYTES: Final = 1 << 20
 
@@ -108,7 +112,8 @@ class ChunkCache:
         self._unread: OrderedDict[_Key, None] = OrderedDict()
         self._probation: list[_Key] = []
         self._protected: OrderedDict[_Key, None] = OrderedDict()
-        self._cached = self._protected_bytes = self._reserved = self._lingering = 0
+        self._cached = self._unread_bytes = self._protected_bytes = 0
+        self._reserved = self._lingering = 0
         self._lingerers: set[_Ticket] = set()
         self._closed: deque[_Ticket] = deque()
         self._fills = self._hits = self._misses = self._evicted = 0
@@ -121,29 +126,36 @@ class ChunkCache:
 
     # --- looking up -------------------------------------------------------------------------------
 
-    def lookup(self, chunk: ChunkRef, *, count: bool = True) -> OpenFile | None:
+    def lookup(self, chunk: ChunkRef) -> OpenFile | None:
         """The chunk's file, open, or None: a miss."""
         key = _key(chunk)
         with self._room:
+            self._settle_closed()
             entry = self._entries.get(key)
-            file = entry.file() if entry is not None and entry.file is not None else None
+            file = _file_of(entry)
             if file is not None:
-                self._touch(key, count=count)
-                return file
-        if entry is None:
-            self._miss(count=count)
-            return None
+                return self._hit(key, file)
+            if entry is None:
+                self._misses += 1
+                return None
         opened = self._open(chunk, entry)
         with self._room:
             if opened is None or self._entries.get(key) is not entry:
-                # Evicted in between: an open file of it is whole all the same, but not counted.
-                if opened is None and self._entries.get(key) is entry:
+                if self._entries.get(key) is entry:
                     self._forget(key)
-                self._misses += count
+                self._misses += 1
                 return None
+            other = _file_of(entry)  # opened by somebody else at the same time
+            if other is not None:
+                return self._hit(key, other)
             entry.file, entry.verified = weakref.ref(opened), True
-            self._touch(key, count=count)
-            return opened
+            return self._hit(key, opened)
+
+    def mark_read(self, chunk: ChunkRef) -> None:
+        """A reader has got the chunk from its fill."""
+        with self._room:
+            if _key(chunk) in self._entries:
+                self._touch(_key(chunk))
 
     def has(self, chunk: ChunkRef) -> bool:
         with self._room:
@@ -171,7 +183,10 @@ class ChunkCache:
     # --- filling ----------------------------------------------------------------------------------
 
     def reserve(self, size_bytes: int, *, wait_s: float = 0.0) -> None:
-        """Make room. Raises Throttled where readers hold too much of it for longer than `wait_s`."""
+        """Make room.
+
+        Raises Throttled where readers hold too much of it for longer than `wait_s`.
+        """
         deadline = self._monotonic() + wait_s
         while True:
             with self._room:
@@ -179,8 +194,6 @@ class ChunkCache:
                 enough = self._taken() + size_bytes <= self._limit_bytes
                 if enough:
                     self._reserved += size_bytes
-                elif self._monotonic() < deadline and not victims:
-                    self._room.wait(0.05)  # closing a file cannot notify: look again
             self._unlink(victims)
             if enough:
                 return
@@ -188,6 +201,8 @@ class ChunkCache:
                 raise Throttled(
                     f"the chunk cache ({self._limit_bytes} bytes) is full of chunks in use"
                 )
+            with self._room:
+                self._room.wait(0.05)  # a file that is closed cannot notify: look again
 
     def unreserve(self, size_bytes: int) -> None:
         with self._room:
@@ -200,14 +215,12 @@ class ChunkCache:
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
         """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
         key = _key(chunk)
-        ticket = _Ticket(chunk.size_bytes)
         try:
-            opened = _ChunkFile(temp, ticket, self._closed)
-            path = self._path(key)
-            path.parent.mkdir(exist_ok=True)
-            temp.rename(path)
+            opened = _ChunkFile(temp, _Ticket(chunk.size_bytes), self._closed)
+            self._rename(temp, self._path(key))
         except OSError as error:
             temp.unlink(missing_ok=True)
+            self.unreserve(chunk.size_bytes)
             raise DiskFull(f"chunk cache {self._folder}: {error.strerror}") from error
         with self._room:
             self._reserved -= chunk.size_bytes
@@ -254,30 +267,49 @@ class ChunkCache:
         opened.path.unlink(missing_ok=True)
         return None
 
-    def _touch(self, key: _Key, *, count: bool) -> None:
-        if not count:
+    def _rename(self, temp: Path, path: Path) -> None:
+        for _ in range(RENAME_ATTEMPTS):
+            path.parent.mkdir(exist_ok=True)
+            try:
+                temp.rename(path)
+            except FileNotFoundError:
+                continue  # the last chunk of the segment was evicted, and its folder with it
             return
+        raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))
+
+    def _hit(self, key: _Key, file: _ChunkFile) -> _ChunkFile:
         self._hits += 1
+        self._touch(key)
+        return file
+
+    def _touch(self, key: _Key) -> None:
         entry = self._entries[key]
         if not entry.read:
-            entry.read = True
-            del self._unread[key]
-            self._to_probation(key, entry)
+            self._mark_read(key, entry)
         elif entry.protected:
             self._protected.move_to_end(key)
         elif self._fills - entry.last_fill >= min(VISIT_FILLS, len(self._entries) // 2 + 1):
             self._protect(key, entry)
         entry.last_fill = self._fills
 
-    def _miss(self, *, count: bool) -> None:
-        with self._room:
-            self._misses += count
-
     def _insert(self, key: _Key, entry: _Entry) -> None:
         entry.last_fill = self._fills
         self._entries[key] = entry
         self._unread[key] = None
         self._cached += entry.size_bytes
+        self._unread_bytes += entry.size_bytes
+        while self._unread_bytes > self._limit_bytes * UNREAD_SHARE and len(self._unread) > 1:
+            self._give_up_on(next(iter(self._unread)))
+
+    def _give_up_on(self, key: _Key) -> None:
+        """The guess that it would be read was wrong, or too early."""
+        self._mark_read(key, self._entries[key])
+
+    def _mark_read(self, key: _Key, entry: _Entry) -> None:
+        entry.read = True
+        del self._unread[key]
+        self._unread_bytes -= entry.size_bytes
+        self._to_probation(key, entry)
 
     def _to_probation(self, key: _Key, entry: _Entry) -> None:
         entry.slot = len(self._probation)
@@ -305,27 +337,38 @@ class ChunkCache:
             self._to_probation(demoted, other)
 
     def _make_room(self, wanted: int) -> list[_Key]:
-        """Forget chunks until no more than `wanted` is taken, or none is left."""
+        """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
         self._settle_closed()
         victims: list[_Key] = []
-        while self._taken() > wanted and self._entries:
+        if self._taken() - self._cached > wanted:
+            return victims  # all chunks together would not do
+        while self._taken() > wanted:
             key = self._victim()
+            if key is None:
+                break
             self._forget(key)
             self._evicted += 1
             victims.append(key)
         return victims
 
-    def _victim(self) -> _Key:
-        if self._probation:
-            return self._probation[self._choose(len(self._probation))]
-        if self._unread:
-            return next(iter(self._unread))
-        return next(iter(self._protected))
+    def _victim(self) -> _Key | None:
+        """To unlink an open file gives no room back, so those are passed over."""
+        for _ in range(PICKS if self._probation else 0):
+            picked = [self._probation[self._choose(len(self._probation))] for _ in range(2)]
+            older = min(picked, key=lambda key: self._entries[key].last_fill)
+            if _file_of(self._entries[older]) is None:
+                return older
+        for keys in (self._probation, self._unread, self._protected):
+            for key in keys:
+                if _file_of(self._entries[key]) is None:
+                    return key
+        return None
 
     def _forget(self, key: _Key) -> None:
         entry = self._entries[key]
         if not entry.read:
             del self._unread[key]
+            self._unread_bytes -= entry.size_bytes
         elif entry.protected:
             del self._protected[key]
             self._protected_bytes -= entry.size_bytes
@@ -333,7 +376,7 @@ class ChunkCache:
             self._leave_probation(entry)
         del self._entries[key]
         self._cached -= entry.size_bytes
-        file = entry.file() if entry.file is not None else None
+        file = _file_of(entry)
         if file is not None:
             self._lingerers.add(file.ticket)
             self._lingering += entry.size_bytes
@@ -375,6 +418,11 @@ class ChunkCache:
         with self._room:
             victims = self._make_room(self._limit_bytes)
         self._unlink(victims)
+
+
+def _file_of(entry: _Entry | None) -> _ChunkFile | None:
+    """The file, where some reader has it open."""
+    return entry.file() if entry is not None and entry.file is not None else None
 
 
 def _key(chunk: ChunkRef) -> _Key:

@@ -1,0 +1,151 @@
+"""Where batches begin inside a chunk: a walk over headers that remembers its way.
+
+* Only the 27 bytes that say where a batch ends are looked at; a chunk's CRC was right, so that what
+  is wrong here was uploaded so, and is CorruptObject.
+* A sparse map (an entry every 32 KiB walked) stays in memory for chunks that are being read,
+  within a limit: a sequential reader walks each header once, and not from the chunk's start at
+  each read.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from cold_tier.ranged_reader import ChunkRef
+from record_format.errors import CorruptObject
+from record_format.file_slice import OpenFile
+
+SPARSE_BYTES: Final = 32 * 1024
+WINDOW_BYTES: Final = 16 * 1024
+MAPS_MAX: Final = 1024  # of about 4 KiB each for a chunk of 8 MiB
+
+_HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
+_LENGTH_OVERHEAD: Final = 12
+_LEAST_LENGTH: Final = 49
+
+
+class BatchPlace(NamedTuple):
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+
+class _Map:
+    """Batch starts, by position and by base offset; both rise."""
+
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self, first_offset: int) -> None:
+        self.positions = array("q", [0])
+        self.offsets = array("q", [first_offset])
+
+    def note(self, batch: BatchPlace) -> None:
+        if batch.position >= self.positions[-1] + SPARSE_BYTES:
+            self.positions.append(batch.position)
+            self.offsets.append(batch.base_offset)
+
+    def start_for_offset(self, offset: int) -> int:
+        return self.positions[max(0, bisect_right(self.offsets, offset) - 1)]
+
+    def start_for_end(self, stop: int, *, end_offset: int) -> int:
+        """A batch start such that all batches before it end by `stop` and below `end_offset`."""
+        by_position = bisect_right(self.positions, stop) - 1
+        by_offset = bisect_right(self.offsets, end_offset) - 1
+        return self.positions[max(0, min(by_position, by_offset))]
+
+
+class BatchFinder:
+    def __init__(self, *, maps_max: int = MAPS_MAX) -> None:
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[tuple[str, int], _Map] = OrderedDict()
+        self._maps_max = maps_max
+
+    def find(
+        self, chunk: ChunkRef, file: OpenFile, offset: int, *, first_offset: int
+    ) -> BatchPlace | None:
+        """The first batch that ends above `offset`; None where the chunk has none."""
+        known = self._map(chunk, first_offset)
+        with self._lock:
+            start = known.start_for_offset(offset)
+        for batch in self._walk(chunk, file, start, known):
+            if batch.next_offset > offset:
+                return batch
+        return None
+
+    def find_end(
+        self,
+        chunk: ChunkRef,
+        file: OpenFile,
+        first: BatchPlace,
+        *,
+        max_bytes: int,
+        end_offset: int,
+    ) -> tuple[int, int]:
+        """Where whole batches from `first` on end, by position and by offset.
+
+        They are within `max_bytes` and below `end_offset`, but the first is there in any case.
+        """
+        stop = first.position + max_bytes
+        known = self._map(chunk, first.base_offset)
+        with self._lock:
+            start = known.start_for_end(stop, end_offset=end_offset)
+        position, next_offset = first.end_position, first.next_offset
+        for batch in self._walk(chunk, file, max(position, start), known):
+            if batch.end_position > stop or batch.next_offset > end_offset:
+                # What lies before this batch is within both limits; its own start is the end.
+                return batch.position, max(next_offset, min(batch.base_offset, end_offset))
+            position, next_offset = batch.end_position, batch.next_offset
+        return position, next_offset
+
+    def _map(self, chunk: ChunkRef, first_offset: int) -> _Map:
+        key = (chunk.unique, chunk.number)
+        with self._lock:
+            known = self._maps.get(key)
+            if known is None:
+                known = self._maps[key] = _Map(first_offset)
+                if len(self._maps) > self._maps_max:
+                    self._maps.popitem(last=False)
+            self._maps.move_to_end(key)
+            return known
+
+    def _walk(
+        self, chunk: ChunkRef, file: OpenFile, start: int, known: _Map
+    ) -> Iterator[BatchPlace]:
+        for batch in walk_batches(file, start, chunk.size_bytes, log_key=chunk.log_key):
+            if batch.position >= known.positions[-1] + SPARSE_BYTES:
+                with self._lock:
+                    known.note(batch)
+            yield batch
+
+
+def walk_batches(file: OpenFile, start: int, end: int, *, log_key: str) -> Iterator[BatchPlace]:
+    """The batches of [start, end) of a chunk's file. Raises CorruptObject."""
+    position = window_start = start
+    window = b""
+    while position < end:
+        at = position - window_start
+        if at + _HEAD.size > len(window):
+            window = os.pread(file.fd, WINDOW_BYTES, position)
+            window_start, at = position, 0
+            if len(window) < _HEAD.size:
+                raise CorruptObject("a chunk ends inside a batch", file=log_key, position=position)
+        base_offset, length, delta = _HEAD.unpack_from(window, at)
+        size_bytes = length + _LENGTH_OVERHEAD
+        if length < _LEAST_LENGTH or delta < 0 or position + size_bytes > end:
+            raise CorruptObject("a chunk holds no batch", file=log_key, position=position)
+        yield BatchPlace(position, size_bytes, base_offset, base_offset + delta + 1)
+        position += size_bytes

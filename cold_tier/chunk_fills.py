@@ -1,0 +1,102 @@
+"""Who fills the chunk cache, and how many at once.
+
+* A chunk is filled once however many wait for it; all of them get the same file or the same error.
+* Fills in flight are bounded, and those for read-ahead to half of that: a reader who waits never
+  waits for more than a few guesses. Read-ahead that finds no room or no slot is dropped, not
+  queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.ranged_reader import ChunkRef, RangedReader
+from record_format.errors import Throttled
+from record_format.file_slice import OpenFile
+
+ROOM_WAIT_S: Final = 10.0
+
+
+class ChunkFills:
+    """Thread-safe."""
+
+    def __init__(self, cache: ChunkCache, reader: RangedReader, *, fills_max: int) -> None:
+        self._cache, self._reader = cache, reader
+        self._read_ahead_max = max(1, fills_max // 2)
+        self._pool = ThreadPoolExecutor(fills_max, thread_name_prefix="cold-fill")
+        self._lock = threading.Lock()
+        self._filling: dict[tuple[str, int], Future[OpenFile]] = {}
+        self._guesses = 0
+
+    def get(self, chunk: ChunkRef) -> OpenFile:
+        """The chunk's file, open; waits for the store where it is not cached.
+
+        Raises CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
+        """
+        while True:
+            found = self._cache.lookup(chunk)
+            if found is not None:
+                return found
+            filling, ours = self._join_or_start(chunk)
+            if filling is None:
+                continue
+            try:
+                opened = filling.result()
+            except Throttled:
+                if ours:
+                    raise
+                continue  # a guess does not wait for room; we do
+            self._cache.mark_read(chunk)
+            return opened
+
+    def prefetch(self, chunk: ChunkRef) -> bool:
+        """Begin to fill the chunk if there is a slot; whether it is there or on its way."""
+        key = (chunk.unique, chunk.number)
+        with self._lock:
+            if key in self._filling or self._cache.has(chunk):
+                return True
+            if self._guesses >= self._read_ahead_max:
+                return False
+            self._guesses += 1
+            self._filling[key] = self._pool.submit(self._guess, chunk)
+        return True
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _join_or_start(self, chunk: ChunkRef) -> tuple[Future[OpenFile] | None, bool]:
+        """The fill, and whether it is the caller's own; no fill where one ended since it looked."""
+        key = (chunk.unique, chunk.number)
+        with self._lock:
+            filling = self._filling.get(key)
+            if filling is not None:
+                return filling, False
+            if self._cache.has(chunk):
+                return None, False
+            started = self._pool.submit(self._fill, chunk, room_wait_s=ROOM_WAIT_S)
+            self._filling[key] = started
+            return started, True
+
+    def _guess(self, chunk: ChunkRef) -> OpenFile:
+        try:
+            return self._fill(chunk, room_wait_s=0.0)
+        finally:
+            with self._lock:
+                self._guesses -= 1
+
+    def _fill(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
+        try:
+            self._cache.reserve(chunk.size_bytes, wait_s=room_wait_s)
+            try:
+                temp = self._reader.fetch(chunk, self._cache.new_temp)
+            except BaseException:
+                self._cache.unreserve(chunk.size_bytes)
+                raise
+            return self._cache.publish(chunk, temp)
+        finally:
+            # After `publish`: whoever finds no fill under way finds the chunk.
+            with self._lock:
+                self._filling.pop((chunk.unique, chunk.number), None)

@@ -1,0 +1,301 @@
+"""Reads of the cold tier, answered as those of the hot one: with slices of local files.
+
+* Every slice of an answer is open before the answer is given, and of a chunk whose CRC-32C was
+  right.
+* A read waits for its first chunk; what it wants beyond is on its way meanwhile. An error in a
+  later chunk ends the answer before it, and is the next read's.
+* Chunks are the unit of skipping: what their table says of offsets and times is enough to leave one
+  alone, and what it does not know is looked into.
+* This file does not know manifests: a segment is given, and with it what follows, for read-ahead.
+
+Thread-safe; every call may block on the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import Final, NamedTuple
+
+from cold_tier.batch_finder import BatchFinder, walk_batches
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.chunk_fills import ChunkFills
+from cold_tier.chunk_table import Chunk
+from cold_tier.index_bundle import SectionKind
+from cold_tier.object_store import ObjectStore
+from cold_tier.ranged_reader import FetchCounts, RangedReader
+from cold_tier.read_ahead import ReadAhead
+from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from record_format.batch import BatchHeader, parse_header
+from record_format.decode import expand, walk_batch
+from record_format.errors import CorruptBatch, CorruptObject, TierlogError
+from record_format.file_slice import FileSlice, OpenFile
+from record_format.index_layouts import AbortedTxn, parse_txn_index
+
+__all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
+
+END: Final = 2**63 - 1
+REQUEST_BYTES: Final = 1024 * 1024  # what a GET in flight takes: a piece, and buffers below it
+SEGMENTS_AHEAD: Final = 2
+TASKS_AHEAD: Final = 32
+
+
+class ColdLimits(NamedTuple):
+    """`requests_max` GETs in flight, within `memory_max_bytes`, whatever clients do."""
+
+    requests_max: int = 32
+    memory_max_bytes: int = 128 * 1024 * 1024
+
+    @property
+    def fills(self) -> int:
+        return max(2, min(self.requests_max, self.memory_max_bytes // REQUEST_BYTES))
+
+
+class ColdRead(NamedTuple):
+    """Whole batches; the first may begin below the offset asked for.
+
+    `next_offset` is where the next read begins; slices may be empty where compaction left nothing.
+    """
+
+    slices: tuple[FileSlice, ...]
+    next_offset: int
+
+
+class _Wanted(NamedTuple):
+    """`end_offset` is within the segment."""
+
+    segment: ColdSegment
+    index: SegmentIndex
+    end_offset: int
+
+
+class _Part(NamedTuple):
+    piece: FileSlice
+    next_offset: int
+    at_chunk_end: bool
+
+
+class AbortedTxns(NamedTuple):
+    """`complete`: transactions that overlap the range cannot be named by a later segment."""
+
+    transactions: tuple[AbortedTxn, ...]
+    complete: bool
+
+
+class ColdReader:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: ChunkCache,
+        *,
+        limits: ColdLimits = ColdLimits(),  # noqa: B008  immutable
+        reader: RangedReader | None = None,
+        indexes: SegmentIndexes | None = None,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:
+        self._indexes = indexes or SegmentIndexes(store)
+        self._reader = reader or RangedReader(store, requests_max=limits.fills)
+        self._fills = ChunkFills(cache, self._reader, fills_max=limits.fills)
+        self._finder = BatchFinder()
+        self._read_ahead = read_ahead or ReadAhead()
+        self._ahead_pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
+        self._ahead_slots = threading.BoundedSemaphore(TASKS_AHEAD)
+        self._closed = False
+
+    @property
+    def counts(self) -> FetchCounts:
+        return self._reader.counts
+
+    def close(self) -> None:
+        self._closed = True
+        self._ahead_pool.shutdown(wait=True, cancel_futures=True)
+        self._fills.close()
+        self._reader.close()
+
+    # --- by offset --------------------------------------------------------------------------------
+
+    def read(
+        self,
+        segment: ColdSegment,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int = END,
+        following: Iterable[ColdSegment] = (),
+    ) -> ColdRead:
+        """Batches from the one that holds `offset` on, to the segment's end at most.
+
+        At least one batch, whatever `max_bytes`, unless none below `end_offset` is left. Raises
+        CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
+        """
+        index = self._indexes.get(segment)
+        wanted = _Wanted(segment, index, min(end_offset, segment.last_offset + 1))
+        window = self._read_ahead.window(segment.folder, offset)
+        self._fetch_ahead(wanted, index.table.index_of(offset), window, following)
+        slices, next_offset = self._collect(wanted, offset, max_bytes)
+        next_offset = self._after(index, next_offset, end_offset=wanted.end_offset)
+        self._read_ahead.note(segment.folder, next_offset, window=window)
+        return ColdRead(tuple(slices), next_offset)
+
+    def _collect(self, wanted: _Wanted, offset: int, max_bytes: int) -> tuple[list[FileSlice], int]:
+        """Slices of one chunk after the other, and the offset after them."""
+        chunks = wanted.index.table.chunks
+        slices: list[FileSlice] = []
+        next_offset, left = offset, max_bytes
+        for number in range(wanted.index.table.index_of(offset), len(chunks)):
+            # The last half of what is wanted is not worth the wait for another chunk.
+            if chunks[number].first_offset >= wanted.end_offset or (
+                slices and left * 2 < max_bytes
+            ):
+                break
+            try:
+                part = self._part(wanted, number, next_offset, max_bytes=left)
+            except TierlogError:
+                if slices:
+                    break
+                raise
+            if part is None or (slices and part.piece.size_bytes > left):
+                break
+            slices.append(part.piece)
+            next_offset, left = part.next_offset, left - part.piece.size_bytes
+            if not part.at_chunk_end:
+                break
+        return slices, next_offset
+
+    def _part(self, wanted: _Wanted, number: int, offset: int, *, max_bytes: int) -> _Part | None:
+        """What one chunk has of it; None where its first batch is not below the end."""
+        chunk, ref = wanted.index.table.chunks[number], wanted.index.ref(wanted.segment, number)
+        file = self._fills.get(ref)
+        first = self._finder.find(ref, file, offset, first_offset=chunk.first_offset)
+        if first is None or first.next_offset > wanted.end_offset:
+            return None
+        rest = chunk.size_bytes - first.position
+        if rest <= max_bytes and chunk.last_offset < wanted.end_offset:
+            return _Part(FileSlice(file, first.position, rest), chunk.last_offset + 1, True)
+        end, next_offset = self._finder.find_end(
+            ref, file, first, max_bytes=max_bytes, end_offset=wanted.end_offset
+        )
+        piece = FileSlice(file, first.position, end - first.position)
+        return _Part(piece, next_offset, end == chunk.size_bytes)
+
+    @staticmethod
+    def _after(index: SegmentIndex, next_offset: int, *, end_offset: int) -> int:
+        """Past what compaction removed: where the next batch begins, or the end."""
+        number = index.table.index_of(next_offset)
+        if number == len(index.table.chunks):
+            return end_offset
+        first = index.table.chunks[number].first_offset
+        return min(max(next_offset, first), end_offset)
+
+    # --- ahead ------------------------------------------------------------------------------------
+
+    def _fetch_ahead(
+        self, wanted: _Wanted, number: int, window: int, following: Iterable[ColdSegment]
+    ) -> None:
+        """The chunk that is wanted now goes first, so that no guess stands before it."""
+        if not window:
+            return
+        end = min(number + 1 + window, len(wanted.index.table.chunks))
+        for guess in range(number, end):
+            self._fills.prefetch(wanted.index.ref(wanted.segment, guess))
+        beyond = number + 1 + window - end
+        if beyond > 0 and not self._closed and self._ahead_slots.acquire(blocking=False):
+            self._ahead_pool.submit(self._fetch_beyond, iter(following), beyond)
+
+    def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:
+        """Read ahead into the segments that follow. What fails here is the reader's to meet."""
+        try:
+            with suppress(TierlogError):
+                for segment in islice(following, SEGMENTS_AHEAD):
+                    index = self._indexes.get(segment)
+                    for number in range(min(chunks, len(index.table.chunks))):
+                        self._fills.prefetch(index.ref(segment, number))
+                    chunks -= len(index.table.chunks)
+                    if chunks <= 0:
+                        return
+        finally:
+            self._ahead_slots.release()
+
+    # --- by time ----------------------------------------------------------------------------------
+
+    def offset_for_timestamp(
+        self,
+        segment: ColdSegment,
+        timestamp: int,
+        *,
+        start_offset: int = 0,
+        end_offset: int = END,
+    ) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record, by offset, in [start_offset, end_offset) whose
+        timestamp is at or above `timestamp`; None where the segment has none.
+
+        Timestamps need not rise. Raises as `read`.
+        """
+        index = self._indexes.get(segment)
+        for number in range(index.table.index_of(start_offset), len(index.table.chunks)):
+            chunk = index.table.chunks[number]
+            if chunk.first_offset >= end_offset:
+                return None
+            if not _may_reach(chunk, timestamp):
+                continue
+            ref = index.ref(segment, number)
+            file = self._fills.get(ref)
+            for header, body in _batches(file, chunk, segment.log_key):
+                found = _first_at(header, body, timestamp, start_offset, segment.log_key)
+                if found is not None:
+                    return found if found[0] < end_offset else None
+        return None
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def aborted_transactions(
+        self, segment: ColdSegment, *, start_offset: int, end_offset: int
+    ) -> AbortedTxns:
+        """Aborted transactions of the segment's index that overlap [start_offset, end_offset).
+
+        Where the answer is not complete, later segments may name more (their markers come later).
+        """
+        section = self._indexes.section(segment, SectionKind.TXN_INDEX)
+        found: list[AbortedTxn] = []
+        for entry in parse_txn_index(
+            section, base_offset=segment.base_offset, file=segment.indexes_key
+        ):
+            if entry.last_offset >= start_offset and entry.first_offset < end_offset:
+                found.append(entry)
+            if entry.last_stable_offset >= end_offset:
+                return AbortedTxns(tuple(found), complete=True)
+        return AbortedTxns(tuple(found), complete=False)
+
+
+def _may_reach(chunk: Chunk, timestamp: int) -> bool:
+    if chunk.record_count == 0:
+        return False
+    return chunk.max_timestamp is None or chunk.max_timestamp >= timestamp
+
+
+def _batches(file: OpenFile, chunk: Chunk, log_key: str) -> Iterator[tuple[BatchHeader, bytes]]:
+    for place in walk_batches(file, 0, chunk.size_bytes, log_key=log_key):
+        body = FileSlice(file, place.position, place.size_bytes).read()
+        yield parse_header(body), body
+
+
+def _first_at(
+    header: BatchHeader, body: bytes, timestamp: int, start_offset: int, log_key: str
+) -> tuple[int, int] | None:
+    """The first record of a batch from `start_offset` on that is at or above `timestamp`."""
+    if header.max_timestamp < timestamp or header.last_offset < start_offset:
+        return None
+    try:
+        fields = walk_batch(expand(body, header), header, with_columns=True).fields
+    except CorruptBatch as error:
+        raise CorruptObject(error.detail, file=log_key, offset=header.base_offset) from error
+    assert fields is not None
+    for delta, given in zip(fields.offset_deltas, fields.timestamps, strict=True):
+        stamped = header.max_timestamp if header.timestamp_type else given
+        offset = header.base_offset + delta
+        if offset >= start_offset and stamped >= timestamp:
+            return offset, stamped
+    return None

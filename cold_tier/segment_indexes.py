@@ -1,0 +1,197 @@
+"""Chunk tables and index sections of cold segments, in memory, within a limit.
+
+* One ranged GET brings directory and chunk table, since they stand first in the object; a section
+  is one more, and only when it is wanted and not empty.
+* Nothing is believed before its CRC-32C and that it is of this segment. Wrong bytes are asked for
+  once more, since the wire may be at fault.
+* Identical loads at the same time are one. So many are in flight, whoever asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from cold_tier.chunk_table import ChunkTable, parse_chunk_table
+from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
+from cold_tier.object_keys import parse_segment
+from cold_tier.object_store import ObjectStore
+from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef
+from cold_tier.retry import RetryPolicy
+from record_format.errors import CorruptObject, UnknownFormatVersion
+
+T = TypeVar("T")
+
+LIMIT_BYTES: Final = 16 * 1024 * 1024
+LOADS_MAX: Final = 8
+OBJECT_OVERHEAD: Final = 8  # a chunk takes about eight times its packed size as a Python object
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdSegment:
+    """What a manifest says of a segment, as far as reading it goes."""
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    log_key: str
+    log_crc32c: int
+    indexes_key: str
+    indexes_size_bytes: int
+    chunk_table_position: int
+    chunk_table_size: int
+
+    @property
+    def unique(self) -> str:
+        """What no other object shares, fit for the name of a folder."""
+        name = parse_segment(self.log_key)
+        if name is None:
+            raise CorruptObject("is no key of a segment's log", file=self.log_key)
+        return f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
+
+    @property
+    def folder(self) -> str:
+        """Of the partition: what the reads of one sequence have in common."""
+        return self.log_key.rpartition("/")[0]
+
+
+class SegmentIndex(NamedTuple):
+    directory: Directory
+    table: ChunkTable
+
+    def ref(self, segment: ColdSegment, number: int) -> ChunkRef:
+        chunk = self.table.chunks[number]
+        return ChunkRef(
+            log_key=segment.log_key,
+            unique=segment.unique,
+            number=number,
+            position=chunk.position,
+            size_bytes=chunk.size_bytes,
+            crc32c=chunk.crc32c,
+        )
+
+
+class SegmentIndexes:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        limit_bytes: int = LIMIT_BYTES,
+        loads_max: int = LOADS_MAX,
+        policy: RetryPolicy = FETCH_POLICY,
+    ) -> None:
+        self._store, self._policy, self._limit_bytes = store, policy, limit_bytes
+        self._lock = threading.Lock()
+        self._loads = threading.BoundedSemaphore(loads_max)
+        self._cached: OrderedDict[tuple[str, int], tuple[Any, int]] = OrderedDict()
+        self._loading: dict[tuple[str, int], Future[Any]] = {}
+        self._bytes = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, segment: ColdSegment) -> SegmentIndex:
+        """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable."""
+        end = segment.chunk_table_position + segment.chunk_table_size
+
+        def load() -> tuple[SegmentIndex, int]:
+            head = self._fetch(segment.indexes_key, 0, end)
+            found = parse_index(head, segment)
+            return found, OBJECT_OVERHEAD * end
+
+        return self._get((segment.indexes_key, 0), load)
+
+    def peek(self, segment: ColdSegment) -> SegmentIndex | None:
+        """What is in memory already."""
+        with self._lock:
+            found = self._cached.get((segment.indexes_key, 0))
+        return cast(SegmentIndex, found[0]) if found else None
+
+    def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
+        """A section's bytes; none where the segment has none."""
+        section = self.get(segment).directory.section(kind)
+        if section is None:
+            return b""
+
+        def load() -> tuple[bytes, int]:
+            body = self._fetch(segment.indexes_key, section.position, section.end_position)
+            return check_section(section, body, file=segment.indexes_key), len(body)
+
+        return self._get((segment.indexes_key, int(kind)), load)
+
+    def _fetch(self, key: str, start: int, end: int) -> bytes:
+        def attempt() -> bytes:
+            return b"".join(self._store.get_range(key, start, end))
+
+        return self._policy.run(attempt)
+
+    def _get(self, key: tuple[str, int], load: Callable[[], tuple[T, int]]) -> T:
+        with self._lock:
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                return cast(T, self._cached[key][0])
+            loading = self._loading.get(key)
+            if loading is None:
+                ours: Future[Any] = Future()
+                self._loading[key] = ours
+        if loading is not None:
+            return cast(T, loading.result())
+        try:
+            with self._loads:
+                found, size_bytes = _once_more_for_wrong_bytes(load)
+        except BaseException as error:
+            with self._lock:
+                del self._loading[key]
+            ours.set_exception(error)
+            raise
+        with self._lock:
+            del self._loading[key]
+            self._keep(key, found, size_bytes)
+        ours.set_result(found)
+        return found
+
+    def _keep(self, key: tuple[str, int], found: object, size_bytes: int) -> None:
+        self._cached[key] = found, size_bytes
+        self._bytes += size_bytes
+        while self._bytes > self._limit_bytes and len(self._cached) > 1:
+            _, (_, gone) = self._cached.popitem(last=False)
+            self._bytes -= gone
+
+
+def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
+    """The directory and chunk table at the front of an `.indexes` object, checked against what the
+    manifest says of the segment.
+    """
+    file = segment.indexes_key
+    directory = parse_directory(head, file=file)
+    section = directory.section(SectionKind.CHUNK_TABLE)
+    expected = (segment.chunk_table_position, segment.chunk_table_size)
+    if section is None or (section.position, section.size_bytes) != expected:
+        raise CorruptObject("the chunk table is not where the manifest says", file=file)
+    table_bytes = check_section(section, head[section.position : section.end_position], file=file)
+    table = parse_chunk_table(table_bytes, file=file)
+    check_table(table, segment)
+    return SegmentIndex(directory, table)
+
+
+def check_table(table: ChunkTable, segment: ColdSegment) -> None:
+    """Raise CorruptObject where the chunk table is of another segment."""
+    found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
+    if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):
+        raise CorruptObject("the chunk table is of another segment", file=segment.indexes_key)
+
+
+def _once_more_for_wrong_bytes(load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except UnknownFormatVersion:
+        raise
+    except CorruptObject:
+        return load()
