@@ -1,0 +1,76 @@
+"""`dump --verify` finds nothing in what Kafka wrote, and everything that was then damaged."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tierlog.dump.checks import find_problems
+from tierlog.dump.reading import UnknownFileKind, read_items
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+FILES = sorted(
+    path
+    for path in FIXTURES.rglob("*")
+    if path.is_file()
+    and ".dumps" not in str(path)
+    and (
+        path.suffix in {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}
+        or path.name.endswith(("checkpoint", "metadata", ".properties"))
+    )
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FIXTURES)))
+def test_verify_finds_nothing_in_what_kafka_wrote(file):
+    assert list(find_problems(file)) == []
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(FIXTURES / "txn-0", tmp_path / "txn-0"))
+
+
+def damage(path: Path, position: int, *, size: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[position : position + size] = bytes(
+        byte ^ 0x5A for byte in data[position : position + size]
+    )
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "said"),
+    [
+        ("00000000000000000000.log", 100, "checksum"),
+        ("00000000000000000000.log", 443, "magic"),
+        ("00000000000000000000.index", 7, "position"),
+        ("00000000000000000000.timeindex", 7, "timestamp"),
+        ("00000000000000000000.txnindex", 1, "version"),
+        ("00000000000000000079.snapshot", 20, "checksum"),
+        ("leader-epoch-checkpoint", 0, "no number"),
+    ],
+)
+def test_verify_finds_a_changed_byte(folder, name, position, said):
+    damage(folder / name, position)
+    problems = list(find_problems(folder / name))
+    assert problems
+    assert said in problems[0].detail
+    assert problems[0].file == name
+
+
+def test_verify_finds_a_torn_tail(folder):
+    log = folder / "00000000000000000000.log"
+    log.write_bytes(log.read_bytes()[:-5])
+    assert "invalid bytes at the end" in next(find_problems(log)).detail
+
+
+def test_verify_finds_entries_past_the_end_of_the_log(folder):
+    log = folder / "00000000000000000000.log"
+    log.write_bytes(b"")
+    assert "past the end" in next(find_problems(log.with_suffix(".index"))).detail
+
+
+def test_an_unknown_kind_of_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UnknownFileKind, match="notes"):
+        list(read_items(tmp_path / "notes.txt"))

@@ -1,0 +1,101 @@
+"""What is wrong with a log's file: `tierlog dump --verify`.
+
+* A `.log` is checked by itself: every batch's checksum, its records, and offsets that rise.
+* An index is checked against the `.log` beside it, by one walk over its batch headers; memory is
+  bounded by the index.
+* A gap between offsets is not a problem: compaction leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from record_format.batch import BatchHeader
+from record_format.errors import CorruptBatch
+from record_format.index_layouts import OffsetEntry, TimeEntry
+from tierlog.dump.items import BatchItem, Item, Problem, RecordItem
+from tierlog.dump.reading import base_offset_of, batches_of, kind_of, mapped, read_items
+
+_CHECKED_AGAINST_LOG: Final = ("index", "timeindex")
+
+
+def find_problems(path: Path) -> Iterator[Problem]:
+    """Nothing where the file is whole. Raises as `read_items`."""
+    items = read_items(path)
+    kind = kind_of(path)
+    if kind == "log":
+        yield from _log_problems(path.name, items, base_offset=base_offset_of(path))
+    elif kind in _CHECKED_AGAINST_LOG:
+        entries = [item for item in items if isinstance(item, (OffsetEntry, TimeEntry))]
+        yield from _index_problems(path, entries)
+    else:
+        yield from (item for item in items if isinstance(item, Problem))
+
+
+def _log_problems(name: str, items: Iterator[Item], *, base_offset: int) -> Iterator[Problem]:
+    next_offset = base_offset
+    for item in items:
+        if isinstance(item, Problem):
+            yield item
+        elif isinstance(item, BatchItem):
+            header = item.header
+            where = f"position {header.position}, offset {header.base_offset}"
+            if not item.crc_matches:
+                yield Problem(name, f"a batch whose checksum does not match at {where}")
+            if header.base_offset < next_offset:
+                yield Problem(name, f"an offset below {next_offset} at {where}")
+            next_offset = header.next_offset
+        elif isinstance(item, RecordItem) and item.control_type == -1:
+            yield Problem(name, f"a control record without a type at {item.record.offset}")
+
+
+def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Iterator[Problem]:
+    log = path.with_suffix(".log")
+    if not log.exists():
+        yield Problem(path.name, f"no {log.name} beside it to compare with")
+        return
+    yield from _order_problems(path.name, entries)
+    by_offset = sorted(set(entries), key=lambda entry: entry.offset, reverse=True)
+    with mapped(log) as data:
+        try:
+            for header in batches_of(data):
+                while by_offset and by_offset[-1].offset <= header.last_offset:
+                    yield from _mismatch(path.name, by_offset.pop(), header)
+        except CorruptBatch as error:
+            yield Problem(path.name, f"that {log.name} cannot be walked: {error}")
+            return
+    for entry in reversed(by_offset):
+        yield Problem(path.name, f"an entry for offset {entry.offset}, past the end of the log")
+
+
+def _order_problems(name: str, entries: list[OffsetEntry | TimeEntry]) -> Iterator[Problem]:
+    last: OffsetEntry | TimeEntry | None = None
+    for entry in entries:
+        if last is not None and _out_of_order(last, entry):
+            yield Problem(name, f"an entry out of order for offset {entry.offset}")
+        last = entry
+
+
+def _out_of_order(last: OffsetEntry | TimeEntry, entry: OffsetEntry | TimeEntry) -> bool:
+    if isinstance(last, TimeEntry) and isinstance(entry, TimeEntry):
+        return entry.timestamp < last.timestamp or entry.offset <= last.offset
+    return entry.offset <= last.offset
+
+
+def _mismatch(name: str, entry: OffsetEntry | TimeEntry, header: BatchHeader) -> Iterator[Problem]:
+    """An entry against the first batch that ends at its offset or after it."""
+    if isinstance(entry, OffsetEntry):
+        if (entry.position, entry.offset) != (header.position, header.last_offset):
+            yield Problem(
+                name,
+                f"an entry (offset {entry.offset}, position {entry.position}) where the batch "
+                f"has (offset {header.last_offset}, position {header.position})",
+            )
+    elif header.record_count and entry.timestamp != header.max_timestamp:
+        yield Problem(
+            name,
+            f"timestamp {entry.timestamp} for offset {entry.offset}, whose batch has "
+            f"{header.max_timestamp}",
+        )

@@ -1,0 +1,64 @@
+"""The things that a dumped file consists of; nothing here reads or prints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from record_format.batch import BatchHeader
+from record_format.control import EndMarker
+from record_format.decode import Record
+from record_format.index_layouts import AbortedTxn, OffsetEntry, TimeEntry
+from record_format.producer_snapshot import ProducerEntry
+
+
+class FileBegin(NamedTuple):
+    """`start_offset` only of a `.log`."""
+
+    name: str
+    start_offset: int | None = None
+
+
+class Empty(NamedTuple):
+    """An offset index without an entry: Kafka says so of this kind of file alone."""
+
+    name: str
+
+
+class BatchItem(NamedTuple):
+    header: BatchHeader
+    crc_matches: bool
+
+
+class RecordItem(NamedTuple):
+    """A record of the batch before it."""
+
+    record: Record
+    sequence: int
+    is_log_append_time: bool
+    control_type: int | None = None
+    marker: EndMarker | None = None
+
+
+class Line(NamedTuple):
+    """An entry of one of Kafka's text files, by member."""
+
+    members: tuple[tuple[str, str | int], ...]
+
+
+class Gaps(NamedTuple):
+    """Where offsets do not follow one another: usual after compaction, else a fault."""
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    more: int = 0
+
+
+class Problem(NamedTuple):
+    """Something that is not as it should be; a dump goes on after it where it can."""
+
+    file: str
+    detail: str
+
+
+Entry = OffsetEntry | TimeEntry | AbortedTxn | ProducerEntry | Line
+Item = FileBegin | Empty | BatchItem | RecordItem | Entry | Gaps | Problem

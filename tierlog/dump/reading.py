@@ -1,0 +1,273 @@
+"""A file of a log in, its items out: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
+checkpoints, `partition.metadata`, `meta.properties`.
+
+* Files are mapped, never read whole: a segment of a GiB takes no memory.
+* Damage is an item (`Problem`), not an exception: what comes before it is shown, and what comes
+  after it where the format allows. Only a file that cannot be opened, or whose kind is not known,
+  raises.
+* The live files of a running broker may be dumped: preallocated zeros end an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from record_format.batch import (
+    LOG_APPEND_TIME,
+    MAX_SEQUENCE,
+    BatchHeader,
+    check_crc,
+    parse_header,
+)
+from record_format.checkpoint_files import (
+    format_topic_id,
+    parse_epoch_checkpoint,
+    parse_offset_checkpoint,
+    parse_partition_metadata,
+    parse_properties,
+)
+from record_format.control import control_type, end_marker
+from record_format.decode import Record, decode_batch
+from record_format.errors import CorruptBatch, CorruptDataError, RequestError
+from record_format.index_layouts import (
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY_SIZE,
+    TXN_ENTRY_SIZE,
+    parse_txn_index,
+    unpack_offset_entry,
+    unpack_time_entry,
+)
+from record_format.producer_snapshot import parse_snapshot
+from tierlog.dump.items import (
+    BatchItem,
+    Empty,
+    FileBegin,
+    Gaps,
+    Item,
+    Line,
+    Problem,
+    RecordItem,
+)
+
+_SEGMENT_FILE: Final = re.compile(
+    r"([0-9]{20})(?:-[^.]*)?\.(log|index|timeindex|txnindex|snapshot)(\.deleted|\.cleaned|\.swap)?\Z"
+)
+
+
+class UnknownFileKind(RequestError):
+    """The name is none that a log's files have."""
+
+
+def base_offset_of(path: Path) -> int:
+    """Of a segment's file, by its name; 0 for names that carry none."""
+    match = _SEGMENT_FILE.match(path.name)
+    return int(match[1]) if match else 0
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says how the file is read. Raises UnknownFileKind."""
+    match = _SEGMENT_FILE.match(path.name)
+    if match:
+        return match[2]
+    for kind in ("leader-epoch-checkpoint", "partition.metadata", "meta.properties"):
+        if path.name == kind:
+            return kind
+    if path.name.endswith("-checkpoint"):
+        return "offset-checkpoint"
+    raise UnknownFileKind(
+        f"{path}: not a file of a log: .log .index .timeindex .txnindex .snapshot, "
+        "a checkpoint, partition.metadata or meta.properties"
+    )
+
+
+def read_items(path: Path, *, with_records: bool = True) -> Iterator[Item]:
+    """The items of one file, in order.
+
+    Raises UnknownFileKind, and OSError for a file that cannot be opened.
+    """
+    kind = kind_of(path)
+    if kind == "log":
+        with mapped(path) as data:
+            yield from _log_items(path, data, with_records=with_records)
+        return
+    yield FileBegin(path.name)
+    with mapped(path) as data:
+        try:
+            yield from _READERS[kind](path, data)
+        except CorruptDataError as error:
+            yield Problem(path.name, _said(error, path))
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """The file's bytes as they were when it was opened. An empty file cannot be mapped."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if not size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as area:
+            view = memoryview(area)
+            try:
+                yield view
+            finally:
+                view.release()
+
+
+def batches_of(data: memoryview) -> Iterator[BatchHeader]:
+    """The headers of whole batches. Raises CorruptBatch at the first bytes that are none."""
+    position = 0
+    while position < len(data):
+        header = parse_header(data, position)
+        if header.end_position > len(data):
+            raise CorruptBatch("the batch is cut", position=position)
+        yield header
+        position = header.end_position
+
+
+def _log_items(path: Path, data: memoryview, *, with_records: bool) -> Iterator[Item]:
+    yield FileBegin(path.name, base_offset_of(path))
+    gaps = _GapFinder()
+    end = 0
+    try:
+        for header in batches_of(data):
+            yield BatchItem(header, _crc_matches(data, header))
+            if with_records:
+                for item in _record_items(path, data, header):
+                    gaps.see(item)
+                    yield item
+            end = header.end_position
+    except CorruptBatch as error:
+        yield Problem(
+            path.name, f"{len(data) - end} invalid bytes at the end: {_said(error, path)}"
+        )
+    if gaps.pairs:
+        yield Gaps(path.name, tuple(gaps.pairs), gaps.more)
+
+
+class _GapFinder:
+    """Remembers the first `LIMIT` places where a record's offset is not the next one."""
+
+    LIMIT: Final = 10_000
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[int, int]] = []
+        self.more = 0
+        self._last = -1
+
+    def see(self, item: Item) -> None:
+        if not isinstance(item, RecordItem):
+            return
+        offset = item.record.offset
+        if self._last >= 0 and offset != self._last + 1:
+            if len(self.pairs) < self.LIMIT:
+                self.pairs.append((self._last, offset))
+            else:
+                self.more += 1
+        self._last = offset
+
+
+def _crc_matches(data: memoryview, header: BatchHeader) -> bool:
+    try:
+        check_crc(data, header)
+    except CorruptBatch:
+        return False
+    return True
+
+
+def _said(error: CorruptDataError, path: Path) -> str:
+    """The error's text without the file, which a problem names by itself."""
+    return str(error).removeprefix(f"{path.name}: ")
+
+
+def _record_items(path: Path, data: memoryview, header: BatchHeader) -> Iterator[Item]:
+    try:
+        records = decode_batch(data, header)
+    except CorruptBatch as error:
+        yield Problem(path.name, _said(error, path))
+        return
+    for record in records:
+        yield _record_item(record, header)
+
+
+def _record_item(record: Record, header: BatchHeader) -> RecordItem:
+    sequence = header.base_sequence
+    if sequence >= 0:
+        sequence = (sequence + record.offset - header.base_offset) & MAX_SEQUENCE
+    by_log = header.timestamp_type == LOG_APPEND_TIME
+    if not header.is_control:
+        return RecordItem(record, sequence, by_log)
+    try:
+        return RecordItem(record, sequence, by_log, control_type(record.key), end_marker(record))
+    except CorruptBatch:
+        return RecordItem(record, sequence, by_log, -1)
+
+
+def _offset_index(path: Path, data: memoryview) -> Iterator[Item]:
+    base_offset = base_offset_of(path)
+    if len(data) < OFFSET_ENTRY_SIZE:
+        yield Empty(path.name)
+    for index in range(len(data) // OFFSET_ENTRY_SIZE):
+        entry = unpack_offset_entry(data, index, base_offset=base_offset)
+        if entry.offset == base_offset and (index or not entry.position):
+            return
+        yield entry
+
+
+def _time_index(path: Path, data: memoryview) -> Iterator[Item]:
+    base_offset = base_offset_of(path)
+    for index in range(len(data) // TIME_ENTRY_SIZE):
+        entry = unpack_time_entry(data, index, base_offset=base_offset)
+        if entry.offset == base_offset and (index or not entry.timestamp):
+            return
+        yield entry
+
+
+def _txn_index(path: Path, data: memoryview) -> Iterator[Item]:
+    whole = len(data) - len(data) % TXN_ENTRY_SIZE
+    yield from parse_txn_index(data[:whole], file=path.name)
+    if whole < len(data):
+        yield Problem(path.name, f"{len(data) - whole} bytes at the end are no whole entry")
+
+
+def _snapshot(path: Path, data: memoryview) -> Iterator[Item]:
+    yield from parse_snapshot(data, file=path.name)
+
+
+def _epoch_checkpoint(path: Path, data: memoryview) -> Iterator[Item]:
+    for entry in parse_epoch_checkpoint(bytes(data), file=path.name):
+        yield Line((("epoch", entry.epoch), ("startOffset", entry.start_offset)))
+
+
+def _offset_checkpoint(path: Path, data: memoryview) -> Iterator[Item]:
+    for entry in parse_offset_checkpoint(bytes(data), file=path.name):
+        yield Line(
+            (("topic", entry.topic), ("partition", entry.partition), ("offset", entry.offset))
+        )
+
+
+def _partition_metadata(path: Path, data: memoryview) -> Iterator[Item]:
+    topic_id = parse_partition_metadata(bytes(data), file=path.name)
+    yield Line((("version", 0), ("topicId", format_topic_id(topic_id))))
+
+
+def _properties(path: Path, data: memoryview) -> Iterator[Item]:
+    for name, value in parse_properties(bytes(data), file=path.name).items():
+        yield Line(((name, value),))
+
+
+_READERS: Final[dict[str, Callable[[Path, memoryview], Iterator[Item]]]] = {
+    "index": _offset_index,
+    "timeindex": _time_index,
+    "txnindex": _txn_index,
+    "snapshot": _snapshot,
+    "leader-epoch-checkpoint": _epoch_checkpoint,
+    "offset-checkpoint": _offset_checkpoint,
+    "partition.metadata": _partition_metadata,
+    "meta.properties": _properties,
+}
