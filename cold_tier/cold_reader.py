@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -64,7 +65,8 @@ class ColdRead(NamedTuple):
     next_offset: int
 
 
-class _Wanted(NamedTuple):
+@dataclass(frozen=True)
+class _Wanted:
     """`end_offset` is within the segment."""
 
     segment: ColdSegment
@@ -189,6 +191,23 @@ class ColdReader:
             return end_offset
         first = index.table.chunks[number].first_offset
         return min(max(next_offset, first), end_offset)
+
+    def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
+        """Bytes [start, end) of the log, chunk by chunk as they are asked for, one ahead.
+
+        Raises as `read`, where the chunk that fails is reached.
+        """
+        index = self._indexes.get(segment)
+        chunks = index.table.chunks
+        for number, chunk in enumerate(chunks):
+            if chunk.end_position <= start or chunk.position >= end:
+                continue
+            if number + 1 < len(chunks) and chunk.end_position < end:
+                self._fills.prefetch(index.ref(segment, number + 1))
+            file = self._fills.get(index.ref(segment, number))
+            first = max(start - chunk.position, 0)
+            last = min(end - chunk.position, chunk.size_bytes)
+            yield FileSlice(file, first, last - first)
 
     # --- ahead ------------------------------------------------------------------------------------
 

@@ -173,6 +173,11 @@ class PartitionLog:
         return flushed.position if flushed.base_offset == active.base_offset else 0
 
     @property
+    def first_append_ms(self) -> int | None:
+        """When the active segment's first record came; None while it is empty."""
+        return self._state.active.first_append_ms
+
+    @property
     def offline(self) -> bool:
         return self._state.offline is not None
 

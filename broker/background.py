@@ -1,0 +1,57 @@
+"""A thread that does one thing again and again, and is told when to stop.
+
+* A round that fails with an error of ours is logged and the next round comes; anything else is a
+  bug, is logged with its trace, and also does not end the thread: the log goes on being looked
+  after.
+* `wake` makes the next round start at once; `stop` waits for the round under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from record_format.errors import TierlogError
+
+log = structlog.get_logger(__name__)
+
+
+class BackgroundTask:
+    def __init__(self, name: str, run_round: Callable[[], None], *, interval_s: float) -> None:
+        self._name, self._run_round, self._interval_s = name, run_round, interval_s
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Whether the thread ended in time."""
+        self._stopping.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            self._woken.wait(self._interval_s)
+            self._woken.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._run_round()
+            except TierlogError as error:
+                log.warning("background round failed", task=self._name, error=str(error))
+            except Exception:
+                log.exception("background round failed: a bug", task=self._name)

@@ -1,0 +1,339 @@
+"""The broker: a data folder, a bucket, and the topics in them. What front doors call.
+
+* Calls take and give batches, slices and offsets, never HTTP things. All are thread-safe.
+* A topic exists once `topics.json` says so, durably; the bucket is told in the background.
+* The store being down stops offload and cold reads, nothing else: `open` waits for it at most
+  `store.start.timeout.ms`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import structlog
+
+from broker.background import BackgroundTask
+from broker.bucket import Bucket
+from broker.copier import Copier, OffloadProgress
+from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from broker.janitor import Janitor
+from broker.log_opener import LogOpener
+from broker.partition import Partition
+from broker.settings import BrokerSettings
+from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
+from cold_tier.object_store import ObjectStore
+from hot_tier.log_config import ConfigValue, LogConfig
+from record_format.errors import (
+    FieldProblem,
+    InvalidPartitionCount,
+    InvalidRequest,
+    OffsetPastEnd,
+    ShuttingDown,
+    TierlogError,
+    TopicExists,
+    UnknownTopic,
+)
+
+log = structlog.get_logger(__name__)
+
+COPY_INTERVAL_S = 1.0
+MAX_PARTITIONS = 10_000  # of one topic; each is a folder and open files
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """Opened by `Broker.open`; serves until `close`."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        settings: BrokerSettings,
+        *,
+        bucket: Bucket | None,
+        clock: Callable[[], int],
+    ) -> None:
+        self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
+        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json")
+        self._topics: dict[str, Topic] = {}
+        self._topics_lock = threading.RLock()
+        self._closing = False
+        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
+        self._opener = LogOpener(folder, settings, bucket, self._appenders, clock)
+        self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
+        self.janitor = Janitor(
+            self.partitions, settings, clock=clock, save_log_starts=self._save_log_starts
+        )
+        self._tasks = [
+            BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S),
+            BackgroundTask(
+                "janitor",
+                self.janitor.run_round,
+                interval_s=settings.retention_check_interval_ms / 1000,
+            ),
+            BackgroundTask(
+                "checkpoints",
+                self.save_checkpoints,
+                interval_s=settings.recovery_checkpoint_ms / 1000,
+            ),
+        ]
+
+    @classmethod
+    def open(
+        cls,
+        settings: BrokerSettings,
+        *,
+        store: ObjectStore | None,
+        clock: Callable[[], int] = wall_clock_ms,
+    ) -> Broker:
+        """Lock the folder, check the store, recover every log, start the background work.
+
+        Raises ConfigurationError where the folder is in use, or where the store's prefix belongs to
+        another cluster; CorruptDataError where a file of the folder cannot be trusted.
+        """
+        folder = DataFolder(settings.data_dir)
+        settings = settings.resolve()
+        try:
+            bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
+            broker = cls(folder, settings, bucket=bucket, clock=clock)
+            broker._open_topics()
+        except BaseException:
+            folder.close(clean=False)
+            raise
+        for task in broker._tasks:
+            task.start()
+        return broker
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
+    ) -> TopicDescription:
+        """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
+        check_topic_name(name)
+        parsed = LogConfig.parse(config or {})
+        _check_partition_count(partitions)
+        with self._topics_lock:
+            self._check_open()
+            if name in self._topics:
+                raise TopicExists(f"topic {name!r} exists")
+            record = TopicRecord(
+                name=name,
+                topic_id=new_id(),
+                partitions=partitions,
+                config=dict(parsed.overrides),
+                created_ms=self.clock(),
+            )
+            self.registry.put(record)
+            topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
+            self._topics[name] = topic
+        self._tasks[0].wake()
+        return topic.describe()
+
+    def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
+        """By name. Internal topics (`__…`) only where they are asked for."""
+        topics = list(self._topics.values())
+        return sorted(
+            topic.summary()
+            for topic in topics
+            if topic.record.name.startswith(prefix) and (internal or not topic.record.internal)
+        )
+
+    def topic(self, name: str) -> Topic:
+        found = self._topics.get(name)
+        if found is None:
+            raise UnknownTopic(name)
+        return found
+
+    def partition(self, topic: str, partition: int) -> Partition:
+        return self.topic(topic).partition(partition)
+
+    def partitions(self) -> Iterator[Partition]:
+        """All of them, as they are now."""
+        for topic in list(self._topics.values()):
+            yield from topic.partitions.values()
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, ConfigValue | None] | None = None,
+        partitions: int | None = None,
+    ) -> TopicDescription:
+        """None as a value puts the default back. Raises InvalidConfig, InvalidPartitionCount."""
+        with self._topics_lock:
+            self._check_open()
+            topic = self.topic(name)
+            changed = topic.config.altered(config or {})
+            self._check_alteration(topic, changed)
+            record = msgspec.structs.replace(
+                topic.record, config=dict(changed.overrides), dirty=True
+            )
+            if partitions is not None:
+                record = _grown(record, partitions)
+            self.registry.put(record)
+            known = topic.partitions.keys()
+            new = [number for number in record.partition_numbers() if number not in known]
+            topic.partitions.update(self._open_partitions(record, new))
+            topic.record, topic.config = record, changed
+            for partition in topic.partitions.values():
+                partition.log.update_config(changed)
+        self._tasks[0].wake()
+        return topic.describe()
+
+    def delete_topic(self, name: str) -> None:
+        """The topic is gone when this returns; its files and objects go in the background."""
+        with self._topics_lock:
+            self._check_open()
+            topic = self.topic(name)
+            self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
+            del self._topics[name]
+        for partition in topic.partitions.values():
+            partition.log.close()
+        self._opener.set_aside(topic.record)
+        self._tasks[0].wake()
+
+    # --- the log start ----------------------------------------------------------------------------
+
+    def trim(self, topic: str, partition: int, before_offset: int) -> int:
+        """Move the log start (Kafka's DeleteRecords); the new one. Below the present one: no
+        change.
+        """
+        target = self.partition(topic, partition)
+        target.check_leadership()
+        now = target.offsets()
+        if before_offset > now.high_watermark:
+            raise OffsetPastEnd(
+                f"offset {before_offset} is above the high watermark {now.high_watermark}",
+                log_start_offset=now.log_start_offset,
+                high_watermark=now.high_watermark,
+            )
+        if before_offset <= now.log_start_offset:
+            return now.log_start_offset
+        return self.janitor.advance_log_start(target, before_offset)
+
+    # --- the bucket -------------------------------------------------------------------------------
+
+    def offload(self, topic: str, *, wait_ms: int | None = None) -> OffloadProgress:
+        """Roll the active segments and upload all that is rolled; then retention has its turn."""
+        partitions = list(self.topic(topic).partitions.values())
+        before = self.copier.progress(partitions)
+        for partition in partitions:
+            partition.check_leadership()
+            partition.log.roll(reason="offload")
+        self.copier.hurry(partitions)
+        self._tasks[0].wake()
+        if wait_ms is not None and self.copier.wait_until_done(
+            partitions, timeout_s=wait_ms / 1000
+        ):
+            for partition in partitions:
+                self.janitor.look_after(partition)
+        after = self.copier.progress(partitions)
+        return OffloadProgress(
+            after.uploaded_segments - before.uploaded_segments,
+            after.uploaded_bytes - before.uploaded_bytes,
+            after.remaining_segments,
+        )
+
+    # --- running it -------------------------------------------------------------------------------
+
+    def save_checkpoints(self) -> None:
+        """Recovery points and high watermarks: what a crash need not check again."""
+        partitions = list(self.partitions())
+        self.folder.write_checkpoint(
+            RECOVERY_POINTS, {(p.topic, p.number): p.log.recovery_point for p in partitions}
+        )
+        self.folder.write_checkpoint(
+            HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
+        )
+        self._save_log_starts()
+
+    def close(self) -> None:
+        """Refuse new work, flush and close every log, and say so durably for the next start."""
+        with self._topics_lock:
+            if self._closing:
+                return
+            self._closing = True
+        for task in reversed(self._tasks):
+            task.stop(self.settings.shutdown_timeout_ms / 1000)
+        self.copier.close()
+        self._opener.close_timer()
+        self._appenders.shutdown(wait=True)
+        clean = True
+        for partition in self.partitions():
+            try:
+                clean = partition.log.close() and clean
+            except TierlogError as error:
+                clean = False
+                log.error("log not closed cleanly", partition=str(partition), error=str(error))
+        self.save_checkpoints()
+        if self.bucket is not None:
+            self.bucket.close()
+        self.folder.close(clean=clean)
+
+    def _copy_round(self) -> None:
+        if self.bucket is not None and self.bucket.settle(self.registry):
+            self.copier.run_round()
+        self._finish_deletions()
+
+    def _open_topics(self) -> None:
+        self._opener.adopt_found_folders(self.registry)
+        for record in self.registry.deleted():
+            self._opener.set_aside(record)
+        live = self.registry.live()
+        wanted = [(record, number) for record in live for number in record.partition_numbers()]
+        opened = iter(self._opener.open_partitions(wanted))
+        for record in live:
+            mine = {number: next(opened) for number in record.partition_numbers()}
+            self._topics[record.name] = Topic(record, mine)
+
+    def _open_partitions(self, record: TopicRecord, numbers: list[int]) -> dict[int, Partition]:
+        opened = self._opener.open_partitions((record, number) for number in numbers)
+        return dict(zip(numbers, opened, strict=True))
+
+    def _finish_deletions(self) -> None:
+        """Files, then objects, then the debt itself: each step may be done again."""
+        for record in self.registry.deleted():
+            if self.copier.is_busy(record.topic_id):
+                continue  # its last object would stay behind
+            self._opener.remove(record)
+            if self.bucket is not None:
+                self.bucket.delete_topic(record)
+            self.registry.forget(record.topic_id)
+
+    def _save_log_starts(self) -> None:
+        starts = {(p.topic, p.number): p.log.log_start_offset for p in self.partitions()}
+        self.folder.write_checkpoint(LOG_STARTS, {k: v for k, v in starts.items() if v > 0})
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ShuttingDown("the broker is shutting down")
+
+    def _check_alteration(self, topic: Topic, changed: LogConfig) -> None:
+        for partition in topic.partitions.values():
+            if partition.cold is not None:
+                partition.cold.check_config(
+                    changed, local_log_start_offset=partition.log.local_log_start_offset
+                )
+
+
+def _check_partition_count(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        detail = f"partitions must be 1 to {MAX_PARTITIONS}, not {partitions}"
+        raise InvalidRequest(detail, problems=(FieldProblem("partitions", detail),))
+
+
+def _grown(record: TopicRecord, partitions: int) -> TopicRecord:
+    _check_partition_count(partitions)
+    if partitions < record.partitions:
+        raise InvalidPartitionCount(
+            f"topic {record.name!r} has {record.partitions} partitions; they only grow"
+        )
+    return msgspec.structs.replace(record, partitions=partitions)

@@ -1,0 +1,209 @@
+"""The bucket as the broker sees it: which cluster it is of, its topics, its partitions' cold sides.
+
+* Nothing is written below the prefix before it is known to be this cluster's. A store that was down
+  at the start is asked again in the background; a prefix that proves foreign then stops offload for
+  good, and `/readyz` says so.
+* `topics.json` is ahead of the bucket; `settle` brings the bucket up to it, topic by topic.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Final
+
+import msgspec
+import structlog
+
+from broker.cold_log import ColdLog
+from broker.data_folder import DataFolder, ProbeResult
+from broker.settings import BrokerSettings
+from broker.topic_registry import TopicRecord, TopicRegistry
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.cold_reader import ColdLimits, ColdReader
+from cold_tier.object_store import ObjectStore
+from cold_tier.probe import StoreTraits, probe
+from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from hot_tier.segment_views import SegmentFiles
+from manifest.keys import PartitionKeys, topic_folder
+from manifest.paging import PageCache
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
+from record_format.errors import ConfigurationError, StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+DELETE_BATCH: Final = 1000
+PROBE_KEPT_MS: Final = 7 * 86_400_000
+
+
+class Bucket:
+    """Made by `Bucket.open`. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        store: ObjectStore,
+        settings: BrokerSettings,
+        *,
+        clock: Callable[[], int],
+    ) -> None:
+        self.store = store
+        self._folder, self._settings, self._clock = folder, settings, clock
+        self._topics = TopicObjects(store)
+        self._pages = PageCache()
+        self._options = StoreOptions(clock=clock)
+        self._checking = threading.Lock()
+        assert settings.cache_bytes is not None, "settings are resolved"
+        self.cache = ChunkCache(folder.cache, limit_bytes=settings.cache_bytes)
+        cold = ColdLimits(
+            requests_max=settings.cold_requests_max, memory_max_bytes=settings.cold_memory_max
+        )
+        self.reader = ColdReader(store, self.cache, limits=cold)
+        self._uploader: SegmentUploader | None = None
+        self.is_ours = False
+        self.refusal: str | None = None
+        self.unavailable: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: DataFolder,
+        store: ObjectStore,
+        settings: BrokerSettings,
+        *,
+        clock: Callable[[], int],
+    ) -> Bucket:
+        """Check the store, for `store.start.timeout.ms` at most; it may be down, but not wrong.
+
+        Raises ConfigurationError for a store that cannot be trusted and for another cluster's
+        prefix.
+        """
+        bucket = cls(folder, store, settings, clock=clock)
+        checker = ThreadPoolExecutor(1, thread_name_prefix="store-check")
+        try:
+            checker.submit(bucket.check).result(settings.store_start_timeout_ms / 1000)
+        except (StoreUnavailable, FutureTimeout) as error:
+            bucket.unavailable = str(error) or "the store does not answer"
+            log.warning("store not reached at start", store=store.url, error=bucket.unavailable)
+        finally:
+            checker.shutdown(wait=False)
+        return bucket
+
+    def check(self) -> None:
+        """Whether the store keeps its promises and the prefix is ours; remembered once it is."""
+        with self._checking:
+            if self.is_ours:
+                return
+            found = load_cluster(self.store)
+            if found is not None and found.cluster_id != self._folder.cluster_id:
+                raise ConfigurationError(self._foreign(found))
+            traits = self._probe()
+            if found is None:
+                cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
+                create_cluster(self.store, cluster)
+            limits = UploadLimits(
+                part_bytes=self._settings.offload_part_bytes,
+                chunk_bytes=self._settings.cache_chunk_bytes,
+            )
+            self._uploader = SegmentUploader(
+                self.store, limits=limits, read_back_whole=traits.read_back_whole
+            )
+            self.is_ours, self.unavailable = True, None
+
+    def _probe(self) -> StoreTraits:
+        """The store's traits; asked anew when the store is another or the answer is a week old."""
+        single = self._settings.allow_single_writer_store
+        kept = self._folder.read_probe()
+        same_store = kept is not None and kept.store == (self.store.url, single)
+        if kept and same_store and 0 <= self._clock() - kept.probed_ms < PROBE_KEPT_MS:
+            return kept.traits
+        traits = probe(self.store, allow_single_writer=single)
+        self._folder.write_probe(
+            ProbeResult(store=(self.store.url, single), traits=traits, probed_ms=self._clock())
+        )
+        return traits
+
+    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
+        assert self._uploader is not None, "nothing is uploaded before the store was checked"
+        return self._uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
+
+    def _foreign(self, found: Cluster) -> str:
+        where = f"{self.store.url} belongs to cluster {found.cluster_id}"
+        if self._folder.is_new:
+            return (
+                f"{where}, and data folder {self._folder.path} is empty: to go on with that "
+                f"cluster, tierlog storage restore --store {self.store.url} --data-dir NEW"
+            )
+        return f"{where}, data folder {self._folder.path} to {self._folder.cluster_id}"
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
+        keys = PartitionKeys(record.name, record.topic_id, partition)
+        manifests = ManifestStore(self.store, keys, self._options, cache=self._pages)
+        return ColdLog(
+            manifests,
+            self.reader,
+            self._upload,
+            full_key=self.store.full_key,
+            copy_path=self._folder.manifest_copy(record.topic_id, partition),
+            clock=self._clock,
+        )
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def settle(self, registry: TopicRegistry) -> bool:
+        """Tell the bucket what it lacks; whether it is ours to write to."""
+        if self.refusal is not None:
+            return False
+        try:
+            self.check()
+        except ConfigurationError as error:
+            self.refusal = str(error)
+            log.error("store refused: nothing is offloaded", error=self.refusal)
+            return False
+        except StoreUnavailable as error:
+            self.unavailable = str(error)
+            raise
+        for record in registry.live():
+            if record.dirty:
+                self._publish(record)
+                registry.settled(record)
+        return True
+
+    def delete_topic(self, record: TopicRecord) -> None:
+        """Say `deleted`, then delete the objects, the topic object last. May be done again."""
+        there = self._topics.load(record.name, record.topic_id)
+        if there is None:
+            return
+        self._topics.commit(there, lambda topic: msgspec.structs.replace(topic, deleted=True))
+        folder = topic_folder(record.name, record.topic_id)
+        for partition in range(record.partitions):
+            while found := self.store.list(f"{folder}{partition}/", limit=DELETE_BATCH):
+                self.store.delete([stat.key for stat in found])
+            self._folder.manifest_copy(record.topic_id, partition).unlink(missing_ok=True)
+        self._topics.delete_versions(record.name, record.topic_id)
+
+    def _publish(self, record: TopicRecord) -> None:
+        wanted = TopicObject(
+            name=record.name,
+            topic_id=record.topic_id,
+            partitions=record.partitions,
+            config=record.config,
+            created_ms=record.created_ms,
+        )
+        there = self._topics.create(wanted)
+        self._topics.commit(
+            there,
+            lambda topic: msgspec.structs.replace(
+                topic, partitions=record.partitions, config=record.config
+            ),
+        )
+
+    def close(self) -> None:
+        self.reader.close()
+        self.cache.close()
+        self.store.close()

@@ -1,0 +1,310 @@
+"""The cold side of one partition: the manifest in force, the claim on it, and reads through it.
+
+* The manifest in force is one immutable value, swapped whole; readers take it once.
+* The last one seen is also on local disk, fsynced, before anything local goes on the strength of
+  it: so `earliest`, and the border between 410 and 503, are true from the start, with the store
+  down too.
+* Until the claim is committed nothing is uploaded, committed or deleted. A foreign epoch ends that
+  for good: `leadership_lost` says why, and the partition answers with it.
+* Everything here may block on the store but the properties.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from cold_tier.cold_reader import ColdReader, ColdSegment
+from cold_tier.segment_uploader import UploadedSegment
+from hot_tier.durable_file import write_durably
+from hot_tier.log_config import LogConfig
+from hot_tier.segment_views import SegmentFiles
+from manifest import transitions
+from manifest.codec import KIND_MANIFEST, decode_manifest, encode_manifest
+from manifest.paging import live_size_bytes
+from manifest.state import EpochStart, Manifest, SegmentEntry
+from manifest.store import ManifestStore
+from manifest.transitions import Claim
+from record_format import sealed_json
+from record_format.errors import (
+    CorruptDataError,
+    FencedError,
+    InvalidConfig,
+    StoreUnavailable,
+    UnknownManifestVersion,
+)
+from record_format.file_slice import FileSlice
+from record_format.index_layouts import AbortedTxn
+
+log = structlog.get_logger(__name__)
+
+
+class Upload(Protocol):
+    def __call__(
+        self, files: SegmentFiles, *, folder: str, leader_epoch: int
+    ) -> UploadedSegment: ...
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class ColdRead(NamedTuple):
+    slices: tuple[FileSlice, ...]
+    next_offset: int
+
+
+class ColdLog:
+    """`epochs`: this folder's own history, the last of it the epoch to claim."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        reader: ColdReader,
+        upload: Upload,
+        *,
+        full_key: Callable[[str], str],
+        copy_path: Path,
+        clock: Callable[[], int],
+    ) -> None:
+        self._manifests, self._reader, self._upload = manifests, reader, upload
+        self._full_key, self._copy_path, self._clock = full_key, copy_path, clock
+        self._lock = threading.Lock()
+        self._claim: Claim | None = None
+        self.manifest = self._read_copy()
+        self.claimed = False
+        self.leadership_lost: str | None = None
+
+    def __str__(self) -> str:
+        keys = self._manifests.keys
+        return f"{keys.topic}-{keys.partition}"
+
+    @property
+    def end_offset(self) -> int:
+        """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
+        return self.manifest.end_offset if self.manifest else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return live_size_bytes(self.manifest) if self.manifest else 0
+
+    # --- ownership --------------------------------------------------------------------------------
+
+    def prepare_claim(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
+        """What `claim` will say; the epochs are durable in the data folder already."""
+        recorded = {(epoch.owner, epoch.epoch) for epoch in epochs}
+        if self.manifest is not None:
+            recorded.add((self.manifest.owner, self.manifest.leader_epoch))
+        self._claim = Claim(owner, epochs, frozenset(recorded), take_over)
+
+    def claim(self, *, log_start_offset: int, log_end_offset: int) -> None:
+        """Become the owner in the bucket; at once where that is done. Raises FencedError."""
+        if self.claimed:
+            return
+        assert self._claim is not None, "the opener prepares a claim"
+        with self._fencing():
+            at_least = self.manifest.version if self.manifest else 0
+            manifest = self._manifests.claim(
+                self._claim, log_start_offset=log_start_offset, at_least=at_least
+            )
+            if manifest.end_offset > log_end_offset:
+                raise FencedError(
+                    f"{self}: the bucket reaches to offset {manifest.end_offset}, this folder to "
+                    f"{log_end_offset}; restart the broker to go on from the bucket's end"
+                )
+            self._publish(manifest)
+            self.claimed = True
+        log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
+        if log_start_offset > manifest.log_start_offset:
+            self.trim(log_start_offset)
+
+    def check_fence(self) -> None:
+        """Look for a foreign epoch, as the owner does every `fence.check.ms`."""
+        if self.claimed and self.manifest is not None:
+            with self._fencing():
+                self._manifests.check_fence(self.manifest)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def offload(self, files: SegmentFiles) -> SegmentEntry:
+        """Upload one sealed segment, commit it, read the commit back."""
+        assert self._claim is not None, "the opener prepares a claim"
+        uploaded = self._upload(
+            files, folder=self._manifests.keys.segments, leader_epoch=self._claim.epoch
+        )
+        modified_ms = files.log.stat().st_mtime_ns // 1_000_000
+        entry = SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
+        self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
+        return entry
+
+    def trim(self, before_offset: int) -> None:
+        """The bucket's log start follows. Before the claim, which brings it along: nothing."""
+        self._advance(transitions.trim, before_offset)
+
+    def drop_expired(self, before_offset: int) -> None:
+        self._advance(transitions.drop_expired, before_offset)
+
+    def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
+        """Commit and publish. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
+        with self._lock, self._fencing():
+            assert self.manifest is not None, "only a claimed partition commits"
+            manifest = self._manifests.commit(self.manifest, transition)
+            if manifest is not self.manifest:
+                self._manifests.confirm(manifest)
+                self._publish(manifest)
+            return manifest
+
+    def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:
+        if not self.claimed:
+            return
+        now_ms = self._clock()
+        self.commit(
+            lambda manifest: move(manifest, before_offset, pages=self._manifests, now_ms=now_ms)
+        )
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
+        """From `offset`, which is below the local log start; steps over a recorded gap.
+
+        No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
+        """
+        manifest = self._manifest_for_reading()
+        entry = self._manifests.find(manifest, offset)
+        if entry is None:
+            return ColdRead((), max(offset, manifest.end_offset))
+        following = self._manifests.iter_entries(manifest, from_offset=entry.next_offset)
+        read = self._reader.read(
+            cold_segment(entry),
+            max(offset, entry.base_offset),
+            max_bytes=max_bytes,
+            end_offset=end_offset,
+            following=(cold_segment(one) for one in following),
+        )
+        return ColdRead(read.slices, read.next_offset)
+
+    def offset_for_timestamp(
+        self, timestamp: int, *, start_offset: int, end_offset: int
+    ) -> tuple[int, int] | None:
+        """As Partition.offset_for_timestamp, within [start_offset, end_offset)."""
+        for entry in self.entries(start_offset):
+            if entry.base_offset >= end_offset:
+                return None
+            if 0 <= entry.max_timestamp < timestamp:
+                continue
+            found = self._reader.offset_for_timestamp(
+                cold_segment(entry), timestamp, start_offset=start_offset, end_offset=end_offset
+            )
+            if found is not None:
+                return found
+        return None
+
+    def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
+        """Those that the cold tier's indexes name for [offset, end_offset)."""
+        found: list[AbortedTxn] = []
+        for entry in self.entries(offset):
+            named = self._reader.aborted_transactions(
+                cold_segment(entry), start_offset=offset, end_offset=end_offset
+            )
+            found += named.transactions
+            if named.complete:
+                break
+        return found
+
+    def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
+        """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""
+        return self._reader.byte_range(cold_segment(entry), start=start, end=end)
+
+    def entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
+        if self.manifest is None:
+            return iter(())
+        return self._manifests.iter_entries(self.manifest, from_offset=from_offset)
+
+    def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `entries`, of any version of the manifest."""
+        return self._manifests.iter_entries(manifest, from_offset=from_offset)
+
+    def version(self, version: int | None) -> Manifest:
+        """The manifest in force, or that version. Raises UnknownManifestVersion."""
+        if version is not None:
+            return self._manifests.load_version(version)
+        if self.manifest is None:
+            raise UnknownManifestVersion(f"{self} has no manifest yet")
+        return self.manifest
+
+    def full_key(self, key: str) -> str:
+        return self._full_key(key)
+
+    def _manifest_for_reading(self) -> Manifest:
+        if self.manifest is None:
+            manifest = self._manifests.load()
+            if manifest is None:
+                raise StoreUnavailable(f"{self}: the bucket has no manifest yet")
+            self._publish(manifest)
+        assert self.manifest is not None
+        return self.manifest
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        """A foreign epoch ends this folder's leadership, for good."""
+        try:
+            yield
+        except FencedError as error:
+            self.leadership_lost = str(error)
+            log.error("leadership lost", partition=str(self), reason=self.leadership_lost)
+            raise
+
+    # --- configuration ----------------------------------------------------------------------------
+
+    def check_config(self, config: LogConfig, *, local_log_start_offset: int) -> None:
+        """Refuse what cannot hold while segments are in the bucket only."""
+        oldest = next(self.entries(0), None)
+        if oldest is None:
+            return
+        if not config.remote_storage_enable:
+            raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
+        if config.compacts and oldest.base_offset < local_log_start_offset:
+            raise InvalidConfig(
+                f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
+                "works on local ones"
+            )
+
+    # --- the copy on local disk -------------------------------------------------------------------
+
+    def _publish(self, manifest: Manifest) -> None:
+        write_durably(self._copy_path, encode_manifest(manifest))
+        self.manifest = manifest
+
+    def _read_copy(self) -> Manifest | None:
+        if not self._copy_path.exists():
+            return None
+        try:
+            data = self._copy_path.read_bytes()
+            document = sealed_json.unseal(data, kind=KIND_MANIFEST, file=str(self._copy_path))
+            version = msgspec.json.decode(document, type=_Version).version
+            return decode_manifest(data, keys=self._manifests.keys, version=version)
+        except CorruptDataError as error:
+            # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
+            log.warning("manifest copy unreadable", partition=str(self), error=str(error))
+            return None
+
+
+def cold_segment(entry: SegmentEntry) -> ColdSegment:
+    return ColdSegment(
+        base_offset=entry.base_offset,
+        last_offset=entry.last_offset,
+        size_bytes=entry.size_bytes,
+        log_key=entry.log_key,
+        log_crc32c=entry.log_crc32c,
+        indexes_key=entry.indexes_key,
+        indexes_size_bytes=entry.indexes_size_bytes,
+        chunk_table_position=entry.chunk_table_position,
+        chunk_table_size=entry.chunk_table_size,
+    )

@@ -1,0 +1,193 @@
+"""Moves sealed segments to the bucket: rolled -> uploaded -> committed -> local may go.
+
+* Segments of a partition go up in order, one at a time; partitions side by side,
+  `offload.concurrency` of them. A partition that fails waits with back-off and jitter and does not
+  hold up the others.
+* Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
+  names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
+* The copier never deletes a local file: retention does, by the manifest in force.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import structlog
+
+from broker.partition import Partition
+from record_format.errors import FencedError, LogOfflineError, TierlogError
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+
+
+class OffloadProgress(NamedTuple):
+    uploaded_segments: int
+    uploaded_bytes: int
+    remaining_segments: int
+
+
+class _Work:
+    """What the copier knows of one partition. Guarded by the copier's lock."""
+
+    __slots__ = ("failures", "not_before", "running", "uploaded_bytes", "uploaded_segments")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.not_before = 0.0
+        self.running: Future[None] | None = None
+        self.uploaded_segments = 0
+        self.uploaded_bytes = 0
+
+
+class Copier:
+    """`run_round` starts what is due and returns; the uploads run in a pool of its own."""
+
+    def __init__(
+        self,
+        partitions: Callable[[], Iterable[Partition]],
+        *,
+        concurrency: int,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._partitions, self._jitter = partitions, jitter
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
+        self._work: dict[Partition, _Work] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    def run_round(self) -> None:
+        now = time.monotonic()
+        live = set(self._partitions())
+        with self._changed:
+            for gone in self._work.keys() - live:
+                if self._work[gone].running is None:
+                    del self._work[gone]
+            for partition in live:
+                work = self._work.setdefault(partition, _Work())
+                due = work.running is None and now >= work.not_before and not self._stopping
+                if due and _has_work(partition):
+                    work.running = self._pool.submit(self._copy, partition, work)
+
+    def hurry(self, partitions: Iterable[Partition]) -> None:
+        """Forget the back-off of these: somebody asked."""
+        with self._changed:
+            for partition in partitions:
+                if partition in self._work:
+                    self._work[partition].not_before = 0.0
+
+    def is_busy(self, topic_id: str) -> bool:
+        """Whether an upload of this topic is under way, though the topic may be gone."""
+        with self._changed:
+            return any(
+                work.running is not None and partition.log.topic_id == topic_id
+                for partition, work in self._work.items()
+            )
+
+    def progress(self, partitions: Iterable[Partition]) -> OffloadProgress:
+        """Uploaded since the start of the process, and what is still rolled and local only."""
+        partitions = list(partitions)
+        with self._changed:
+            work = [self._work.get(partition) or _Work() for partition in partitions]
+        return OffloadProgress(
+            sum(one.uploaded_segments for one in work),
+            sum(one.uploaded_bytes for one in work),
+            sum(len(_pending(partition)) for partition in partitions),
+        )
+
+    def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
+        """Wait until nothing rolled is local only; False when the time is over first."""
+        partitions = list(partitions)
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not any(_pending(partition) for partition in partitions), timeout_s
+            )
+
+    def close(self) -> None:
+        """No new upload begins; those under way end."""
+        with self._changed:
+            self._stopping = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _copy(self, partition: Partition, work: _Work) -> None:
+        failure: TierlogError | None = None
+        try:
+            self._copy_all(partition, work)
+        except TierlogError as error:
+            failure = error
+        finally:
+            with self._changed:
+                work.running = None
+                work.failures = work.failures + 1 if failure else 0
+                if failure:
+                    work.not_before = time.monotonic() + self._backoff_s(work.failures)
+                self._changed.notify_all()
+        if failure is not None:
+            _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
+
+    def _copy_all(self, partition: Partition, work: _Work) -> None:
+        cold = partition.cold
+        assert cold is not None
+        cold.claim(
+            log_start_offset=partition.log.log_start_offset,
+            log_end_offset=partition.log.log_end_offset,
+        )
+        for base_offset in _pending(partition):
+            if self._stopping:
+                return
+            entry = cold.offload(partition.log.sealed_segment_files(base_offset))
+            log.info(
+                "segment offloaded",
+                partition=str(partition),
+                epoch=partition.log.leader_epoch,
+                base_offset=base_offset,
+                size_bytes=entry.size_bytes,
+            )
+            with self._changed:
+                work.uploaded_segments += 1
+                work.uploaded_bytes += entry.size_bytes
+                self._changed.notify_all()
+
+    def _backoff_s(self, failures: int) -> float:
+        ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+        return ceiling * (0.5 + self._jitter() / 2)
+
+
+def _has_work(partition: Partition) -> bool:
+    cold = partition.cold
+    if cold is None or cold.leadership_lost or partition.log.offline:
+        return False
+    return not cold.claimed or bool(_pending(partition))
+
+
+def _pending(partition: Partition) -> list[int]:
+    """Base offsets of the segments that are sealed, flushed, and not in the manifest in force."""
+    if partition.cold is None or partition.log.active_base_offset <= partition.cold.end_offset:
+        return []  # all that is sealed is covered: the usual case, and cheap
+    end_offset = partition.cold.end_offset
+    return [
+        segment.base_offset
+        for segment in partition.log.segments()
+        if segment.sealed
+        and segment.base_offset >= end_offset
+        and segment.last_offset >= segment.base_offset
+        and segment.last_offset < partition.log.high_watermark
+    ]
+
+
+def _report(partition: Partition, failure: TierlogError, *, retry_in_s: float) -> None:
+    fatal = isinstance(failure, FencedError | LogOfflineError)
+    log.warning(
+        "offload stopped" if fatal else "offload waits",
+        partition=str(partition),
+        epoch=partition.log.leader_epoch,
+        error=str(failure),
+        retry_in_s=None if fatal else round(retry_in_s, 1),
+    )

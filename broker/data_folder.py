@@ -1,0 +1,187 @@
+"""The data folder of one broker: who holds it, which cluster it is of, and what outlives a crash.
+
+    <data>/.lock                                flock: one broker a folder
+    <data>/.kafka_cleanshutdown                 only between a clean stop and the next start
+    <data>/meta.properties                      cluster.id, node.id, directory.id (Kafka's file)
+    <data>/recovery-point-offset-checkpoint     below it everything was flushed
+    <data>/replication-offset-checkpoint        high watermarks (Kafka reads it; we recompute)
+    <data>/log-start-offset-checkpoint          log starts, in either tier
+    <data>/tierlog/owner                        random id of this folder: who owns its partitions
+    <data>/tierlog/epochs.json                  by topic id and partition, the epochs it took
+    <data>/tierlog/topics.json                  see `topic_registry`
+    <data>/tierlog/store.json                   what the start-up probe found of the store
+    <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
+    <data>/tierlog/cache/                       chunks of cold segments
+
+* Files that Kafka has too are byte for byte Kafka's; what is ours alone lies below `tierlog/`.
+* Whatever a later step relies on is fsynced, and its folder entry too, before that step.
+* The clean-shutdown marker is removed, durably, before the first log is opened: a crash in between
+  only costs a recovery that was not needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from cold_tier.probe import StoreTraits
+from hot_tier.durable_file import sync_folder, write_durably
+from manifest.state import EpochStart
+from record_format import checkpoint_files, sealed_json
+from record_format.checkpoint_files import TopicPartitionOffset
+from record_format.errors import ConfigurationError, CorruptSnapshot
+
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+
+TopicPartition = tuple[str, int]
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the start-up probe found. `store`: its URL, and whether one writer was promised."""
+
+    store: tuple[str, bool]
+    traits: StoreTraits
+    probed_ms: int
+
+
+def new_id() -> str:
+    """A random UUID as Kafka writes them; never beginning with a dash (Kafka's Uuid.randomUuid)."""
+    while True:
+        text = checkpoint_files.format_topic_id(uuid.uuid4())
+        if not text.startswith("-"):
+            return text
+
+
+class DataFolder:
+    """Opened by one process at a time; `close(clean=True)` lets the next start skip its checks."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
+            self._lock_fd = _take_lock(path / ".lock")
+        except OSError as error:
+            raise ConfigurationError(f"data folder {path}: {error.strerror}") from error
+        self.path = path
+        self._checkpoint_lock = threading.Lock()
+        self.is_new = not (path / "meta.properties").exists()
+        self.cluster_id = self._read_or_make_identity()
+        self.owner = self._read_or_make_owner()
+        self.was_clean = self._consume_clean_marker()
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "tierlog" / "cache"
+
+    def partition_folder(self, topic: str, partition: int) -> Path:
+        return self.path / f"{topic}-{partition}"
+
+    def close(self, *, clean: bool) -> None:
+        if clean:
+            # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
+            write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+        os.close(self._lock_fd)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
+        """Offsets by topic and partition; empty where there is no file.
+
+        Raises CorruptSnapshot where the file is not of Kafka's format: a log start that is guessed
+        could bring back what was deleted.
+        """
+        path = self.path / name
+        if not path.exists():
+            return {}
+        entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
+        return {(entry.topic, entry.partition): entry.offset for entry in entries}
+
+    def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._checkpoint_lock:
+            entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
+            write_durably(self.path / name, checkpoint_files.format_offset_checkpoint(entries))
+
+    # --- leader epochs ----------------------------------------------------------------------------
+
+    def read_epochs(self) -> dict[str, tuple[EpochStart, ...]]:
+        path = self.path / "tierlog" / "epochs.json"
+        if not path.exists():
+            return {}
+        document = sealed_json.unseal(path.read_bytes(), kind="epochs", file=str(path))
+        return msgspec.json.decode(document, type=dict[str, tuple[EpochStart, ...]])
+
+    def write_epochs(self, epochs: Mapping[str, tuple[EpochStart, ...]]) -> None:
+        sealed = sealed_json.seal(msgspec.json.encode(epochs), kind="epochs")
+        write_durably(self.path / "tierlog" / "epochs.json", sealed)
+
+    # --- what the store was found to be -----------------------------------------------------------
+
+    def read_probe(self) -> ProbeResult | None:
+        path = self.path / "tierlog" / "store.json"
+        if not path.exists():
+            return None
+        document = sealed_json.unseal(path.read_bytes(), kind="store-probe", file=str(path))
+        return msgspec.json.decode(document, type=ProbeResult)
+
+    def write_probe(self, result: ProbeResult) -> None:
+        sealed = sealed_json.seal(msgspec.json.encode(result), kind="store-probe")
+        write_durably(self.path / "tierlog" / "store.json", sealed)
+
+    # --- the last manifest seen -------------------------------------------------------------------
+
+    def manifest_copy(self, topic_id: str, partition: int) -> Path:
+        return self.path / "tierlog" / "manifests" / f"{topic_id}-{partition}.json"
+
+    # --- identity ---------------------------------------------------------------------------------
+
+    def _read_or_make_identity(self) -> str:
+        path = self.path / "meta.properties"
+        if self.is_new:
+            properties = {
+                "version": "1",
+                "cluster.id": new_id(),
+                "node.id": "1",
+                "directory.id": new_id(),
+            }
+            write_durably(path, checkpoint_files.format_properties(properties))
+            return properties["cluster.id"]
+        properties = checkpoint_files.parse_properties(path.read_bytes(), file=str(path))
+        if "cluster.id" not in properties:
+            raise CorruptSnapshot("has no cluster.id", file=str(path))
+        return properties["cluster.id"]
+
+    def _read_or_make_owner(self) -> str:
+        path = self.path / "tierlog" / "owner"
+        if not path.exists():
+            write_durably(path, secrets.token_hex(16).encode())
+        return path.read_text().strip()
+
+    def _consume_clean_marker(self) -> bool:
+        marker = self.path / CLEAN_SHUTDOWN
+        if not marker.exists():
+            return False
+        marker.unlink()
+        sync_folder(self.path)
+        return True
+
+
+def _take_lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigurationError(
+            f"data folder {path.parent} is in use by another broker: stop it, or choose another"
+        ) from None
+    return fd

@@ -1,0 +1,279 @@
+"""Two tiers as one log: which of them serves a read, and what a write is told.
+
+* A read never waits for a write: it takes the offsets as they are, asks the hot tier from the local
+  log start on and the cold tier below it, and where a segment left the disk in between asks again.
+* The cold tier answers only below the local log start; where both have an offset the hot one does.
+* An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty.
+* Everything here may block but `try_read`, `append` and `offsets`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from broker.cold_log import ColdLog
+from hot_tier.append import Acks, Append, AppendResult
+from hot_tier.group_commit import GroupCommit
+from hot_tier.log import PartitionLog
+from record_format.errors import FencedError, OffsetPastEnd, OffsetTrimmed
+from record_format.file_slice import FileSlice
+from record_format.index_layouts import AbortedTxn
+from record_format.produced import ProducedBatches
+
+Tier = Literal["hot", "cold", "mixed"]
+
+READ_ATTEMPTS = 4  # a segment can leave the disk only so often while one read goes on
+
+
+class Offsets(NamedTuple):
+    log_start_offset: int
+    local_log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+
+
+class TierSizes(NamedTuple):
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+
+
+class Fetched(NamedTuple):
+    """Whole batches; the first may begin below the offset asked for, the last ends at
+    `next_offset`.
+    """
+
+    slices: tuple[FileSlice, ...]
+    next_offset: int
+    end_offset: int
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    tier: Tier
+    aborted: tuple[AbortedTxn, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.slices)
+
+
+class Partition:
+    """One partition of the broker. Thread-safe."""
+
+    def __init__(self, log: PartitionLog, commits: GroupCommit, cold: ColdLog | None) -> None:
+        self.log, self.cold = log, cold
+        self.topic, self.number = log.topic, log.partition
+        self._commits = commits
+        self._waiters: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._waiters_lock = threading.Lock()
+        self._next_waiter = 0
+        log.on_high_watermark.append(self._wake_waiters)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.number}"
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    def offsets(self) -> Offsets:
+        log = self.log
+        high_watermark = log.high_watermark
+        return Offsets(
+            log_start_offset=log.log_start_offset,
+            local_log_start_offset=log.local_log_start_offset,
+            last_stable_offset=min(log.last_stable_offset, high_watermark),
+            high_watermark=high_watermark,
+            log_end_offset=log.log_end_offset,
+            leader_epoch=log.leader_epoch,
+        )
+
+    @property
+    def leadership_lost(self) -> str | None:
+        """Why this folder may not serve the partition any more, or None."""
+        return self.cold.leadership_lost if self.cold else None
+
+    def check_leadership(self) -> None:
+        reason = self.leadership_lost
+        if reason:
+            raise FencedError(f"{self}: {reason}")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def append(
+        self, batches: ProducedBatches, *, acks: Acks, expected_offset: int | None = None
+    ) -> Future[AppendResult]:
+        """Queue the batches for the next group commit; does not block.
+
+        The future holds the offsets once `acks` is met, or the error that refused them.
+        """
+        self.check_leadership()
+        return self._commits.submit(Append(batches, expected_offset), acks=acks)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched:
+        """Slices of local files from the batch that holds `offset` on, at least one batch.
+
+        `committed` reads up to the last stable offset and names the aborted transactions.
+        Raises OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError.
+        """
+        for _ in range(READ_ATTEMPTS):
+            try:
+                return self._read(offset, max_bytes=max_bytes, committed=committed)
+            except OffsetTrimmed:
+                if offset < self.log.log_start_offset:
+                    raise
+        raise AssertionError(f"{self}: offset {offset} is in neither tier")
+
+    def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
+        """As `read`, where that needs no disk and no bucket; None where it would."""
+        now = self.offsets()
+        if offset < now.local_log_start_offset and offset >= now.log_start_offset:
+            return None
+        if not self.log.is_resident(offset):
+            return None
+        try:
+            return self._read(offset, max_bytes=max_bytes, committed=committed)
+        except OffsetTrimmed:
+            if offset < self.log.log_start_offset:
+                raise
+            return None
+
+    def _read(self, offset: int, *, max_bytes: int, committed: bool) -> Fetched:
+        self.check_leadership()
+        now = self.offsets()
+        end_offset = now.last_stable_offset if committed else now.high_watermark
+        _check_range(offset, now)
+        slices: tuple[FileSlice, ...] = ()
+        next_offset = offset
+        tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
+        if offset < min(now.local_log_start_offset, end_offset):
+            assert self.cold is not None, "only the manifest lets a local segment go"
+            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            slices, next_offset = cold.slices, cold.next_offset
+            max_bytes -= sum(piece.size_bytes for piece in slices)
+        if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
+            hot = self.log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset)
+            tier = "mixed" if slices else "hot"
+            slices, next_offset = slices + hot.slices, hot.next_offset
+        aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
+        return Fetched(
+            slices=slices,
+            next_offset=next_offset,
+            end_offset=end_offset,
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.high_watermark,
+            last_stable_offset=now.last_stable_offset,
+            tier=tier,
+            aborted=aborted,
+        )
+
+    def _aborted(self, offset: int, next_offset: int, now: Offsets) -> tuple[AbortedTxn, ...]:
+        """Aborted transactions with records in [offset, next_offset), of either tier."""
+        found: list[AbortedTxn] = []
+        if offset < now.local_log_start_offset and self.cold is not None:
+            found += self.cold.aborted_transactions(offset, next_offset)
+        # Also where the read ended in the cold tier: the marker may have come much later.
+        found += self.log.aborted_transactions(offset, next_offset)
+        return tuple(dict.fromkeys(found))
+
+    def tiers(self) -> TierSizes:
+        """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
+        views = self.log.segments()
+        hot_bytes = sum(view.size_bytes for view in views)
+        if self.cold is None or self.cold.manifest is None:
+            return TierSizes(hot_bytes, 0, len(views), hot_bytes if self.cold else 0)
+        manifest = self.cold.manifest
+        both = [view for view in views if view.last_offset < manifest.end_offset and view.sealed]
+        segments = manifest.segment_count + len(views) - len(both)
+        lag_bytes = hot_bytes - sum(view.size_bytes for view in both)
+        return TierSizes(hot_bytes, self.cold.size_bytes, segments, lag_bytes)
+
+    def offload_lag_ms(self, now_ms: int) -> int:
+        """How long the oldest local segment that the bucket lacks has been waiting; 0 for none.
+
+        Since its last write where it is sealed, since its first record where it is active.
+        """
+        if self.cold is None:
+            return 0
+        for view in self.log.segments():
+            if view.active or view.last_offset >= self.cold.end_offset:
+                since_ms = self.log.first_append_ms if view.active else _modified_ms(view.path)
+                return max(0, now_ms - since_ms) if since_ms is not None else 0
+        return 0
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after `timestamp`; None past the last one.
+
+        "First" is by offset, as Kafka's ListOffsets has it: timestamps need not rise.
+        """
+        self.check_leadership()
+        for _ in range(READ_ATTEMPTS):
+            now = self.offsets()
+            found = None
+            if self.cold is not None and now.log_start_offset < now.local_log_start_offset:
+                found = self.cold.offset_for_timestamp(
+                    timestamp,
+                    start_offset=now.log_start_offset,
+                    end_offset=now.local_log_start_offset,
+                )
+            if found is None:
+                found = self.log.offset_for_timestamp(timestamp, end_offset=now.high_watermark)
+            if self.log.local_log_start_offset == now.local_log_start_offset:
+                return found
+        return found
+
+    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once, from any thread, when the high watermark is above `offset`.
+
+        It is called at once where it is already. Returns how to cancel; a cancelled callback may
+        still be under way.
+        """
+        with self._waiters_lock:
+            self._next_waiter += 1
+            waiter = self._next_waiter
+            self._waiters[waiter] = (offset, callback)
+        self._wake_waiters(self.log.high_watermark)
+
+        def cancel() -> None:
+            with self._waiters_lock:
+                self._waiters.pop(waiter, None)
+
+        return cancel
+
+    def _wake_waiters(self, high_watermark: int) -> None:
+        if not self._waiters:
+            return
+        with self._waiters_lock:
+            due = [key for key, (offset, _) in self._waiters.items() if offset < high_watermark]
+            callbacks = [self._waiters.pop(key)[1] for key in due]
+        for callback in callbacks:
+            callback()
+
+
+def _modified_ms(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return None  # it went between the look and the question
+
+
+def _check_range(offset: int, now: Offsets) -> None:
+    if offset < now.log_start_offset:
+        raise OffsetTrimmed(
+            f"offset {offset} is below the log start {now.log_start_offset}",
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.high_watermark,
+        )
+    if offset > now.high_watermark:
+        raise OffsetPastEnd(
+            f"offset {offset} is above the high watermark {now.high_watermark}",
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.high_watermark,
+        )

@@ -1,0 +1,50 @@
+"""What may go, decided from facts alone: no clock, no disk, no bucket.
+
+Kafka's rules (UnifiedLog.deleteOldSegments, KIP-405): whole segments, oldest first, stopping at the
+first that has to stay; by time a segment goes when its largest timestamp is older than the limit,
+by size while what remains is still at least the limit. The active segment stays unless it has
+expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+UNLIMITED = -1
+
+
+class SegmentFacts(NamedTuple):
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp: int
+    active: bool
+
+
+class Limits(NamedTuple):
+    retention_ms: int
+    retention_bytes: int
+
+
+def expired_end(segments: Sequence[SegmentFacts], limits: Limits, *, now_ms: int) -> int | None:
+    """End offset of the last segment that `limits` let go; None where all stay.
+
+    An empty active segment never goes. Where the active segment has expired too, its end is
+    returned: the caller rolls it first.
+    """
+    end: int | None = None
+    left_bytes = sum(segment.size_bytes for segment in segments)
+    for segment in segments:
+        too_old = limits.retention_ms != UNLIMITED and (
+            now_ms - segment.max_timestamp > limits.retention_ms
+        )
+        # >= : the limit is what must remain, so a segment goes when the rest still reaches it
+        too_much = limits.retention_bytes != UNLIMITED and (
+            left_bytes - segment.size_bytes >= limits.retention_bytes and not segment.active
+        )
+        if segment.size_bytes == 0 or not (too_old or too_much):
+            break
+        left_bytes -= segment.size_bytes
+        end = segment.end_offset
+    return end

@@ -1,0 +1,53 @@
+"""What a broker can be told. Read at the edge (flags, environment, file) and passed in; never
+global.
+
+Times are milliseconds, sizes bytes. A limit that depends on the disk is None until `resolve` has
+looked at it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    data_dir: Path
+
+    offload_concurrency: int = 4
+    offload_bandwidth: int | None = None
+    offload_part_bytes: int = 16 * MIB
+    cache_bytes: int | None = None
+    cache_chunk_bytes: int = 8 * MIB
+    cold_requests_max: int = 32
+    cold_memory_max: int = 128 * MIB
+
+    gc_grace_ms: int = 86_400_000
+    manifest_versions_min: int = 100
+    fence_check_ms: int = 10_000
+    store_start_timeout_ms: int = 5_000
+    restore_offset_gap: int = 1_000_000_000
+
+    disk_reserve_bytes: int | None = None
+    recovery_checkpoint_ms: int = 10_000
+    producer_id_expiration_ms: int = 86_400_000
+    retention_check_interval_ms: int = 30_000
+    shutdown_timeout_ms: int = 30_000
+
+    append_threads: int = 8
+    read_threads: int = 16
+
+    allow_single_writer_store: bool = False
+    take_over: bool = False
+
+    def resolve(self) -> BrokerSettings:
+        """The same with the disk's shares filled in: 10% for the cache, 5% held in reserve."""
+        disk = os.statvfs(self.data_dir)
+        total = disk.f_frsize * disk.f_blocks
+        cache = total // 10 if self.cache_bytes is None else self.cache_bytes
+        reserve = total // 20 if self.disk_reserve_bytes is None else self.disk_reserve_bytes
+        return replace(self, cache_bytes=cache, disk_reserve_bytes=reserve)

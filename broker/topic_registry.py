@@ -1,0 +1,87 @@
+"""The topics of this data folder, and what the bucket still has to be told about them.
+
+`<data>/tierlog/topics.json` is the truth for the owner: a topic exists once it stands there,
+fsynced.
+
+* A topic is told apart by its id, never by its name alone: a name may be used again.
+* A deleted topic stays here as a debt until its files and its objects are gone; so a crash half way
+  is finished by the next start.
+* Thread-safe; each change is durable when the call returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+
+from hot_tier.durable_file import write_durably
+from hot_tier.log_config import ConfigValue
+from record_format import sealed_json
+
+
+class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic. `dirty`: the bucket lacks the present state. `absent`: what an adopted folder
+    lacks.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: dict[str, ConfigValue]
+    created_ms: int
+    dirty: bool = True
+    deleted: bool = False
+    absent: tuple[int, ...] = ()
+
+    @property
+    def internal(self) -> bool:
+        return self.name.startswith("__")
+
+    def partition_numbers(self) -> list[int]:
+        return [p for p in range(self.partitions) if p not in self.absent]
+
+
+class _Topics(msgspec.Struct, frozen=True, kw_only=True):
+    topics: list[TopicRecord]
+
+
+class TopicRegistry:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._by_id: dict[str, TopicRecord] = {}
+        if path.exists():
+            document = sealed_json.unseal(path.read_bytes(), kind="topics", file=str(path))
+            records = msgspec.json.decode(document, type=_Topics).topics
+            self._by_id = {record.topic_id: record for record in records}
+
+    def live(self) -> list[TopicRecord]:
+        return [record for record in self._by_id.copy().values() if not record.deleted]
+
+    def deleted(self) -> list[TopicRecord]:
+        return [record for record in self._by_id.copy().values() if record.deleted]
+
+    def by_name(self, name: str) -> TopicRecord | None:
+        return next((record for record in self.live() if record.name == name), None)
+
+    def put(self, *records: TopicRecord) -> None:
+        with self._lock:
+            self._save(self._by_id | {record.topic_id: record for record in records})
+
+    def forget(self, topic_id: str) -> None:
+        with self._lock:
+            self._save({key: value for key, value in self._by_id.items() if key != topic_id})
+
+    def settled(self, record: TopicRecord) -> None:
+        """The bucket has this state of the topic; a newer one stays dirty."""
+        with self._lock:
+            if self._by_id.get(record.topic_id) == record:
+                clean = msgspec.structs.replace(record, dirty=False)
+                self._save(self._by_id | {record.topic_id: clean})
+
+    def _save(self, records: dict[str, TopicRecord]) -> None:
+        topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
+        write_durably(self._path, sealed_json.seal(msgspec.json.encode(topics), kind="topics"))
+        self._by_id = records

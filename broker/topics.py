@@ -1,0 +1,110 @@
+"""Topics as a broker holds them: name rule, configuration, open partitions.
+
+* A topic's name is checked here before it becomes a folder or a key: Kafka's rule lets neither a
+  slash nor `..` through.
+* `Topic.partitions` only grows; a deleted topic is taken out of the broker's map first, so that no
+  new call reaches it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from broker.partition import Partition
+from broker.topic_registry import TopicRecord
+from hot_tier.log_config import ConfigValue, LogConfig
+from record_format.errors import InvalidTopicName, UnknownPartition
+
+MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
+_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+
+def check_topic_name(name: str) -> None:
+    """Raise InvalidTopicName unless Kafka would take it (Topic.validate)."""
+    if not name:
+        raise InvalidTopicName("a topic name may not be empty")
+    if name in (".", ".."):
+        raise InvalidTopicName(f"a topic may not be called {name!r}")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidTopicName(
+            f"a topic name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"
+        )
+    if not _LEGAL_NAME.match(name):
+        raise InvalidTopicName(f"topic name {name!r}: only letters, digits, '.', '_' and '-'")
+
+
+class TopicSummary(NamedTuple):
+    name: str
+    topic_id: str
+    partitions: int
+    config: dict[str, ConfigValue]
+
+
+class PartitionDescription(NamedTuple):
+    partition: int
+    log_start_offset: int
+    local_log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+
+
+class TopicDescription(NamedTuple):
+    name: str
+    topic_id: str
+    config: dict[str, ConfigValue]
+    effective_config: dict[str, ConfigValue]
+    partitions: list[PartitionDescription]
+
+
+class Topic:
+    """One live topic and its open partitions."""
+
+    def __init__(self, record: TopicRecord, partitions: Mapping[int, Partition]) -> None:
+        self.record = record
+        self.config = LogConfig.parse(record.config)
+        self.partitions = dict(partitions)
+
+    def partition(self, number: int) -> Partition:
+        found = self.partitions.get(number)
+        if found is None:
+            raise UnknownPartition(self.record.name, number)
+        return found
+
+    def summary(self) -> TopicSummary:
+        record = self.record
+        return TopicSummary(
+            record.name, record.topic_id, record.partitions, dict(self.config.overrides)
+        )
+
+    def describe(self) -> TopicDescription:
+        """What `GET /v1/topics/{topic}` shows. Needs neither disk nor bucket."""
+        return TopicDescription(
+            name=self.record.name,
+            topic_id=self.record.topic_id,
+            config=dict(self.config.overrides),
+            effective_config=self.config.effective(),
+            partitions=[_describe(partition) for _, partition in sorted(self.partitions.items())],
+        )
+
+
+def _describe(partition: Partition) -> PartitionDescription:
+    now, tiers = partition.offsets(), partition.tiers()
+    return PartitionDescription(
+        partition=partition.number,
+        log_start_offset=now.log_start_offset,
+        local_log_start_offset=now.local_log_start_offset,
+        high_watermark=now.high_watermark,
+        log_end_offset=now.log_end_offset,
+        leader_epoch=now.leader_epoch,
+        hot_bytes=tiers.hot_bytes,
+        cold_bytes=tiers.cold_bytes,
+        segments=tiers.segments,
+        offload_lag_bytes=tiers.offload_lag_bytes,
+    )

@@ -1,0 +1,64 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks, AppendResult
+from record_format.decode import Record, iter_records
+from record_format.produced import build_produced
+
+
+class House:
+    """A broker on real files and a folder as its bucket, with the calls that tests make most."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.broker = self.open()
+
+    def open(self, **settings: object) -> Broker:
+        store = open_store(f"file://{self.root / 'bucket'}")
+        given = BrokerSettings(
+            data_dir=self.root / "data",
+            cache_bytes=64 << 20,
+            disk_reserve_bytes=0,
+            **settings,  # type: ignore[arg-type]
+        )
+        return Broker.open(given, store=store)
+
+    def restart(self, **settings: object) -> Broker:
+        self.broker.close()
+        self.broker = self.open(**settings)
+        return self.broker
+
+    def produce(
+        self, topic: str, values: list[bytes], *, partition: int = 0, at: int = 0
+    ) -> AppendResult:
+        config = self.broker.topic(topic).config
+        batches = build_produced(
+            values,
+            timestamps=[at + i for i in range(len(values))],
+            max_message_bytes=config.max_message_bytes,
+        )
+        future = self.broker.partition(topic, partition).append(batches, acks=Acks.ALL)
+        return future.result(10)
+
+    def records(self, topic: str, *, partition: int = 0, offset: int = 0) -> list[Record]:
+        """Everything from `offset` to the high watermark, read fetch by fetch."""
+        log, found = self.broker.partition(topic, partition), []
+        while offset < log.offsets().high_watermark:
+            fetched = log.read(offset, max_bytes=64 << 10)
+            data = b"".join(piece.read() for piece in fetched.slices)
+            found += iter_records(data, from_offset=offset)
+            assert fetched.next_offset > offset, "a fetch below the high watermark gets somewhere"
+            offset = fetched.next_offset
+        return found
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.broker.close()

@@ -1,0 +1,125 @@
+"""One log over two tiers, on real files: roll, offload, let go, read across the seam, restart."""
+
+import random
+
+from record_format.decode import Record
+
+SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+
+
+def fill(house, topic, count, *, size=100, seed=7):
+    values = [random.Random(seed + i).randbytes(size) for i in range(count)]
+    for start in range(0, count, 10):
+        house.produce(topic, values[start : start + 10], at=1000 + start)
+    return values
+
+
+def offload_all(house, topic):
+    progress = house.broker.offload(topic, wait_ms=20_000)
+    assert progress.remaining_segments == 0
+    return progress
+
+
+def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
+    house.broker.create_topic("t", config=SMALL)
+    values = fill(house, "t", 400)
+    before = house.records("t")
+    progress = offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    assert progress.uploaded_segments > 5
+    assert log.offsets().local_log_start_offset > 0, "most of it must be cold"
+    after = house.records("t")
+    assert after == before
+    assert [record.value for record in after] == values
+    assert log.read(0, max_bytes=1 << 20).tier == "cold"
+
+
+def test_a_read_across_the_seam_is_mixed_and_whole(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    start = log.offsets().local_log_start_offset
+    fetched = log.read(start - 1, max_bytes=1 << 20)
+    assert fetched.tier == "mixed"
+    assert fetched.next_offset > start
+
+
+def test_time_lookup_in_the_cold_tier_finds_the_record(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    assert log.offset_for_timestamp(1005) == (5, 1005)
+    assert log.offset_for_timestamp(1) == (0, 1000)
+    assert log.offset_for_timestamp(10_000) is None
+
+
+def test_a_restart_keeps_everything_and_raises_the_epoch(house):
+    house.broker.create_topic("t", partitions=2, config=SMALL)
+    fill(house, "t", 200)
+    offload_all(house, "t")
+    before, epoch = house.records("t"), house.broker.partition("t", 0).offsets().leader_epoch
+    broker = house.restart()
+    assert house.records("t") == before
+    assert broker.partition("t", 0).offsets().leader_epoch > epoch
+    house.produce("t", [b"more"])
+    assert house.records("t")[-1] == Record(200, 0, None, b"more", ())
+    offload_all(house, "t")
+
+
+def test_segments_are_listed_once_over_both_tiers(house):
+    from broker.segment_listing import iter_segments, open_segment, slices_of
+
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    house.produce("t", [b"active"])
+    log = house.broker.partition("t", 0)
+    listed = list(iter_segments(log))
+    assert listed[0].base_offset == 0
+    assert [one.base_offset for one in listed[1:]] == [one.last_offset + 1 for one in listed[:-1]]
+    assert {one.tier for one in listed} == {"cold", "both", "hot"}
+    assert sum(one.records for one in listed) == 401
+    for one in listed:
+        opened = open_segment(log, one.base_offset)
+        data = b"".join(p.read() for p in slices_of(log, opened, start=0, end=opened.size_bytes))
+        assert len(data) == one.size_bytes
+
+
+def test_trim_moves_the_start_in_both_tiers_and_survives(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    assert house.broker.trim("t", 0, 35) == 35
+    assert house.broker.trim("t", 0, 10) == 35
+    cold = house.broker.partition("t", 0).cold
+    assert cold.manifest.log_start_offset == 35
+    house.restart()
+    assert house.broker.partition("t", 0).offsets().log_start_offset == 35
+    assert house.records("t", offset=35)[0].offset == 35
+
+
+def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 100)
+    offload_all(house, "t")
+    first = house.broker.topic("t").record.topic_id
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    assert house.broker.topic("t").record.topic_id != first
+    assert house.records("t") == []
+    house.broker._copy_round()
+    assert not [p for p in (house.root / "bucket").rglob("*") if p.is_file() and first in str(p)]
+    assert not list((house.root / "data").glob("*-delete"))
+
+
+def test_retention_by_size_drops_from_both_tiers(house):
+    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 16384})
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    now = house.broker.partition("t", 0).offsets()
+    assert now.log_start_offset > 0
+    sizes = house.broker.partition("t", 0).tiers()
+    assert sizes.cold_bytes < 16384 + 2 * 4096
+    assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9

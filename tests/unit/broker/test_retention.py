@@ -1,0 +1,47 @@
+from broker.retention import Limits, SegmentFacts, expired_end
+
+NOW_MS = 1_000_000
+
+
+def segments(*sizes: int, newest_ms: int = NOW_MS, step_ms: int = 100) -> list[SegmentFacts]:
+    """Ten offsets each, the newest active, timestamps `step_ms` apart."""
+    last = len(sizes) - 1
+    return [
+        SegmentFacts(i * 10, i * 10 + 10, size, newest_ms - (last - i) * step_ms, i == last)
+        for i, size in enumerate(sizes)
+    ]
+
+
+def test_nothing_goes_without_limits():
+    assert expired_end(segments(5, 5, 5), Limits(-1, -1), now_ms=NOW_MS * 9) is None
+
+
+def test_by_time_the_oldest_go_until_one_is_young_enough():
+    assert expired_end(segments(5, 5, 5), Limits(150, -1), now_ms=NOW_MS) == 10
+
+
+def test_a_segment_exactly_at_the_limit_stays():
+    assert expired_end(segments(5, 5, 5), Limits(200, -1), now_ms=NOW_MS) is None
+
+
+def test_an_old_segment_behind_a_young_one_stays():
+    oldest, *others = segments(5, 5, 5)
+    young_first = [oldest._replace(max_timestamp=NOW_MS), *others]
+    assert expired_end(young_first, Limits(50, -1), now_ms=NOW_MS) is None
+
+
+def test_by_size_what_remains_still_reaches_the_limit():
+    assert expired_end(segments(5, 5, 5, 5), Limits(-1, 10), now_ms=NOW_MS) == 20
+    assert expired_end(segments(5, 5, 5, 5), Limits(-1, 11), now_ms=NOW_MS) == 10
+
+
+def test_by_size_the_active_segment_stays():
+    assert expired_end(segments(5), Limits(-1, 0), now_ms=NOW_MS) is None
+
+
+def test_an_expired_active_segment_goes_too():
+    assert expired_end(segments(5, 5), Limits(50, -1), now_ms=NOW_MS + 60) == 20
+
+
+def test_an_empty_active_segment_stays():
+    assert expired_end(segments(5, 0), Limits(50, -1), now_ms=NOW_MS + 60) == 10
