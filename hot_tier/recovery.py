@@ -23,6 +23,7 @@ log is shared; no lock is taken.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +31,7 @@ from hot_tier.active_segment import ActiveSegment, IndexPlan
 from hot_tier.batch_walk import CheckedBatch, checked_batches, headers_from
 from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import LOG, OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_file import floor_entry
+from hot_tier.index_file import ReadAt, floor_entry
 from hot_tier.index_rebuild import rebuild_indexes, write_indexes
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
@@ -348,12 +349,10 @@ class _Recovery:
         plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
-        size_bytes = segment.end.size_bytes
         read_at = reader_of(state.files, segment.path(LOG))
         try:
-            for checked in checked_batches(read_at, end=size_bytes):
+            for checked in _batches_in_order(segment, read_at):
                 header = checked.header
-                _check_place(segment, header, next_offset=next_offset)
                 self._check_overlap(segment, header, limit)
                 abort = self._take(plan, checked)
                 if abort:
@@ -466,8 +465,32 @@ class _Recovery:
             self._report.rewritten_bytes += len(data)
 
 
-def _check_place(segment: Segment, header: BatchHeader, *, next_offset: int) -> None:
-    if header.base_offset < next_offset:
-        raise CorruptBatch(f"offset {header.base_offset} where {next_offset} or more must come")
-    if header.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
-        raise CorruptBatch(f"offset {header.last_offset} does not fit the segment")
+def _batches_in_order(segment: Segment, read_at: ReadAt) -> Iterator[CheckedBatch]:
+    """The good batches of a file from its start. Raises CorruptBatch behind the last of them.
+
+    The base offset has no checksum: a batch that leaves a gap is believed only once the next one goes
+    on behind it. Where the next goes on before the gap, it is the one with the gap that is bad.
+    """
+    held: CheckedBatch | None = None
+    next_offset, leaves_gap = segment.base_offset, False
+    problem: CorruptBatch | None = None
+    try:
+        for checked in checked_batches(read_at, end=segment.end.size_bytes):
+            header = checked.header
+            if header.base_offset < next_offset:
+                problem = CorruptBatch(f"offset {header.base_offset} comes after {next_offset - 1}")
+                held = None if leaves_gap else held
+                break
+            if header.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
+                problem = CorruptBatch(f"offset {header.last_offset} does not fit the segment")
+                break
+            if held:
+                yield held
+            held, leaves_gap = checked, header.base_offset > next_offset
+            next_offset = header.next_offset
+    except CorruptBatch as bad:
+        problem = bad
+    if held:
+        yield held
+    if problem:
+        raise problem

@@ -123,7 +123,7 @@ def test_opening_and_closing_leaves_kafka_s_bytes(name, open_fixture, tmp_path):
     for path in (FIXTURES / name).iterdir():
         ours = tmp_path / "t-0" / path.name
         if path.suffix == ".snapshot" and not ours.exists():
-            continue  # compaction or a trim left it without a segment: Kafka drops it at a start too
+            continue  # without a segment: Kafka drops it at a start too
         if path.name == "leader-epoch-checkpoint":
             # Kafka notes an epoch when it begins; we with its first record.
             theirs = parse_epoch_checkpoint(path.read_bytes())

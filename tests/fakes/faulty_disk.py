@@ -1,0 +1,106 @@
+"""A disk that does what it is told to, until it is told not to.
+
+`fail(name, error, ...)` makes matching calls raise; every call is noted in `calls`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hot_tier.disk import Buffer, Disk
+
+
+class Call(NamedTuple):
+    name: str
+    path: str
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.path).suffix
+
+
+class Fault(NamedTuple):
+    name: str
+    number: int  # errno
+    suffix: str | None
+    after: int  # calls that go well first
+    bytes_first: int  # what a failing write still writes
+
+
+class FaultyDisk(Disk):
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.faults: list[Fault] = []
+        self.most_bytes_a_write: int | None = None
+        self._paths: dict[int, str] = {}
+
+    def fail(
+        self,
+        name: str,
+        number: int = errno.EIO,
+        *,
+        suffix: str | None = None,
+        after: int = 0,
+        bytes_first: int = 0,
+    ) -> None:
+        """Make calls of `name` (on files with `suffix`) fail from the one after `after` on."""
+        self.faults.append(Fault(name, number, suffix, after, bytes_first))
+
+    def heal(self) -> None:
+        self.faults.clear()
+
+    def open(self, path: Path, flags: int) -> int:
+        self._note("open", str(path))
+        fd = super().open(path, flags)
+        self._paths[fd] = str(path)
+        return fd
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        fault = self._matching("write_at", self._paths[fd])
+        if fault and fault.bytes_first:
+            whole = b"".join(bytes(buffer) for buffer in buffers)
+            self.faults = [one._replace(bytes_first=0) for one in self.faults]
+            return super().write_at(fd, [whole[: fault.bytes_first]], position)
+        self._note("write_at", self._paths[fd])
+        if self.most_bytes_a_write:
+            whole = b"".join(bytes(buffer) for buffer in buffers)
+            return super().write_at(fd, [whole[: self.most_bytes_a_write]], position)
+        return super().write_at(fd, buffers, position)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._note("truncate", self._paths[fd])
+        super().truncate(fd, size_bytes)
+
+    def sync_bytes(self, fd: int) -> None:
+        self._note("sync_bytes", str(Path(f"/proc/self/fd/{fd}").readlink()))
+        super().sync_bytes(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        self._note("sync_folder", str(path))
+        super().sync_folder(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._note("rename", str(target))
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._note("unlink", str(path))
+        super().unlink(path)
+
+    def _matching(self, name: str, path: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.name == name and fault.suffix in (None, Path(path).suffix):
+                return fault if fault.after == 0 else None
+        return None
+
+    def _note(self, name: str, path: str) -> None:
+        self.calls.append(Call(name, path))
+        for number, fault in enumerate(self.faults):
+            if fault.name == name and fault.suffix in (None, Path(path).suffix):
+                if fault.after == 0:
+                    raise OSError(fault.number, os.strerror(fault.number), path)
+                self.faults[number] = fault._replace(after=fault.after - 1)

@@ -1,0 +1,134 @@
+"""Fixtures: logs in `tmp_path`, and batches to put into them. A conftest imports them all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hot_tier.append import Append, AppendResult
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from record_format.batch import BatchHeader, iter_headers
+from record_format.decode import Record, decode_batch
+from record_format.encode import encode_batch
+from record_format.produced import ProducedBatches, check_produced
+from tests.fakes.faulty_disk import FaultyDisk
+
+TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"
+NOW_MS = 1_700_000_000_000
+
+
+Batches = list[tuple[BatchHeader, list[Record]]]
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def produced(*batches: bytes) -> ProducedBatches:
+    return check_produced(bytearray(b"".join(batches)), max_message_bytes=1 << 30, now_ms=NOW_MS)
+
+
+def batch(
+    values: list[bytes | None], *, timestamps: list[int] | None = None, **fields: Any
+) -> bytearray:
+    times = timestamps or [NOW_MS] * len(values)
+    return encode_batch(values, timestamps=times, **fields)
+
+
+def append_values(log: PartitionLog, *values: bytes, **fields: Any) -> AppendResult:
+    (outcome,) = log.append([Append(produced(batch(list(values), **fields)))])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> Batches:
+    """All batches from `offset` (the local start) to the end, through as many reads as it takes."""
+    position = log.local_log_start_offset if offset is None else offset
+    start, found = position, []
+    end = limits.get("end_offset", log.high_watermark)
+    while position < end:
+        read = log.read(position, max_bytes=limits.get("max_bytes", 1 << 20), end_offset=end)
+        assert read.next_offset > position
+        for piece in read.slices:
+            data = piece.read()
+            headers = list(iter_headers(data))
+            assert sum(header.size_bytes for header in headers) == len(data)
+            for header in headers:
+                records = [] if header.is_control else decode_batch(data, header)
+                found.append((header, [record for record in records if record.offset >= start]))
+        position = read.next_offset
+    return found
+
+
+def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> list[Record]:
+    return [record for _, records in batches_of(log, offset, **limits) for record in records]
+
+
+@pytest.fixture(name="append_values")
+def append_values_fixture():
+    return append_values
+
+
+@pytest.fixture(name="records_of")
+def records_of_fixture():
+    return records_of
+
+
+@pytest.fixture(name="batches_of")
+def batches_of_fixture():
+    return batches_of
+
+
+@pytest.fixture(name="make_batch")
+def make_batch_fixture():
+    return batch
+
+
+@pytest.fixture(name="produced")
+def produced_fixture():
+    return produced
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
+    """Opens `tmp_path/t-0` (or another folder); what is open at the end of the test is closed."""
+    opened: list[PartitionLog] = []
+
+    def _open(
+        folder: Path | None = None, *, config: dict[str, Any] | None = None, **arguments: Any
+    ):
+        arguments = {"clean": True, "topic_id": TOPIC_ID, **arguments}
+        log = PartitionLog.open(
+            folder or tmp_path / "t-0",
+            topic="t",
+            partition=0,
+            config=LogConfig.parse(config or {}),
+            clock=clock,
+            **arguments,
+        )
+        opened.append(log)
+        return log
+
+    yield _open
+    for log in opened:
+        if not log.offline:
+            log.close()

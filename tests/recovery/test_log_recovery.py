@@ -1,0 +1,434 @@
+"""What an open does with each state that a crash or a bad disk leaves: recovery's table."""
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hot_tier.append import Append
+from record_format.batch import HEADER_SIZE, iter_headers
+from record_format.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    CorruptDataError,
+    LogOfflineError,
+    OutOfOrderSequence,
+)
+
+NOW_MS = 1_700_000_000_000
+CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
+
+
+def file_of(folder: Path, base_offset: int, suffix: str) -> Path:
+    return folder / f"{base_offset:020d}{suffix}"
+
+
+def indexes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*index"))}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "t-0"
+
+
+@pytest.fixture
+def written(open_log, append_values, folder):
+    """A closed log of several segments; gives its records' values."""
+    log = open_log(config=CONFIG)
+    values = [b"%d-" % n + b"v" * (n % 90) for n in range(120)]
+    for number in range(0, 120, 2):
+        append_values(log, *values[number : number + 2], timestamps=[NOW_MS + number] * 2)
+    log.close()
+    assert len(log.segments()) > 4
+    return values
+
+
+@pytest.fixture
+def last(written, folder):
+    """The last segment's base offset and the headers of its batches."""
+    base_offset = max(int(path.stem) for path in folder.glob("*.log"))
+    return base_offset, list(iter_headers(file_of(folder, base_offset, ".log").read_bytes()))
+
+
+# --- the tail -------------------------------------------------------------------------------------
+
+
+def test_a_tail_cut_at_every_byte_keeps_every_whole_batch(
+    open_log, records_of, written, last, folder, tmp_path
+):
+    base_offset, headers = last
+    log_file = file_of(folder, base_offset, ".log")
+    size = log_file.stat().st_size
+    for length in range(headers[-3].position, size + 1):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        with file_of(copy, base_offset, ".log").open("r+b") as file:
+            file.truncate(length)
+        log = open_log(copy, config=CONFIG, clean=False, recovery_point=base_offset)
+        whole = [header for header in headers if header.position + header.size_bytes <= length]
+        end = whole[-1].next_offset
+        assert (log.log_end_offset, log.high_watermark, log.recovery_point) == (end, end, end)
+        assert [record.value for record in records_of(log)] == written[:end]
+        log.close()
+        assert file_of(copy, base_offset, ".log").stat().st_size == sum(
+            header.size_bytes for header in whole
+        )
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("junk", [bytes(1), bytes(4096), b"\xff" * 500, b"\x00" * 8 + b"\x01" * 99])
+def test_junk_behind_the_last_batch_is_cut(
+    open_log, append_values, records_of, written, last, folder, junk
+):
+    log_file = file_of(folder, last[0], ".log")
+    good = log_file.read_bytes()
+    log_file.write_bytes(good + junk)
+    log = open_log(config=CONFIG, clean=False, recovery_point=120)
+    assert log.recovery.cut_bytes == len(junk)
+    assert log_file.read_bytes() == good
+    assert [record.value for record in records_of(log)] == written
+    append_values(log, b"next")
+    log.flush()
+    assert records_of(log, 120)[0].value == b"next"
+
+
+def test_a_flipped_bit_in_any_header_byte_cuts_there(open_log, written, last, folder, tmp_path):
+    base_offset, headers = last
+    target = headers[len(headers) // 2]
+    good = file_of(folder, base_offset, ".log").read_bytes()
+    for byte in range(HEADER_SIZE):
+        for bit in (0, 7):
+            bad = bytearray(good)
+            bad[target.position + byte] ^= 1 << bit
+            copy = tmp_path / "copy"
+            shutil.copytree(folder, copy)
+            file_of(copy, base_offset, ".log").write_bytes(bad)
+            log = open_log(copy, config=CONFIG, clean=False, recovery_point=base_offset)
+            if 12 <= byte < 16:  # the leader epoch is outside the checksum: the batch still counts
+                assert log.log_end_offset == 120
+            else:
+                assert log.log_end_offset == target.base_offset, byte
+                assert log.recovery.cut_position == target.position
+            log.close()
+            shutil.rmtree(copy)
+
+
+def test_a_flipped_bit_in_the_records_cuts_there(open_log, records_of, written, last, folder):
+    base_offset, headers = last
+    log_file = file_of(folder, base_offset, ".log")
+    bad = bytearray(log_file.read_bytes())
+    bad[headers[-2].position + headers[-2].size_bytes - 1] ^= 1
+    log_file.write_bytes(bad)
+    log = open_log(config=CONFIG, clean=False, recovery_point=base_offset)
+    assert log.log_end_offset == headers[-2].base_offset
+    assert "checksum" in log.recovery.cut_reason
+    assert [record.value for record in records_of(log)] == written[: headers[-2].base_offset]
+
+
+def test_a_clean_stop_whose_tail_is_bad_is_recovered_like_a_crash(open_log, written, last, folder):
+    log_file = file_of(folder, last[0], ".log")
+    log_file.write_bytes(log_file.read_bytes()[:-5])
+    log = open_log(config=CONFIG, clean=True, recovery_point=last[0])
+    assert not log.recovery.clean
+    assert log.log_end_offset == last[1][-1].base_offset
+
+
+def test_segments_behind_a_cut_go(open_log, records_of, written, folder):
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    log_file = file_of(folder, bases[2], ".log")
+    log_file.write_bytes(log_file.read_bytes()[:-1])
+    log = open_log(config=CONFIG, clean=False, recovery_point=bases[2])
+    assert log.recovery.removed_segments == bases[3:]
+    assert log.active_base_offset == bases[2]
+    assert [record.value for record in records_of(log)] == written[: log.log_end_offset]
+    left = sorted(int(path.stem) for path in folder.glob("*.log"))
+    assert left == bases[:3]
+    assert not [
+        path
+        for path in folder.iterdir()
+        if path.name[:20] > f"{log.log_end_offset:020d}" and path.name[0] == "0"
+    ]
+
+
+def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, last, folder):
+    base_offset, headers = last
+    log_file = file_of(folder, base_offset, ".log")
+    bad = bytearray(log_file.read_bytes())
+    bad[headers[1].position + 70] ^= 1
+    log_file.write_bytes(bad)
+    with pytest.raises(CorruptBatch, match="tierlog storage repair") as refusal:
+        open_log(config=CONFIG, clean=False, recovery_point=120)
+    assert refusal.value.file == str(log_file)
+    assert refusal.value.position == headers[1].position
+    assert log_file.read_bytes() == bad
+    log = open_log(config=CONFIG, clean=False, recovery_point=120, repair=True)
+    assert log.log_end_offset == headers[1].base_offset
+
+
+def test_a_recovery_point_beyond_the_end_is_lowered_and_said(open_log, written):
+    log = open_log(config=CONFIG, clean=False, recovery_point=500)
+    assert log.recovery.recovery_point_was_ahead
+    assert log.recovery_point == log.log_end_offset == 120
+
+
+def test_segments_that_overlap_are_refused(open_log, written, folder):
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    for suffix in (".log", ".index", ".timeindex"):
+        source = file_of(folder, bases[1], suffix)
+        source.rename(file_of(folder, bases[1] - 1, suffix))
+    with pytest.raises(CorruptDataError, match="another segment begins"):
+        open_log(config=CONFIG, clean=False, recovery_point=0)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_empty_last_segment_is_taken_up(open_log, append_values, folder, written, clean):
+    log = open_log(config=CONFIG)
+    log.roll(reason="test")
+    log.close()
+    assert file_of(folder, 120, ".log").stat().st_size == 0
+    log = open_log(config=CONFIG, clean=clean, recovery_point=120)
+    assert (log.active_base_offset, log.log_end_offset) == (120, 120)
+    append_values(log, b"x")
+    assert log.flush() == 121
+
+
+def test_an_empty_folder_begins_where_it_is_told(open_log, append_values, folder):
+    log = open_log(start_offset=1000, log_start_offset=3, clean=False)
+    assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (3, 1000, 1000)
+    assert append_values(log, b"x").base_offset == 1000
+    assert file_of(folder, 1000, ".log").exists()
+
+
+# --- indexes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "garbage", "oversized", "empty"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("which", [1, -1])
+def test_indexes_above_the_recovery_point_are_rebuilt(
+    open_log, written, folder, suffix, damage, which
+):
+    good = indexes_of(folder)
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    path = file_of(folder, bases[which], suffix)
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {
+                "short": data[: len(data) // 2],
+                "garbage": bytes(reversed(data)) + b"\x01",
+                "oversized": data + bytes(12 * 1000),
+                "empty": b"",
+            }[damage]
+        )
+    log = open_log(config=CONFIG, clean=False, recovery_point=0)
+    for offset in range(120):
+        assert log.read(offset, max_bytes=1).base_offset == offset // 2 * 2
+        assert log.offset_for_timestamp(NOW_MS + offset) == (
+            None if offset > 118 else ((offset + 1) // 2 * 2, NOW_MS + (offset + 1) // 2 * 2)
+        )
+    log.close()
+    assert indexes_of(folder) == good
+
+
+def test_an_index_whose_trim_was_not_synced_is_rebuilt(open_log, written, folder):
+    good = indexes_of(folder)
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    path = file_of(folder, bases[1], ".timeindex")
+    path.write_bytes(path.read_bytes() + bytes(24))
+    open_log(config=CONFIG, clean=False, recovery_point=bases[2]).close()
+    assert indexes_of(folder) == good
+
+
+def test_a_recovered_log_has_the_indexes_that_appending_made(open_log, written, folder):
+    good = indexes_of(folder)
+    for _ in range(3):
+        open_log(config=CONFIG, clean=False, recovery_point=0).close()
+        assert indexes_of(folder) == good
+
+
+def test_indexes_are_the_same_whether_or_not_the_log_was_reopened(
+    open_log, append_values, folder, tmp_path
+):
+    def write(target: Path, *, reopen: bool) -> None:
+        log = open_log(target, config=CONFIG)
+        for number in range(60):
+            append_values(log, b"v" * (number % 50), timestamps=[NOW_MS + number % 17])
+            if reopen and number % 7 == 0:
+                log.close()
+                log = open_log(target, config=CONFIG)
+        log.close()
+
+    write(folder, reopen=False)
+    write(tmp_path / "other", reopen=True)
+    assert indexes_of(tmp_path / "other") == indexes_of(folder)
+
+
+# --- leftovers ------------------------------------------------------------------------------------
+
+
+def test_leftovers_of_a_crash_are_tidied(open_log, records_of, written, folder):
+    for name in (
+        f"{0:020d}.log.cleaned",
+        f"{0:020d}.index.cleaned",
+        f"{7:020d}.log.deleted",
+        f"{7:020d}.snapshot.deleted",
+        f"{9:020d}.index",
+        f"{9:020d}.timeindex",
+        "leader-epoch-checkpoint.tmp",
+    ):
+        (folder / name).write_bytes(b"left")
+    (folder / "somebody-s-notes.txt").write_bytes(b"kept")
+    log = open_log(config=CONFIG, clean=False, recovery_point=0)
+    assert [record.value for record in records_of(log)] == written
+    assert len(log.recovery.tidied) == 7
+    log.close()
+    names = {path.name for path in folder.iterdir()}
+    assert not [name for name in names if name.endswith((".cleaned", ".deleted", ".swap", ".tmp"))]
+    assert "somebody-s-notes.txt" in names
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_an_interrupted_swap_is_finished(open_log, records_of, written, folder, steps):
+    """Compaction merged the first two segments; the crash came after `steps` steps of the swap."""
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    merged = b"".join(file_of(folder, base, ".log").read_bytes() for base in bases[:2])
+    file_of(folder, 0, ".log.swap").write_bytes(merged)
+    file_of(folder, 0, ".index.swap").write_bytes(b"")
+    file_of(folder, 0, ".timeindex.swap").write_bytes(b"")
+    if steps > 0:
+        file_of(folder, bases[1], ".log").unlink()
+        file_of(folder, bases[1], ".index").unlink()
+    if steps > 1:
+        file_of(folder, 0, ".log").unlink()
+    if steps > 2:
+        file_of(folder, 0, ".index.swap").rename(file_of(folder, 0, ".index"))
+    log = open_log(config=CONFIG, clean=False, recovery_point=0)
+    assert [segment.base_offset for segment in log.segments()] == [0, *bases[2:]]
+    assert [record.value for record in records_of(log)] == written
+
+
+def test_another_topic_s_folder_is_refused(open_log, written):
+    with pytest.raises(ConfigurationError, match="belongs to topic id"):
+        open_log(config=CONFIG, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
+
+
+# --- epochs and producers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "cut"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_lost_epoch_file_is_made_anew_from_the_batches(
+    open_log, append_values, folder, damage, clean
+):
+    log = open_log()
+    for epoch in (0, 3, 4):
+        log.bump_epoch(epoch)
+        append_values(log, b"x", b"y")
+    log.bump_epoch(9)  # nothing is appended in it
+    log.close()
+    path = folder / "leader-epoch-checkpoint"
+    good = path.read_bytes()
+    assert good == b"0\n3\n0 0\n3 2\n4 4\n"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(good[:-1] if damage == "cut" else b"\x00" * 20)
+    log = open_log(clean=clean)
+    assert log.epochs == ((0, 0), (3, 2), (4, 4))
+    assert log.leader_epoch == 4
+    log.close()
+    assert path.read_bytes() == good
+
+
+def idempotent(make_batch, produced, sequence: int, *, epoch: int = 0, count: int = 1) -> Append:
+    values = [b"%d" % (sequence + number) for number in range(count)]
+    return Append(
+        produced(make_batch(values, producer_id=77, producer_epoch=epoch, base_sequence=sequence))
+    )
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "garbage", "older", "all missing"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_producers_are_known_after_a_restart(open_log, make_batch, produced, folder, damage, clean):
+    log = open_log(config={**CONFIG, "segment.bytes": 1024})
+    for sequence in range(40):
+        log.append([idempotent(make_batch, produced, sequence)])
+    log.close()
+    snapshots = sorted(folder.glob("*.snapshot"))
+    assert len(snapshots) > 2
+    if damage == "missing":
+        snapshots[-1].unlink()
+    elif damage == "garbage":
+        snapshots[-1].write_bytes(b"\x00\x01garbage")
+    elif damage == "older":
+        snapshots[0].unlink()
+    elif damage == "all missing":
+        for snapshot in snapshots:
+            snapshot.unlink()
+    log = open_log(config=CONFIG, clean=clean, recovery_point=20)
+    repeats = log.append([idempotent(make_batch, produced, n) for n in (39, 38, 37, 36, 35)])
+    assert [outcome.base_offset for outcome in repeats] == [39, 38, 37, 36, 35]
+    assert all(outcome.duplicate for outcome in repeats)
+    gap, following = log.append([idempotent(make_batch, produced, n) for n in (41, 40)])
+    assert isinstance(gap, OutOfOrderSequence)
+    assert (following.base_offset, following.duplicate) == (40, False)
+
+
+def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folder):
+    log = open_log()
+    for sequence in range(5):
+        log.append([idempotent(make_batch, produced, sequence)])
+    log.close()
+    log_file = file_of(folder, 0, ".log")
+    log_file.write_bytes(log_file.read_bytes()[:-1])
+    log = open_log(clean=False)
+    assert log.log_end_offset == 4
+    (again,) = log.append([idempotent(make_batch, produced, 4)])
+    assert (again.base_offset, again.duplicate) == (4, False)
+
+
+# --- a disk that failed ---------------------------------------------------------------------------
+
+
+def test_after_a_failed_flush_the_bytes_are_written_anew(
+    open_log, append_values, records_of, folder, disk
+):
+    log = open_log(config=CONFIG, disk=disk)
+    for _ in range(20):
+        append_values(log, b"v" * 100)
+    flushed = log.flush()
+    append_values(log, b"unflushed")
+    disk.fail("sync_bytes", suffix=".log")
+    with pytest.raises(LogOfflineError):
+        log.flush()
+    assert not log.close()
+    disk.heal()
+    disk.calls.clear()
+    log = open_log(config=CONFIG, disk=disk, clean=True, recovery_point=flushed)
+    assert not log.recovery.clean
+    assert log.recovery.rewritten_bytes > 0
+    active = str(file_of(folder, log.active_base_offset, ".log"))
+    rewritten = [call.name for call in disk.calls if call.path == active]
+    assert rewritten.index("write_at") < rewritten.index("sync_bytes")
+    assert records_of(log)[-1].value == b"unflushed"
+    log.close()
+    log = open_log(config=CONFIG, clean=True)
+    assert log.recovery.clean
+
+
+def test_a_recovery_whose_flush_fails_serves_nothing(open_log, written, disk):
+    disk.fail("sync_bytes", errno.EIO, suffix=".log")
+    with pytest.raises(LogOfflineError):
+        open_log(config=CONFIG, clean=False, recovery_point=0, disk=disk)
+
+
+def test_recovery_syncs_what_it_keeps_and_the_folder(open_log, written, folder, disk):
+    open_log(config=CONFIG, clean=False, recovery_point=0, disk=disk)
+    synced = {call.path for call in disk.calls if call.name == "sync_bytes"}
+    assert {str(path) for path in folder.glob("*.log")} <= synced
+    assert str(folder) in {call.path for call in disk.calls if call.name == "sync_folder"}

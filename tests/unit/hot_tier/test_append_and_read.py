@@ -1,0 +1,248 @@
+import pytest
+
+from hot_tier.append import Append
+from record_format.batch import iter_headers
+from record_format.errors import (
+    InvalidRecord,
+    OffsetMismatch,
+    OffsetPastEnd,
+    OffsetTrimmed,
+)
+from record_format.index_layouts import parse_offset_index, parse_time_index
+from record_format.produced import ProducedBatches
+
+NOW_MS = 1_700_000_000_000
+
+
+def test_offsets_are_given_in_order_and_read_back(open_log, append_values, records_of):
+    log = open_log()
+    assert append_values(log, b"a", b"b").last_offset == 1
+    assert append_values(log, b"c").base_offset == 2
+    assert log.log_end_offset == 3
+    log.flush()
+    assert [(r.offset, r.value) for r in records_of(log)] == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_nothing_is_shown_before_it_is_flushed(open_log, append_values):
+    log = open_log()
+    append_values(log, b"a")
+    assert log.high_watermark == 0
+    assert log.read(0, max_bytes=100).slices == ()
+    with pytest.raises(OffsetPastEnd):
+        log.read(1, max_bytes=100)
+    assert log.flush() == 1
+    assert len(log.read(0, max_bytes=100).slices) == 1
+    assert log.read(1, max_bytes=100).slices == ()
+    with pytest.raises(OffsetPastEnd):
+        log.read(2, max_bytes=100)
+
+
+def test_many_appends_are_one_write(open_log, produced, make_batch, disk, records_of):
+    log = open_log(disk=disk)
+    disk.calls.clear()
+    appends = [Append(produced(make_batch([b"%d" % n]))) for n in range(3000)]
+    outcomes = log.append(appends)
+    assert [outcome.base_offset for outcome in outcomes] == list(range(3000))
+    log_writes = [call for call in disk.calls if call.name == "write_at" and call.suffix == ".log"]
+    assert len(log_writes) == 3  # 1024 buffers are the most that one call takes
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"%d" % n for n in range(3000)]
+
+
+def test_short_writes_are_finished(open_log, append_values, disk, records_of):
+    log = open_log(disk=disk)
+    disk.most_bytes_a_write = 7
+    append_values(log, b"a" * 100, b"b")
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"a" * 100, b"b"]
+
+
+def test_a_conditional_append_sees_the_appends_before_it(open_log, produced, make_batch):
+    log = open_log()
+    one, two, three = (produced(make_batch([b"x"])) for _ in range(3))
+    outcomes = log.append([Append(one, 0), Append(two, 0), Append(three, 1)])
+    assert [getattr(outcome, "base_offset", None) for outcome in outcomes] == [0, None, 1]
+    assert isinstance(outcomes[1], OffsetMismatch)
+    assert outcomes[1].log_end_offset == 1
+
+
+def test_an_append_without_a_batch_is_refused(open_log):
+    (outcome,) = open_log().append([Append(ProducedBatches(bytearray(), [], []))])
+    assert isinstance(outcome, InvalidRecord)
+
+
+def test_bytes_are_stored_as_sent_but_for_offset_and_epoch(open_log, produced, make_batch):
+    log = open_log()
+    log.bump_epoch(7)
+    sent = make_batch([b"v"], producer_id=5, producer_epoch=1, base_sequence=0)
+    log.append([Append(produced(make_batch([b"first"]))), Append(produced(sent))])
+    log.flush()
+    data = b"".join(piece.read() for piece in log.read(0, max_bytes=1 << 20).slices)
+    stored = list(iter_headers(data))[1]
+    assert (stored.base_offset, stored.leader_epoch) == (1, 7)
+    at = stored.position
+    assert data[at + 8 : at + 12] == sent[8:12]
+    assert data[at + 16 :] == sent[16:]
+
+
+def test_log_append_time_is_stamped(open_log, append_values, records_of, clock):
+    log = open_log(config={"message.timestamp.type": "LogAppendTime"})
+    clock.now_ms = NOW_MS + 5
+    result = append_values(log, b"a", b"b", timestamps=[1, 2])
+    log.flush()
+    assert result.log_append_time == NOW_MS + 5
+    assert [r.timestamp for r in records_of(log)] == [NOW_MS + 5] * 2
+    assert log.segment_facts(0).min_timestamp == NOW_MS + 5
+
+
+def test_a_read_gives_whole_batches_within_its_limit(open_log, append_values):
+    log = open_log(config={"index.interval.bytes": 0})
+    sizes = []
+    for number in range(50):
+        before = log.size_bytes
+        append_values(log, b"v" * number)
+        sizes.append(log.size_bytes - before)
+    log.flush()
+    for start in range(50):
+        for count in (1, 2, 7):
+            wanted = sizes[start : start + count]
+            read = log.read(start, max_bytes=sum(wanted))
+            assert read.base_offset == start
+            assert read.next_offset == start + len(wanted)
+            assert read.slices[0].size_bytes == sum(wanted)
+            short = log.read(start, max_bytes=sum(wanted) - 1)
+            assert short.next_offset == start + max(1, len(wanted) - 1)
+
+
+@pytest.mark.parametrize("interval", [0, 100, 4096])
+def test_a_read_ends_below_its_end_offset(open_log, append_values, interval):
+    log = open_log(config={"index.interval.bytes": interval, "segment.bytes": 1024})
+    for _ in range(30):
+        append_values(log, b"1", b"2", b"3")
+    log.flush()
+    for end in range(0, 91, 3):
+        for start in range(0, end + 1, 5):
+            position = start
+            while position < end:
+                read = log.read(position, max_bytes=1 << 20, end_offset=end)
+                assert position < read.next_offset <= end
+                position = read.next_offset
+            assert position == end
+
+
+def test_a_read_goes_on_across_segments(open_log, append_values):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(40):
+        append_values(log, b"v" * 100)
+    log.flush()
+    read = log.read(0, max_bytes=1 << 20)
+    assert len(read.slices) == len(log.segments()) > 3
+    assert read.next_offset == 40
+
+
+def test_a_slice_outlives_the_deletion_of_its_segment(open_log, append_values, clock):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(40):
+        append_values(log, b"v" * 100)
+    log.flush()
+    piece = log.read(0, max_bytes=1).slices[0]
+    before = piece.read()
+    assert log.delete_local(20)
+    log.reap(clock(), at_once=True)
+    assert piece.read() == before
+    with pytest.raises(OffsetTrimmed):
+        log.read(0, max_bytes=1)
+
+
+# --- indexes --------------------------------------------------------------------------------------
+
+
+def test_index_entries_come_after_an_interval_and_hold_last_offset_and_start(
+    open_log, append_values, tmp_path
+):
+    log = open_log(config={"index.interval.bytes": 300})
+    placed = []
+    for number in range(42):
+        position = log.size_bytes
+        append_values(log, b"x" * 40, b"y", timestamps=[NOW_MS + number, NOW_MS])
+        placed.append((position, number * 2 + 1, log.size_bytes - position))
+    log.flush()
+    log.close()
+    expected, since = [], 0
+    for position, last_offset, size in placed:
+        if since > 300:
+            expected.append((last_offset, position))
+            since = 0
+        since += size
+    name = tmp_path / "t-0" / f"{0:020d}"
+    index = parse_offset_index(name.with_suffix(".index").read_bytes(), base_offset=0)
+    assert [tuple(entry) for entry in index] == expected
+    times = parse_time_index(name.with_suffix(".timeindex").read_bytes(), base_offset=0)
+    assert [entry.offset for entry in times] == [offset for offset, _ in expected] + [83]
+    assert times[-1].timestamp == NOW_MS + 41
+
+
+def test_the_active_segment_s_indexes_are_preallocated_and_trimmed_when_sealed(
+    open_log, append_values, tmp_path
+):
+    log = open_log(config={"segment.index.bytes": 1001, "index.interval.bytes": 0})
+    for _ in range(3):
+        append_values(log, b"x")
+    sizes = {path.suffix: path.stat().st_size for path in (tmp_path / "t-0").glob("0*.*index")}
+    assert sizes == {".index": 1000, ".timeindex": 996}
+    log.roll(reason="test")
+    sealed = {p.suffix: p.stat().st_size for p in (tmp_path / "t-0").glob(f"{0:020d}.*index")}
+    assert sealed == {".index": 16, ".timeindex": 12}
+    log.close()
+    active = {p.suffix: p.stat().st_size for p in (tmp_path / "t-0").glob(f"{3:020d}.*index")}
+    assert active == {".index": 0, ".timeindex": 0}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_offsets_are_found_by_time_though_times_do_not_rise(open_log, append_values, sealed):
+    log = open_log(config={"index.interval.bytes": 200, "segment.bytes": 2048})
+    times = [NOW_MS + (n * 7919) % 1000 for n in range(300)]
+    for number in range(0, 300, 3):
+        append_values(log, b"a", b"b", b"c", timestamps=times[number : number + 3])
+    if sealed:
+        log.roll(reason="test")
+    log.flush()
+    for timestamp in range(NOW_MS - 1, NOW_MS + 1001, 13):
+        expected = next(((n, t) for n, t in enumerate(times) if t >= timestamp), None)
+        assert log.offset_for_timestamp(timestamp) == expected
+    log.trim(150)
+    for timestamp in range(NOW_MS - 1, NOW_MS + 1001, 29):
+        later = ((n, t) for n, t in enumerate(times) if t >= timestamp and n >= 150)
+        assert log.offset_for_timestamp(timestamp) == next(later, None)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "garbage", "zeros", "shifted", "unordered"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_bad_index_of_a_trusted_segment_is_rebuilt_when_it_is_used(
+    open_log, append_values, records_of, tmp_path, suffix, damage
+):
+    log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})
+    for number in range(100):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}{suffix}"
+    good = path.read_bytes()
+    size = 8 if suffix == ".index" else 12
+    bad = {
+        "missing": None,
+        "short": good[: len(good) - 3],
+        "garbage": b"\xff" * len(good),
+        "zeros": bytes(len(good)),
+        "shifted": good[:size] + good,
+        "unordered": good[size : 2 * size] + good[:size] + good[2 * size :],
+    }[damage]
+    path.unlink() if bad is None else path.write_bytes(bad)
+    log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})
+    assert log.recovery.clean
+    for number in range(100):
+        assert log.read(number, max_bytes=1).base_offset == number
+    if suffix == ".index" or damage in ("missing", "short"):
+        for number in range(100):
+            assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
+    log.sealed_segment_files(0)
+    assert path.read_bytes() == good
