@@ -468,8 +468,8 @@ class _Recovery:
 def _batches_in_order(segment: Segment, read_at: ReadAt) -> Iterator[CheckedBatch]:
     """The good batches of a file from its start. Raises CorruptBatch behind the last of them.
 
-    The base offset has no checksum: a batch that leaves a gap is believed only once the next one goes
-    on behind it. Where the next goes on before the gap, it is the one with the gap that is bad.
+    The base offset has no checksum: a batch that leaves a gap is believed only once the next one
+    goes on behind it. Where the next goes on before the gap, the one with the gap is bad.
     """
     held: CheckedBatch | None = None
     next_offset, leaves_gap = segment.base_offset, False

@@ -1,0 +1,160 @@
+import errno
+
+import pytest
+
+from record_format.errors import DiskFull, LogOfflineError
+
+
+def test_a_full_disk_refuses_the_write_and_nothing_else(
+    open_log, append_values, records_of, disk, tmp_path
+):
+    log = open_log(disk=disk)
+    append_values(log, b"before")
+    log.flush()
+    disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=30)
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            append_values(log, b"refused")
+    assert not log.offline
+    assert [r.value for r in records_of(log)] == [b"before"]
+    assert (tmp_path / "t-0" / f"{0:020d}.log").stat().st_size == log.size_bytes
+    disk.heal()
+    assert append_values(log, b"after").base_offset == 1
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"before", b"after"]
+
+
+def test_a_full_disk_refuses_all_that_was_in_the_write(open_log, produced, make_batch, disk):
+    from hot_tier.append import Append
+
+    log = open_log(disk=disk)
+    disk.fail("write_at", errno.ENOSPC, suffix=".log")
+    appends = [Append(produced(make_batch([b"x"]))) for _ in range(3)]
+    assert [type(outcome) for outcome in log.append(appends)] == [DiskFull] * 3
+    assert log.log_end_offset == 0
+    disk.heal()
+    assert [outcome.base_offset for outcome in log.append(appends)] == [0, 1, 2]
+
+
+def test_a_refused_write_leaves_the_producer_as_it_was(open_log, append_values, disk):
+    log = open_log(disk=disk)
+    fields = {"producer_id": 1, "producer_epoch": 0}
+    append_values(log, b"a", base_sequence=0, **fields)
+    disk.fail("write_at", errno.ENOSPC, suffix=".log")
+    with pytest.raises(DiskFull):
+        append_values(log, b"b", base_sequence=1, **fields)
+    disk.heal()
+    assert not append_values(log, b"b", base_sequence=1, **fields).duplicate
+    assert append_values(log, b"b", base_sequence=1, **fields).duplicate
+
+
+def test_an_index_without_room_refuses_nothing(open_log, append_values, disk, tmp_path):
+    config = {"index.interval.bytes": 0}
+    log = open_log(config=config, disk=disk)
+    append_values(log, b"a")
+    disk.fail("write_at", errno.ENOSPC, suffix=".index")
+    for _ in range(5):
+        append_values(log, b"b")
+    disk.heal()
+    append_values(log, b"c")
+    log.flush()
+    for offset in range(7):
+        assert log.read(offset, max_bytes=1).base_offset == offset
+    log.close()
+    good = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*index")}
+    assert len(good[f"{0:020d}.index"]) == 6 * 8
+    open_log(config=config, clean=False).close()
+    assert {p.name: p.read_bytes() for p in (tmp_path / "t-0").glob("*index")} == good
+
+
+@pytest.mark.parametrize("suffix", [".log", ".index"])
+def test_an_io_error_on_write_takes_the_log_offline(
+    open_log, append_values, records_of, disk, suffix
+):
+    log = open_log(config={"index.interval.bytes": 0}, disk=disk)
+    append_values(log, b"a")
+    log.flush()
+    disk.fail("write_at", errno.EIO, suffix=suffix)
+    with pytest.raises(LogOfflineError):
+        append_values(log, b"b")
+    disk.heal()
+    assert log.offline
+    with pytest.raises(LogOfflineError):
+        append_values(log, b"c")
+    with pytest.raises(LogOfflineError):
+        log.flush()
+    with pytest.raises(LogOfflineError):
+        log.roll(reason="test")
+    assert [r.value for r in records_of(log)] == [b"a"]
+    assert not log.close()
+
+
+def test_a_failed_flush_takes_the_log_offline_for_ever(open_log, append_values, records_of, disk):
+    log = open_log(disk=disk)
+    append_values(log, b"a")
+    log.flush()
+    append_values(log, b"b")
+    disk.fail("sync_bytes", suffix=".log")
+    with pytest.raises(LogOfflineError):
+        log.flush()
+    disk.heal()
+    syncs = len([call for call in disk.calls if call.name == "sync_bytes"])
+    with pytest.raises(LogOfflineError):
+        log.flush()
+    assert len([call for call in disk.calls if call.name == "sync_bytes"]) == syncs
+    assert log.high_watermark == 1
+    assert [r.value for r in records_of(log)] == [b"a"]
+    assert not log.close()
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("sync_folder", None), ("sync_bytes", ".index")])
+def test_a_roll_whose_names_or_indexes_cannot_be_synced_is_not_acknowledged(
+    open_log, append_values, disk, name, suffix
+):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"a" * 900)
+    log.flush()
+    append_values(log, b"b" * 900)
+    disk.fail(name, suffix=suffix)
+    with pytest.raises(LogOfflineError):
+        log.flush()
+    assert log.high_watermark == 1
+
+
+def test_the_folder_is_synced_before_the_first_flush_of_a_new_segment_ends(
+    open_log, append_values, disk, tmp_path
+):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"a" * 900)
+    log.flush()
+    disk.calls.clear()
+    append_values(log, b"b" * 100)
+    log.flush()
+    folder = str(tmp_path / "t-0")
+    assert ("sync_folder", folder) in disk.calls
+    disk.calls.clear()
+    append_values(log, b"b")
+    log.flush()
+    assert ("sync_folder", folder) not in disk.calls
+
+
+def test_an_epoch_is_durable_before_its_first_record(open_log, append_values, disk, tmp_path):
+    log = open_log(disk=disk)
+    log.bump_epoch(3)
+    disk.fail("sync_bytes", errno.ENOSPC, suffix=".tmp")
+    with pytest.raises(DiskFull):
+        append_values(log, b"a")
+    disk.heal()
+    append_values(log, b"a")
+    assert (tmp_path / "t-0/leader-epoch-checkpoint").read_bytes() == b"0\n1\n3 0\n"
+    assert log.epochs == ((3, 0),)
+
+
+def test_a_clean_close_that_fails_is_no_clean_stop(open_log, append_values, disk):
+    log = open_log(disk=disk)
+    append_values(log, b"a")
+    log.flush()
+    disk.fail("sync_bytes", suffix=".index")
+    with pytest.raises(LogOfflineError):
+        log.close()
+    assert log.offline

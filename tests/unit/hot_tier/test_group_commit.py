@@ -1,0 +1,168 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hot_tier.append import Acks, Append
+from hot_tier.group_commit import FlushTimer, GroupCommit
+from record_format.errors import LogOfflineError, OffsetMismatch, ShuttingDown
+
+TIMEOUT_S = 10
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def timer():
+    timer = FlushTimer()
+    yield timer
+    timer.close()
+
+
+@pytest.fixture
+def one(produced, make_batch):
+    return lambda value=b"x", expected=None, **fields: Append(
+        produced(make_batch([value], **fields)), expected
+    )
+
+
+def test_all_is_answered_once_it_is_flushed(open_log, executor, timer, one):
+    log = open_log()
+    commits = GroupCommit(log, executor, timer)
+    result = commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+    assert result.base_offset == 0
+    assert log.high_watermark == 1
+
+
+def test_leader_is_answered_before_the_flush_and_flushed_in_time(open_log, executor, timer, one):
+    log = open_log(config={"flush.ms": 20})
+    flushed = threading.Event()
+    log.on_high_watermark.append(lambda _: flushed.set())
+    commits = GroupCommit(log, executor, timer)
+    assert commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S).base_offset == 0
+    assert flushed.wait(TIMEOUT_S)
+    assert log.high_watermark == 1
+
+
+def test_so_many_waiting_messages_are_flushed_at_once(open_log, executor, timer, one):
+    log = open_log(config={"flush.ms": 10**9, "flush.messages": 3})
+    flushed = threading.Event()
+    log.on_high_watermark.append(lambda _: flushed.set())
+    commits = GroupCommit(log, executor, timer)
+    for _ in range(2):
+        commits.submit(one(), acks=Acks.NONE).result(TIMEOUT_S)
+    assert log.high_watermark == 0
+    commits.submit(one(), acks=Acks.NONE).result(TIMEOUT_S)
+    assert flushed.wait(TIMEOUT_S)
+
+
+def test_what_waits_for_a_flush_shares_the_next_one(open_log, executor, timer, one, disk):
+    log = open_log(disk=disk)
+    commits = GroupCommit(log, executor, timer)
+    commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+    disk.calls.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    real = disk.sync_bytes
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        real(fd)
+
+    disk.sync_bytes = slow
+    first = commits.submit(one(), acks=Acks.ALL)
+    assert begun.wait(TIMEOUT_S)
+    others = [commits.submit(one(), acks=Acks.ALL) for _ in range(100)]
+    written = commits.submit(one(), acks=Acks.LEADER)
+    assert written.result(TIMEOUT_S).base_offset == 102  # writes go on under a flush
+    assert not any(future.done() for future in (first, *others))
+    go_on.set()
+    assert [f.result(TIMEOUT_S).base_offset for f in (first, *others)] == list(range(1, 102))
+    assert len([call for call in disk.calls if call.name == "sync_bytes"]) <= 5
+
+
+def test_refusals_reach_only_their_own(open_log, executor, timer, one):
+    commits = GroupCommit(open_log(), executor, timer)
+    good = commits.submit(one(), acks=Acks.ALL)
+    bad = commits.submit(one(expected=77), acks=Acks.ALL)
+    assert good.result(TIMEOUT_S).base_offset == 0
+    with pytest.raises(OffsetMismatch):
+        bad.result(TIMEOUT_S)
+
+
+def test_a_failed_flush_is_told_to_all_that_waited(open_log, executor, timer, one, disk):
+    log = open_log(disk=disk)
+    commits = GroupCommit(log, executor, timer)
+    disk.fail("sync_bytes", suffix=".log")
+    waiting = [commits.submit(one(), acks=Acks.ALL) for _ in range(10)]
+    for future in waiting:
+        with pytest.raises(LogOfflineError):
+            future.result(TIMEOUT_S)
+    disk.heal()
+    with pytest.raises(LogOfflineError):
+        commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
+    assert log.high_watermark == 0
+
+
+def test_a_repeat_waits_for_the_flush_of_the_first_copy(open_log, executor, timer, one, disk):
+    log = open_log(config={"flush.ms": 10**9}, disk=disk)
+    commits = GroupCommit(log, executor, timer)
+    fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+    commits.submit(one(**fields), acks=Acks.LEADER).result(TIMEOUT_S)
+    assert log.high_watermark == 0
+    again = commits.submit(one(**fields), acks=Acks.ALL).result(TIMEOUT_S)
+    assert (again.duplicate, again.base_offset) == (True, 0)
+    assert log.high_watermark == 1
+
+
+def test_nobody_can_cancel_what_may_be_written(open_log, executor, timer, one):
+    commits = GroupCommit(open_log(), executor, timer)
+    future = commits.submit(one(), acks=Acks.ALL)
+    assert not future.cancel()
+    assert future.result(TIMEOUT_S).base_offset == 0
+
+
+def test_after_close_nothing_is_taken_and_all_is_answered(open_log, executor, timer, one):
+    commits = GroupCommit(open_log(), executor, timer)
+    before = [commits.submit(one(), acks=Acks.ALL) for _ in range(50)]
+    assert commits.close(TIMEOUT_S)
+    assert all(future.done() for future in before)
+    with pytest.raises(ShuttingDown):
+        commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+
+
+def test_many_producers_get_distinct_offsets(open_log, executor, timer, one, records_of):
+    log = open_log(config={"segment.bytes": 4096})
+    commits = GroupCommit(log, executor, timer)
+    placed: dict[int, bytes] = {}
+
+    def produce(name: int) -> None:
+        for number in range(40):
+            value = b"%d-%d" % (name, number)
+            result = commits.submit(one(value), acks=Acks.ALL).result(TIMEOUT_S)
+            assert log.high_watermark > result.last_offset
+            placed[result.base_offset] = value
+
+    threads = [threading.Thread(target=produce, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(placed) == list(range(320))
+    assert {r.offset: r.value for r in records_of(log)} == placed
+
+
+def test_the_timer_calls_in_order_and_drops_the_rest_at_close():
+    timer = FlushTimer()
+    called: list[int] = []
+    done = threading.Event()
+    timer.call_after(30, lambda: (called.append(2), done.set()))
+    timer.call_after(5, lambda: called.append(1))
+    timer.call_after(10**6, lambda: called.append(3))
+    assert done.wait(TIMEOUT_S)
+    timer.close()
+    assert called == [1, 2]

@@ -1,0 +1,189 @@
+import pytest
+
+from record_format.errors import DiskFull, UnknownSegment
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+def bases(log) -> list[int]:
+    return [segment.base_offset for segment in log.segments()]
+
+
+def test_a_segment_is_rolled_before_it_would_grow_beyond_its_size(open_log, append_values):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(30):
+        append_values(log, b"v" * 100)
+    sizes = [segment.size_bytes for segment in log.segments()]
+    one = sizes[-1] // (30 - bases(log)[-1])
+    assert all(size == 1024 // one * one for size in sizes[:-1])
+
+
+def test_an_append_larger_than_a_segment_gets_one_of_its_own(open_log, append_values):
+    log = open_log(config={"segment.bytes": 1024})
+    append_values(log, b"small")
+    append_values(log, b"v" * 5000)
+    append_values(log, b"small")
+    assert bases(log) == [0, 1, 2]
+
+
+def test_a_segment_is_rolled_by_the_time_of_its_records(open_log, append_values):
+    log = open_log(config={"segment.ms": HOUR_MS})
+    append_values(log, b"a", timestamps=[NOW_MS])
+    append_values(log, b"b", timestamps=[NOW_MS + HOUR_MS])  # not more than an hour
+    assert bases(log) == [0]
+    append_values(log, b"c", timestamps=[NOW_MS + HOUR_MS + 1])
+    append_values(log, b"d", timestamps=[NOW_MS - 10 * HOUR_MS])  # older ones do not roll
+    assert bases(log) == [0, 2]
+
+
+def test_records_without_a_time_roll_by_the_clock(open_log, append_values, clock):
+    log = open_log(config={"segment.ms": HOUR_MS})
+    append_values(log, b"a", timestamps=[-1])
+    clock.now_ms += HOUR_MS
+    append_values(log, b"b", timestamps=[-1])
+    assert bases(log) == [0]
+    clock.now_ms += 1
+    append_values(log, b"c", timestamps=[-1])
+    assert bases(log) == [0, 2]
+
+
+def test_the_time_of_the_first_record_is_known_after_a_restart(open_log, append_values):
+    log = open_log(config={"segment.ms": HOUR_MS})
+    append_values(log, b"a", timestamps=[NOW_MS])
+    log.close()
+    log = open_log(config={"segment.ms": HOUR_MS})
+    append_values(log, b"b", timestamps=[NOW_MS + HOUR_MS + 1])
+    assert bases(log) == [0, 1]
+
+
+def test_jitter_is_seeded_and_takes_off_at_most_what_it_may(open_log, append_values, tmp_path):
+    def rolled_after(folder: str, seed: int) -> int:
+        log = open_log(
+            tmp_path / folder,
+            config={"segment.ms": 1000, "segment.jitter.ms": 900},
+            jitter_seed=seed,
+        )
+        for ms in range(1002):
+            append_values(log, b"", timestamps=[NOW_MS + ms])
+            if len(log.segments()) > 1:
+                return ms
+        raise AssertionError("never rolled")
+
+    waits = {seed: rolled_after(f"a{seed}", seed) for seed in range(5)}
+    assert all(100 < wait <= 1001 for wait in waits.values())
+    assert len(set(waits.values())) > 1
+    assert rolled_after("again", 3) == waits[3]
+
+
+def test_a_full_index_rolls(open_log, append_values):
+    log = open_log(config={"segment.index.bytes": 48, "index.interval.bytes": 0})
+    for number in range(20):
+        append_values(log, b"v", timestamps=[NOW_MS + number])
+    # 4 time entries fit, of which one is kept for the seal: 3 entries, made before batches 2, 3, 4
+    assert bases(log) == [0, 4, 8, 12, 16]
+
+
+def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, clock):
+    log = open_log(config={"offload.max.lag.ms": 1000})
+    assert not log.maybe_roll(clock() + 10_000)
+    append_values(log, b"a")
+    clock.now_ms += 500
+    append_values(log, b"b")
+    assert not log.maybe_roll(clock() + 499)
+    assert log.maybe_roll(clock() + 500)
+    assert bases(log) == [0, 2]
+    assert log.segments()[0].sealed
+    assert log.high_watermark == 2
+
+
+def test_offload_lag_can_be_off(open_log, append_values, clock):
+    log = open_log(config={"offload.max.lag.ms": -1})
+    append_values(log, b"a")
+    assert not log.maybe_roll(clock() + 10**12)
+
+
+def test_an_empty_segment_is_not_rolled(open_log):
+    log = open_log()
+    assert not log.roll(reason="test")
+    assert bases(log) == [0]
+
+
+def test_a_sealed_segment_s_facts_are_true(open_log, append_values, records_of):
+    log = open_log(config={"segment.bytes": 1024})
+    for number in range(60):
+        times = [NOW_MS - number, NOW_MS + number]
+        append_values(log, b"a", b"b", timestamps=times)
+    log.flush()
+    views = log.segments()
+    assert len(views) > 3
+    for view in views:
+        inside = [r for r in records_of(log) if view.base_offset <= r.offset <= view.last_offset]
+        assert view.record_count == len(inside)
+        assert view.min_timestamp == min(record.timestamp for record in inside)
+        assert view.max_timestamp == max(record.timestamp for record in inside)
+        assert view.path.stat().st_size == view.size_bytes
+    assert [view.active for view in views] == [False] * (len(views) - 1) + [True]
+
+
+def test_sealed_means_flushed(open_log, append_values):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(20):
+        append_values(log, b"v" * 100)
+    assert not any(view.sealed for view in log.segments())
+    with pytest.raises(UnknownSegment, match="not flushed"):
+        log.sealed_segment_files(0)
+    log.flush()
+    assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]
+
+
+def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
+    open_log, append_values
+):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(20):
+        append_values(log, b"v" * 100)
+    log.flush()
+    files = log.sealed_segment_files(0)
+    following = log.segments()[1].base_offset
+    assert files.last_offset == following - 1
+    assert files.snapshot.name == f"{following:020d}.snapshot"
+    assert all(path.exists() for path in (files.log, files.index, files.timeindex, files.snapshot))
+    assert files.txnindex is None
+    for base_offset in (1, log.active_base_offset):
+        with pytest.raises(UnknownSegment):
+            log.sealed_segment_files(base_offset)
+
+
+def test_a_roll_without_room_leaves_the_segment_as_it_was(
+    open_log, append_values, disk, records_of
+):
+    log = open_log(disk=disk)
+    append_values(log, b"a")
+    for name in ("open", "truncate", "rename"):
+        disk.fail(name, 28)
+        with pytest.raises(DiskFull):
+            log.roll(reason="test")
+        disk.heal()
+        append_values(log, name.encode())
+    assert log.roll(reason="test")
+    append_values(log, b"z")
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"a", b"open", b"truncate", b"rename", b"z"]
+    assert log.close()
+    log = open_log(clean=False, recovery_point=0)
+    assert [r.value for r in records_of(log)] == [b"a", b"open", b"truncate", b"rename", b"z"]
+
+
+def test_preallocated_space_is_given_back_at_the_seal(
+    open_log, append_values, records_of, tmp_path
+):
+    log = open_log(config={"preallocate": True, "segment.bytes": 100_000})
+    append_values(log, b"a")
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    assert path.stat().st_size == 100_000
+    log.flush()
+    log = open_log(config={"preallocate": True, "segment.bytes": 100_000}, clean=False)
+    assert [r.value for r in records_of(log)] == [b"a"]
+    log.roll(reason="test")
+    assert path.stat().st_size == log.segments()[0].size_bytes < 1000

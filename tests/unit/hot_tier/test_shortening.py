@@ -1,0 +1,96 @@
+"""Deleting, trimming, truncating, starting anew."""
+
+import pytest
+
+from record_format.errors import OffsetPastEnd, OffsetTrimmed
+
+CONFIG = {"segment.bytes": 1024, "file.delete.delay.ms": 1000}
+
+
+@pytest.fixture
+def log(open_log, append_values):
+    log = open_log(config=CONFIG)
+    for epoch in (0, 1, 2):
+        log.bump_epoch(epoch)
+        for _ in range(10):
+            append_values(log, b"v" * 150, b"w")
+    log.flush()
+    return log
+
+
+def bases(log) -> list[int]:
+    return [segment.base_offset for segment in log.segments()]
+
+
+def test_only_whole_sealed_segments_below_go(log):
+    before = bases(log)
+    assert log.delete_local(before[2] - 1) == before[:1]
+    assert log.local_log_start_offset == before[1]
+    assert log.log_start_offset == 0
+    assert log.delete_local(log.log_end_offset) == before[1:-1]
+    assert bases(log) == before[-1:]
+
+
+def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp_path):
+    second = bases(log)[1]
+    log.delete_local(second)
+    names = {path.name for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"}
+    assert names == {f"{0:020d}{suffix}.deleted" for suffix in (".log", ".index", ".timeindex")}
+    assert log.reap(clock() + 999) == 0
+    assert log.reap(clock() + 1000) == 1
+    assert not [path for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"]
+
+
+def test_deletion_trims_the_epochs(log, tmp_path):
+    assert log.epochs == ((0, 0), (1, 20), (2, 40))
+    start = next(base for base in bases(log) if base > 20)
+    log.delete_local(start)
+    assert log.epochs == ((1, start), (2, 40))
+
+
+def test_trim_moves_the_log_start_and_never_back(log):
+    assert log.trim(13) == 13
+    assert log.trim(5) == 13
+    assert log.local_log_start_offset == 13
+    with pytest.raises(OffsetTrimmed):
+        log.read(12, max_bytes=1)
+    assert log.read(13, max_bytes=1).base_offset <= 13
+    assert log.trim(log.high_watermark) == 60
+    with pytest.raises(OffsetPastEnd):
+        log.trim(61)
+
+
+def test_a_log_start_beyond_the_end_starts_the_log_there(open_log, log, append_values):
+    log.close()
+    log = open_log(config=CONFIG, log_start_offset=100)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (100, 100, 100)
+    assert append_values(log, b"x").base_offset == 100
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 19, 20, 21, 41, 59, 60, 99])
+def test_truncation_keeps_what_is_below(open_log, log, append_values, records_of, offset):
+    before = records_of(log)
+    log.truncate_to(offset)
+    end = min(offset - offset % 2, 60)  # batches of two records go whole
+    assert (log.log_end_offset, log.high_watermark) == (end, end)
+    assert records_of(log) == before[:end]
+    assert [epoch for epoch, start in log.epochs if start >= end] == []
+    assert append_values(log, b"x").base_offset == end
+    log.flush()
+    log.close()
+    log = open_log(config=CONFIG)
+    assert log.recovery.clean
+    assert records_of(log)[:-1] == before[:end]
+
+
+def test_starting_anew_forgets_what_was_there(open_log, log, append_values, records_of, tmp_path):
+    log.start_at(1_000_000)
+    assert (log.log_end_offset, log.high_watermark) == (1_000_000, 1_000_000)
+    assert log.local_log_start_offset == 1_000_000
+    assert append_values(log, b"x").base_offset == 1_000_000
+    log.flush()
+    log.close()
+    assert len(list((tmp_path / "t-0").glob("*.log"))) == 1
+    log = open_log(config=CONFIG)
+    assert [r.offset for r in records_of(log)] == [1_000_000]
+    assert log.epochs == ((2, 1_000_000),)
