@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from crc32c import crc32c as crc32c_of
@@ -29,6 +30,7 @@ from cold_tier.object_store import (
     RESERVED_COMPONENT,
     ChecksumRefused,
     InvalidKey,
+    Names,
     ObjectStat,
     ObjectStats,
     check_key,
@@ -169,6 +171,21 @@ class FolderStore:
                 except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     continue  # deleted since the folder was read
         return found
+
+    def folders(self, prefix: str, *, limit: int) -> Names:
+        check_prefix(prefix)
+        with self._counted("list", prefix):
+            try:
+                below = sorted((self._root / prefix).iterdir(), key=lambda path: f"{path.name}/")
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            found = (
+                p.name for p in below if p.is_dir() and self._holds_objects(f"{prefix}{p.name}/")
+            )
+            return list(islice(found, limit))
+
+    def _holds_objects(self, prefix: str) -> bool:
+        return next(_walk(self._root, "", prefix=prefix, start_after=""), None) is not None
 
     def close(self) -> None:
         """Nothing is held open between calls."""

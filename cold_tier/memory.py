@@ -21,6 +21,7 @@ from cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
     InvalidKey,
+    Names,
     ObjectStat,
     ObjectStats,
     check_key,
@@ -134,6 +135,14 @@ class MemoryStore:
                     break
                 found.append(self._stat(key)._replace(checksum=None))
         return found
+
+    def folders(self, prefix: str, *, limit: int) -> Names:
+        check_prefix(prefix)
+        self._ledger.count("list", prefix)
+        with self._lock:
+            inside = (key[len(prefix) :] for key in self._keys if key.startswith(prefix))
+            names = dict.fromkeys(rest.partition("/")[0] for rest in inside if "/" in rest)
+        return list(names)[:limit]
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -1,4 +1,4 @@
-"""What a bucket can do, in eight calls: the port that every store implements.
+"""What a bucket can do, in nine calls: the port that every store implements.
 
 * Keys are relative to the store's prefix. A key that a file system could not hold, or that could
   lead outside a folder, is refused by every store alike (`check_key`), so that a bucket can be
@@ -25,6 +25,7 @@ __all__ = [
     "Checksum",
     "ChecksumRefused",
     "InvalidKey",
+    "Names",
     "ObjectExists",
     "ObjectStat",
     "ObjectStats",
@@ -57,6 +58,7 @@ class ObjectStat(NamedTuple):
 
 
 ObjectStats: TypeAlias = list[ObjectStat]
+Names: TypeAlias = list[str]
 
 
 class InvalidKey(RequestError):
@@ -138,6 +140,13 @@ class ObjectStore(Protocol):
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         """At most `limit` objects whose keys begin with `prefix` and are above `start_after`, in
         order of their UTF-8 bytes. Checksums are not filled in.
+        """
+        ...
+
+    def folders(self, prefix: str, *, limit: int) -> Names:
+        """At most `limit` names of what lies directly below the folder `prefix` (with its slash, or
+        empty) and holds objects itself, in order; without slashes. One LIST per thousand names,
+        however many objects lie in them.
         """
         ...
 

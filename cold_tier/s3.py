@@ -41,6 +41,7 @@ from urllib3.exceptions import HTTPError
 from cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
+    Names,
     ObjectStat,
     ObjectStats,
     check_key,
@@ -235,27 +236,50 @@ class S3Store:
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
+        after: dict[str, Any] = {}
+        if start_after:
+            after["StartAfter"] = self.full_key(start_after)
         found: ObjectStats = []
-        while len(found) < limit:
-            page, more = self._list_page(prefix, start_after, min(limit - len(found), LIST_PAGE))
-            found += page
-            if not more or not page:
-                break
-            if page[-1].key <= start_after:
-                raise StoreUnavailable(f"LIST {prefix}: answers the same page again")
-            start_after = page[-1].key
-        return found
+        for answer in self._pages(prefix, after, limit=limit):
+            found += self._stats(answer)
+        return found[:limit]
 
-    def _list_page(self, prefix: str, start_after: str, size: int) -> tuple[ObjectStats, bool]:
-        after: Any = {"StartAfter": self.full_key(start_after)} if start_after else {}
+    def folders(self, prefix: str, *, limit: int) -> Names:
+        check_prefix(prefix)
+        whole = self.full_key(prefix)
+        found: Names = []
+        for answer in self._pages(prefix, {"Delimiter": "/"}, limit=limit):
+            folders = answer.get("CommonPrefixes", [])
+            found += [folder["Prefix"][len(whole) :].rstrip("/") for folder in folders]
+        return found[:limit]
 
-        def send() -> Any:
-            return self._client.list_objects_v2(
-                Bucket=self._bucket, Prefix=self.full_key(prefix), MaxKeys=size, **after
+    def _pages(self, prefix: str, wanted: dict[str, Any], *, limit: int) -> Iterator[Any]:
+        """Answers until `limit` entries were given, each going on where the store says.
+
+        By its token, never by StartAfter: MinIO leaves keys out when asked to begin after a key of
+        another folder.
+        """
+        left = limit
+        while left > 0:
+            send = partial(
+                self._client.list_objects_v2,
+                Bucket=self._bucket,
+                Prefix=self.full_key(prefix),
+                MaxKeys=min(left, LIST_PAGE),
+                **wanted,
             )
+            answer: Any = self._repeat("list", prefix, send)
+            yield answer
+            left -= len(answer.get("Contents", [])) + len(answer.get("CommonPrefixes", []))
+            token = answer.get("NextContinuationToken")
+            if not answer["IsTruncated"]:
+                return
+            if not token or token == wanted.get("ContinuationToken"):
+                raise StoreUnavailable(f"LIST {prefix}: says that there is more, and not where")
+            wanted = {**wanted, "ContinuationToken": token}
 
-        answer = self._repeat("list", prefix, send)
-        page = [
+    def _stats(self, answer: Any) -> ObjectStats:
+        return [
             ObjectStat(
                 entry["Key"][len(self._prefix) :],
                 entry["Size"],
@@ -264,7 +288,6 @@ class S3Store:
             )
             for entry in answer.get("Contents", [])
         ]
-        return page, answer["IsTruncated"]
 
     # --- one call ---------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace as altered
 
-from manifest.keys import CLUSTER_KEY, TOPICS, topic_folder, topic_versions
+from manifest.keys import CLUSTER_KEY, TOPICS, topic_versions
 from manifest.store import random_name
 from manifest.versions import Created, Objects, VersionChain
 from record_format import sealed_json
@@ -41,6 +41,7 @@ KIND_CLUSTER = "cluster"
 KIND_TOPIC = "topic"
 MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
+TOPICS_MAX = 100_000
 
 ConfigValue = int | float | bool | str
 _Document = TypeVar("_Document")
@@ -159,15 +160,10 @@ class TopicObjects:
             chain.delete([stat.version for stat in stats])
 
     def scan(self) -> Iterator[tuple[str, str]]:
-        """(name, topic id) of everything under `topics/`, with one small LIST for each."""
-        after = ""
-        while page := self._store.list(TOPICS, start_after=after, limit=1):
-            after = page[0].key
-            parts = after.split("/")
-            if len(parts) > 3:
-                yield parts[1], parts[2]
-                # `~` sorts behind every character of our names: the next key is another topic's.
-                after = f"{topic_folder(parts[1], parts[2])}~"
+        """(name, topic id) of everything under `topics/`, with a LIST or so for each name."""
+        for name in self._store.folders(TOPICS, limit=TOPICS_MAX):
+            for topic_id in self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX):
+                yield name, topic_id
 
     def _publish(self, topic: TopicObject, version: int) -> TopicObject | None:
         chain = self._chain(topic.name, topic.topic_id)

@@ -155,6 +155,27 @@ def test_list_pages_through_more_than_a_page(store):
     assert len(store.list("many/", limit=1003)) == 1003
 
 
+def test_list_of_nested_folders_loses_nothing_at_any_page_size(store):
+    keys = sorted(f"n/{a}/{b}/{c}" for a in ("a", "a-b", "a.b") for b in "12" for c in range(4))
+    for key in keys:
+        store.put(key, b"")
+    for limit in (1, 3, 7, 24, 100):
+        assert [stat.key for stat in store.list("n/", limit=limit)] == keys[:limit]
+
+
+def test_folders_are_the_names_that_hold_objects(store):
+    for key in ("t/a/1/x", "t/a/2/x", "t/a-b/3/x", "t/a.b/4/x", "t/A/x", "t/file", "u/x"):
+        store.put(key, b"")
+    assert sorted(store.folders("t/", limit=10)) == ["A", "a", "a-b", "a.b"]
+    assert store.folders("t/a/", limit=10) == ["1", "2"]
+    assert len(store.folders("t/", limit=3)) == 3
+    assert set(store.folders("", limit=10)) == {"t", "u"}
+    assert store.folders("t/A/", limit=10) == []
+    assert store.folders("none/", limit=10) == []
+    store.delete(["t/a/1/x"])
+    assert store.folders("t/a/", limit=10) == ["2"]
+
+
 def test_delete_removes_what_is_there_and_no_more(store):
     for key in ("d/1", "d/2", "d/3"):
         store.put(key, b"x")

@@ -119,6 +119,12 @@ class PlainStore:
             keys = sorted(k for k in self.objects if k.startswith(prefix) and k > start_after)
             return [self._stat(key) for key in keys[:limit]]
 
+    def folders(self, prefix: str, *, limit: int) -> Sequence[str]:
+        self._called("list", prefix)
+        with self._lock:
+            inside = [key[len(prefix) :] for key in self.objects if key.startswith(prefix)]
+        return sorted({rest.partition("/")[0] for rest in inside if "/" in rest})[:limit]
+
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._called("delete", key)

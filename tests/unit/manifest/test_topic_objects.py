@@ -107,7 +107,7 @@ def test_two_writers_of_a_topic_lose_nothing() -> None:
     assert (both.partitions, dict(both.config)) == (5, {"segment.bytes": 1024, "retention.ms": -1})
 
 
-def test_a_scan_finds_every_topic_with_one_list_each() -> None:
+def test_a_scan_finds_every_topic_with_a_list_for_each_name() -> None:
     store = PlainStore()
     wanted = {("a", "1"), ("a-b", "2"), ("a.b", "3"), ("a", "4"), ("__consumer_offsets", "5")}
     for name, topic_id in wanted:
@@ -116,7 +116,7 @@ def test_a_scan_finds_every_topic_with_one_list_each() -> None:
             store.put(f"topics/{name}/{topic_id}/0/segments/{i:020d}-0-u.log", b"x")
     store.calls.clear()
     assert set(objects(store).scan()) == wanted
-    assert store.calls["list"] == len(wanted) + 1
+    assert store.calls["list"] == len({name for name, _ in wanted}) + 1
 
 
 def test_a_restore_takes_the_newest_undeleted_id_and_reports_the_others() -> None:
