@@ -93,7 +93,6 @@ def parse_offset_index(
     entries: list[OffsetEntry] = []
     last_relative = last_position = -1
     for relative, position in _OFFSET_ENTRY.iter_unpack(data):
-        # Kafka indexes after index.interval.bytes at the earliest: 0, 0 is padding, no entry.
         if relative <= last_relative or position <= last_position or position < 0:
             raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"{relative}, {position}")
         if segment_size is not None and position >= segment_size:

@@ -132,6 +132,12 @@ def test_a_record_that_just_fits_is_taken_and_a_byte_more_refused() -> None:
     assert caught.value.size_bytes == 1001
 
 
+def test_whether_a_record_fits_does_not_depend_on_what_is_in_it() -> None:
+    for values in ([bytes(5000)], [b"a", bytes(5000)]):
+        with pytest.raises(RecordTooLarge):
+            encode_batches(values, timestamps=[1] * len(values), max_bytes=1000, codec=ZSTD)
+
+
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY])
 def test_batches_that_compression_makes_larger_are_halved(codec: int) -> None:
     noise = random.Random(3).randbytes(1000)

@@ -240,6 +240,20 @@ def test_what_is_the_broker_s_own_is_refused(bit: int) -> None:
     assert caught.value.problems[0].loc == "batches[1]"
 
 
+def test_a_compacted_topic_takes_no_record_without_a_key(walk: Walker) -> None:
+    keyed = encode_batch([b"v", None], timestamps=[NOW, NOW], keys=[b"", b"k"], codec=LZ4)
+    assert check(keyed, require_keys=True).record_count == 2
+    unkeyed = encode_batch([b"v", None], timestamps=[NOW, NOW], keys=[b"k", None], codec=LZ4)
+    with pytest.raises(InvalidRecord, match="key"):
+        check(unkeyed, require_keys=True)
+    columns = {"timestamps": [NOW] * 3, "max_message_bytes": MIB, "require_keys": True}
+    assert build_produced([b"v"] * 3, keys=[b"a", b"b", b""], **columns).record_count == 3
+    for keys in (None, [b"a", None, b"b"]):
+        with pytest.raises(InvalidRecord) as caught:
+            build_produced([b"v"] * 3, keys=keys, **columns)
+        assert caught.value.problems[-1].loc == ("records[1]" if keys else "records[2]")
+
+
 # --- refused: sizes -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,247 @@
+"""The single checks of the gate, from the outside in: body, header, expansion, records.
+
+Rules that keep it honest:
+
+* A batch's bytes are believed in this order and no other: length, size limit, checksum, header
+  fields, expansion, records. Each check may rely on those before it.
+* Nothing here changes a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from record_format import codecs
+from record_format.batch import (
+    CREATE_TIME,
+    MAX_SEQUENCE,
+    MIN_RECORD_SIZE,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Buffer,
+    check_crc,
+    parse_header,
+)
+from record_format.errors import (
+    CorruptBatch,
+    FieldProblem,
+    InvalidBatch,
+    InvalidRecord,
+    RecordTooLarge,
+    RequestTooLarge,
+)
+from record_format.record_walk import Walk, WalkRequest
+from record_format.walker import walk
+
+NO_KEY: Final = "a topic that is compacted takes no record without a key"
+_I64_MAX: Final = 2**63 - 1
+
+
+class TimeLimits(Protocol):
+    """Now, and how far from it a record's time may be; all in ms."""
+
+    @property
+    def now_ms(self) -> int: ...
+    @property
+    def before_max_ms(self) -> int: ...
+    @property
+    def after_max_ms(self) -> int: ...
+
+
+class ProduceLimits(NamedTuple):
+    """What a topic and the front door allow. Times in ms, sizes in bytes."""
+
+    max_message_bytes: int
+    now_ms: int
+    timestamp_type: int = CREATE_TIME
+    before_max_ms: int = _I64_MAX
+    after_max_ms: int = _I64_MAX
+    max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES
+    max_records: int = 2**31 - 1
+    require_keys: bool = False
+    allow_transactional: bool = False
+    allow_control: bool = False
+
+
+def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
+    """Cut the body into batches, to its last byte, and check all but the records."""
+    headers: list[BatchHeader] = []
+    position = records = 0
+    while position < len(body):
+        try:
+            header = parse_header(body, position)
+            _check_size(body, header, limits)
+            check_crc(body, header)
+        except CorruptBatch as error:
+            raise InvalidBatch(error.detail, position=position) from error
+        _check_shape(header)
+        _check_attributes(header, len(headers), limits)
+        headers.append(header)
+        position += header.size_bytes
+        records += header.record_count
+        if records > limits.max_records:
+            raise RequestTooLarge(
+                f"more than {limits.max_records} records in one request",
+                limit_bytes=limits.max_records,
+                size_bytes=records,
+            )
+    if not headers:
+        raise InvalidRecord("the request holds no record")
+    return headers
+
+
+def _check_size(body: bytearray, header: BatchHeader, limits: ProduceLimits) -> None:
+    left = len(body) - header.position
+    if header.size_bytes > left:
+        raise CorruptBatch(f"the batch takes {header.size_bytes} bytes, {left} are there")
+    if header.size_bytes > limits.max_message_bytes:
+        raise too_large(header, limits.max_message_bytes)
+
+
+def too_large(header: BatchHeader, max_message_bytes: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"the batch at position {header.position} has {header.size_bytes} bytes; "
+        f"max.message.bytes is {max_message_bytes}",
+        limit_bytes=max_message_bytes,
+        size_bytes=header.size_bytes,
+    )
+
+
+def _check_shape(header: BatchHeader) -> None:
+    problem = ""
+    if header.codec not in codecs.CODEC_NAMES:
+        problem = f"codec {header.codec} is not known"
+    elif header.record_count != header.last_offset_delta + 1 or not header.record_count:
+        problem = f"{header.record_count} records, last offset delta {header.last_offset_delta}"
+    elif header.producer_id != NO_PRODUCER_ID and not _sequence_is_sound(header):
+        problem = (
+            f"producer id {header.producer_id}, epoch {header.producer_epoch} and sequence "
+            f"{header.base_sequence} do not go together"
+        )
+    if problem:
+        raise InvalidBatch(problem, position=header.position)
+
+
+def _sequence_is_sound(header: BatchHeader) -> bool:
+    if header.producer_id < 0 or header.producer_epoch < 0:
+        return False
+    return header.is_control or 0 <= header.base_sequence <= MAX_SEQUENCE
+
+
+def _check_attributes(header: BatchHeader, index: int, limits: ProduceLimits) -> None:
+    problem = ""
+    if header.is_control and not limits.allow_control:
+        problem = "control batches are the broker's own"
+    elif header.is_transactional and not limits.allow_transactional:
+        problem = "transactional batches are not taken"
+    elif header.has_delete_horizon:
+        problem = "a delete horizon is set by the broker's own compaction only"
+    elif header.timestamp_type != CREATE_TIME:
+        problem = "a producer may not set the timestamp type LogAppendTime"
+    if problem:
+        raise _invalid(index, header, problem)
+
+
+def _invalid(index: int, header: BatchHeader, problem: str) -> InvalidRecord:
+    return InvalidRecord(
+        f"batch {index}, at position {header.position}: {problem}",
+        problems=(FieldProblem(f"batches[{index}]", problem),),
+    )
+
+
+def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLimits) -> list[Walk]:
+    left = limits.max_expanded_bytes
+    walks: list[Walk] = []
+    with memoryview(body) as view:
+        for index, header in enumerate(headers):
+            with view[header.body_position : header.end_position] as part:
+                records = _expand(part, header, left, limits)
+                left -= len(records) if header.codec else 0
+                found = _walk_one(records, header)
+                problem = _time_problem(records, header, found, limits)
+                if limits.require_keys and not problem:
+                    problem = _key_problem(records, header)
+            if problem:
+                raise _invalid(index, header, problem)
+            walks.append(found)
+    return walks
+
+
+def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
+    try:
+        return codecs.decompress(header.codec, part, max_bytes=left)
+    except codecs.ExpandsTooFar as error:
+        limit = limits.max_expanded_bytes
+        raise RequestTooLarge(
+            f"the request's batches expand to more than {limit} bytes",
+            limit_bytes=limit,
+            size_bytes=limit + 1,
+        ) from error
+    except CorruptBatch as error:
+        raise InvalidBatch(error.detail, position=header.position) from error
+
+
+def _walk_one(records: Buffer, header: BatchHeader) -> Walk:
+    if header.record_count * MIN_RECORD_SIZE > len(records):
+        raise InvalidBatch(
+            f"{header.record_count} records cannot fit in {len(records)} bytes",
+            position=header.position,
+        )
+    found = walk(records, _request(header))
+    if found.problem:
+        raise InvalidBatch(found.describe(), position=header.position)
+    return found
+
+
+def _request(header: BatchHeader, *, with_columns: bool = False) -> WalkRequest:
+    return WalkRequest(
+        record_count=header.record_count,
+        base_timestamp=header.base_timestamp,
+        last_offset_delta=header.last_offset_delta,
+        dense=True,
+        with_columns=with_columns,
+    )
+
+
+def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
+    """What Kafka's rule has against the batch's timestamps. -1 (none) is always allowed."""
+    low, high = found.min_timestamp, found.max_timestamp
+    if low < NO_TIMESTAMP:
+        return f"the timestamp {low} is negative"
+    if limits.timestamp_type != CREATE_TIME:
+        return ""
+    if low == NO_TIMESTAMP < high:  # a real one that is too old may hide behind it
+        fields = walk(records, _request(header, with_columns=True)).fields
+        assert fields is not None
+        low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
+    return timestamp_problem(high, limits) or timestamp_problem(low, limits)
+
+
+def _key_problem(records: Buffer, header: BatchHeader) -> str:
+    fields = walk(records, _request(header, with_columns=True)).fields
+    assert fields is not None
+    return NO_KEY if -1 in fields.key_starts else ""
+
+
+def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:
+    """What `message.timestamp.before.max.ms` and `.after.max.ms` say against it; "" if nothing.
+
+    Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Under LogAppendTime
+    the caller does not ask.
+    """
+    if timestamp == NO_TIMESTAMP:
+        return ""
+    age = limits.now_ms - timestamp
+    if age > limits.before_max_ms:
+        return (
+            f"the timestamp {timestamp} is {age} ms before now; "
+            f"message.timestamp.before.max.ms is {limits.before_max_ms}"
+        )
+    if -age > limits.after_max_ms:
+        return (
+            f"the timestamp {timestamp} is {-age} ms after now; "
+            f"message.timestamp.after.max.ms is {limits.after_max_ms}"
+        )
+    return ""
