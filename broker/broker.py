@@ -79,6 +79,9 @@ class Broker:
                 interval_s=settings.retention_check_interval_ms / 1000,
             ),
             BackgroundTask(
+                "fences", self.janitor.check_fences, interval_s=settings.fence_check_ms / 1000
+            ),
+            BackgroundTask(
                 "checkpoints",
                 self.save_checkpoints,
                 interval_s=settings.recovery_checkpoint_ms / 1000,
@@ -217,7 +220,7 @@ class Broker:
             )
         if before_offset <= now.log_start_offset:
             return now.log_start_offset
-        return self.janitor.advance_log_start(target, before_offset)
+        return self.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------
 

@@ -27,7 +27,9 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.codec import KIND_MANIFEST, decode_manifest, encode_manifest
+from manifest.garbage import Collector, GarbagePolicy
 from manifest.paging import live_size_bytes
+from manifest.pins import Pins
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
 from manifest.transitions import Claim
@@ -74,6 +76,7 @@ class ColdLog:
         clock: Callable[[], int],
     ) -> None:
         self._manifests, self._reader, self._upload = manifests, reader, upload
+        self._pins = Pins(manifests, clock=clock)
         self._full_key, self._copy_path, self._clock = full_key, copy_path, clock
         self._lock = threading.Lock()
         self._claim: Claim | None = None
@@ -121,8 +124,7 @@ class ColdLog:
             self._publish(manifest)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
-        if log_start_offset > manifest.log_start_offset:
-            self.trim(log_start_offset)
+        self.follow_log_start(log_start_offset)
 
     def check_fence(self) -> None:
         """Look for a foreign epoch, as the owner does every `fence.check.ms`."""
@@ -148,7 +150,37 @@ class ColdLog:
         self._advance(transitions.trim, before_offset)
 
     def drop_expired(self, before_offset: int) -> None:
+        """As `trim`, for retention: pins keep what it drops."""
         self._advance(transitions.drop_expired, before_offset)
+
+    def follow_log_start(self, log_start_offset: int) -> None:
+        """Catch up with a log start that moved while the store was down, or before the claim.
+
+        Retention moves it to a border of segments, where pins keep what is dropped.
+        """
+        if self.manifest is None or log_start_offset <= self.manifest.log_start_offset:
+            return
+        holder = next(self.entries(log_start_offset), None)
+        if holder is None or holder.base_offset >= log_start_offset:
+            self.drop_expired(log_start_offset)
+        else:
+            self.trim(log_start_offset)
+
+    def collect(self, policy: GarbagePolicy) -> int:
+        """Delete from the bucket what no version needs any more; how many objects.
+
+        Raises FencedError, before anything is deleted, for a foreign owner.
+        """
+        if not self.claimed:
+            return 0
+        collector = Collector(self._manifests, self._pins, policy)
+        with self._lock, self._fencing():
+            assert self.manifest is not None, "a claimed partition has a manifest"
+            plan = collector.plan(self.manifest, now_ms=self._clock())
+            gone = len(plan.objects) + len(plan.orphans) + len(plan.versions)
+            if gone or plan.pins:
+                self._publish(collector.apply(self.manifest, plan))
+        return gone
 
     def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
         """Commit and publish. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""

@@ -11,15 +11,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary
 
 import structlog
 
 from broker.partition import Partition
 from broker.retention import Limits, SegmentFacts, expired_end
 from broker.settings import BrokerSettings
-from record_format.errors import LogOfflineError, RetriableError, TierlogError
+from manifest.garbage import GarbagePolicy
+from record_format.errors import (
+    FencedError,
+    LogOfflineError,
+    OutcomeUnknownError,
+    RetriableError,
+    TierlogError,
+)
 
 log = structlog.get_logger(__name__)
+
+MIN_COLLECT_MS = 60_000
 
 
 class Janitor:
@@ -35,6 +45,10 @@ class Janitor:
     ) -> None:
         self._partitions, self._settings, self._clock = partitions, settings, clock
         self._save_log_starts = save_log_starts
+        self._policy = GarbagePolicy(
+            grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
+        )
+        self._collect_after_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
 
     def run_round(self) -> None:
         """One look at every partition; a partition that fails does not hold up the others."""
@@ -45,30 +59,70 @@ class Janitor:
                 continue  # reported when it went offline; nothing can be done until restart
             except TierlogError as error:
                 log.warning("retention waits", partition=str(partition), error=str(error))
+            self._maybe_collect(partition)
         self._relieve_disk()
+
+    def check_fences(self) -> None:
+        """Look for foreign epochs; a partition that lost its leadership says so from then on."""
+        for partition in list(self._partitions()):
+            if partition.cold is None or partition.leadership_lost:
+                continue
+            try:
+                partition.cold.check_fence()
+            except FencedError:
+                continue  # kept and reported by the partition
+            except RetriableError:
+                return  # the store is down: the next round asks again
 
     def look_after(self, partition: Partition) -> None:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago."""
         if partition.leadership_lost:
             return
         partition.log.maybe_roll(self._clock())
+        if partition.cold is not None:
+            partition.cold.follow_log_start(partition.log.log_start_offset)
         self._retain(partition)
         self._retain_local(partition)
         partition.log.reap(self._clock())
 
-    def advance_log_start(self, partition: Partition, before_offset: int) -> int:
-        """Trim: durable on disk when this returns, in the bucket as soon as the store is up."""
+    def trim(self, partition: Partition, before_offset: int) -> int:
+        """Move the log start: durable on disk when this returns, in the bucket too where it is up."""
+        cold = partition.cold
+        return self._advance(partition, before_offset, in_bucket=cold.trim if cold else None)
+
+    def _advance(
+        self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
+    ) -> int:
         start = partition.log.trim(before_offset)
         self._save_log_starts()
-        if partition.cold is not None:
+        if in_bucket is not None:
             try:
-                partition.cold.trim(start)
-            except RetriableError as error:
+                in_bucket(start)
+            except (RetriableError, OutcomeUnknownError) as error:
                 log.warning(
-                    "trim not in the bucket yet", partition=str(partition), error=str(error)
+                    "log start not in the bucket", partition=str(partition), error=str(error)
                 )
         partition.log.delete_local(start)
         return start
+
+    def _maybe_collect(self, partition: Partition) -> None:
+        """Garbage in the bucket, now and then: listing a partition's objects costs requests."""
+        now_ms = self._clock()
+        due_ms = self._collect_after_ms.setdefault(partition, now_ms + self._collect_every_ms)
+        if partition.cold is None or now_ms < due_ms:
+            return
+        self._collect_after_ms[partition] = now_ms + self._collect_every_ms
+        try:
+            gone = partition.cold.collect(self._policy)
+        except TierlogError as error:
+            log.warning("garbage collection waits", partition=str(partition), error=str(error))
+            return
+        if gone:
+            log.info("garbage collected", partition=str(partition), objects=gone)
+
+    @property
+    def _collect_every_ms(self) -> int:
+        return max(MIN_COLLECT_MS, self._settings.gc_grace_ms // 24)
 
     def _retain(self, partition: Partition) -> None:
         config = partition.log.config
@@ -83,7 +137,8 @@ class Janitor:
             partition.log.roll(reason="retention")
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        self.advance_log_start(partition, start)
+        cold = partition.cold
+        self._advance(partition, start, in_bucket=cold.drop_expired if cold else None)
 
     def _retain_local(self, partition: Partition) -> None:
         config = partition.log.config

@@ -68,7 +68,7 @@ def storage_report(broker: Broker, prices: PriceTable | None = None) -> StorageR
     if bucket is None:
         return StorageReport(None, topics, None, {}, {})
     ledger = bucket.store.ledger
-    usage = {(purpose, operation): count for (purpose, operation), count in ledger.usage().items()}
+    usage = {(str(purpose), str(op)): count for (purpose, op), count in ledger.usage().items()}
     cost = {str(k): v for k, v in ledger.cost(prices or PriceTable()).items()}
     return StorageReport(bucket.store.url, topics, bucket.cache.usage(), usage, cost)
 
