@@ -86,7 +86,7 @@ class Janitor:
         partition.log.reap(self._clock())
 
     def trim(self, partition: Partition, before_offset: int) -> int:
-        """Move the log start: durable on disk when this returns, in the bucket too where it is up."""
+        """Move the log start: durable when this returns, in the bucket too where that is up."""
         cold = partition.cold
         return self._advance(partition, before_offset, in_bucket=cold.trim if cold else None)
 
