@@ -1,0 +1,88 @@
+"""How a run reaches the bucket and the broker: picklable, sent to the executors with the plan.
+
+* Secrets are in no repr, so that no plan, log line or error can show them.
+* Clients are opened once a process and kept: an executor's Python worker serves many tasks.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from cold_tier.object_store import ObjectStore
+from cold_tier.open import S3Options, open_store
+from tierlog.client import Client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """`store`: the bucket's URL; `server`: the broker's. Either may be missing, not both."""
+
+    store: str | None = None
+    server: str | None = None
+    s3: S3Options = field(default_factory=S3Options)
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    ca_file: str | None = None
+
+
+class _Clients:
+    """The stores and brokers that this process talks to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[Access, ObjectStore] = {}
+        self._brokers: dict[Access, Client] = {}
+
+    def store(self, access: Access) -> ObjectStore:
+        assert access.store is not None
+        with self._lock:
+            if access not in self._stores:
+                self._stores[access] = open_store(access.store, access.s3)
+            return self._stores[access]
+
+    def broker(self, access: Access) -> Client:
+        assert access.server is not None
+        with self._lock:
+            if access not in self._brokers:
+                self._brokers[access] = Client(
+                    access.server,
+                    token=access.token,
+                    token_file=_path(access.token_file),
+                    ca_file=_path(access.ca_file),
+                )
+            return self._brokers[access]
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+# One a process, as connections are: not a setting.
+_clients: Final = _Clients()
+
+
+@dataclass(frozen=True)
+class Connections:
+    """What `access` leads to, opened when it is first asked for."""
+
+    access: Access
+
+    @property
+    def has_store(self) -> bool:
+        return self.access.store is not None
+
+    @property
+    def has_broker(self) -> bool:
+        return self.access.server is not None
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        return _clients.store(self.access)
+
+    @cached_property
+    def broker(self) -> Client:
+        return _clients.broker(self.access)

@@ -1,0 +1,278 @@
+"""What there is to read, asked of the broker and the bucket: topics, partitions and their ends.
+
+Rules that keep it honest:
+
+* With a broker, it says which topics there are and under which id: the bucket may lack the newest
+  commits. Without one the bucket's topic objects do.
+* The manifest is loaded before the broker's offsets are asked: what moves to the bucket in between
+  the broker serves all the same, and so hot and cold leave no gap between them.
+* Of a pinned partition nothing but its manifest version counts, neither the broker's end nor its
+  log start: the same read twice gives the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from manifest.keys import PartitionKeys
+from manifest.pins import Pins
+from manifest.state import Manifest, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from record_format.errors import UnknownTopic
+from record_format.index_layouts import AbortedTxn
+from spark_reader import cold_index
+from spark_reader.access import Connections
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import ReadOptions, TopicChoice
+from tierlog.client.answers import Offsets
+
+PARALLEL: Final = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class TopicFacts(NamedTuple):
+    name: str
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionFacts:
+    """A partition as this read finds it: readable are [log_start_offset, end_offset).
+
+    What lies below `cold_end_offset` is in the bucket, the rest is the broker's.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    log_start_offset: int
+    end_offset: int
+    cold_end_offset: int
+    manifest: Manifest | None
+    is_pinned: bool = False
+
+
+class Catalog:
+    """One look at the world; nothing is kept from one query to the next."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._connections = Connections(options.access)
+        self._with_broker = options.tier == "all"
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def chosen(self) -> list[tuple[TopicFacts, int]]:
+        """The partitions that the options choose. Raises UnknownTopic, InvalidOption."""
+        choice = self._options.choice
+        topics = self._topics(choice)
+        chosen: list[tuple[TopicFacts, int]] = []
+        for topic in topics:
+            numbers: Iterable[int] = range(topic.partitions)
+            if choice.partitions is not None:
+                numbers = choice.partitions[topic.name]
+                _check_partitions("assign", topic, numbers)
+            chosen += [(topic, number) for number in numbers]
+        self._check_named(topics)
+        return chosen
+
+    def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
+        if choice.pattern is not None:
+            found = self._all_topics()
+            return [topic for topic in found if choice.pattern.fullmatch(topic.name)]
+        names = choice.topics or tuple(choice.partitions or {})
+        return [self._topic(name) for name in names]
+
+    def _all_topics(self) -> list[TopicFacts]:
+        if self._with_broker:
+            listed = self._connections.broker.list_topics()
+            return [TopicFacts(one.name, one.topic_id, one.partitions) for one in listed]
+        return [_facts_of(topic) for _, topic in sorted(self._stored_topics().items())]
+
+    def _topic(self, name: str) -> TopicFacts:
+        if self._with_broker:
+            topic = self._connections.broker.describe_topic(name)
+            return TopicFacts(topic.name, topic.topic_id, len(topic.partitions))
+        stored = self._stored_topics(name)
+        if name not in stored:
+            raise UnknownTopic(name)
+        return _facts_of(stored[name])
+
+    def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
+        objects = TopicObjects(self._connections.store)
+        ids = [pair for pair in objects.scan() if name in {None, pair[0]}]
+        loaded = _parallel(lambda pair: objects.load(*pair), ids)
+        return restorable([topic for topic in loaded if topic is not None]).topics
+
+    def _check_named(self, topics: list[TopicFacts]) -> None:
+        """What an option says of a partition that there is not was meant for another."""
+        by_name = {topic.name: topic for topic in topics}
+        options = self._options
+        named = {
+            "startingOffsets or startingOffsetsByTimestamp": options.starting.named(),
+            "endingOffsets or endingOffsetsByTimestamp": options.ending.named(),
+            "manifestVersion": [(t, p) for t, of in options.manifest_versions.items() for p in of],
+        }
+        for option, pairs in named.items():
+            for name, partition in pairs:
+                if name not in by_name:
+                    raise InvalidOption(f"option {option}: topic {name!r} is not one that is read")
+                _check_partitions(option, by_name[name], (partition,))
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    def partitions(self) -> list[PartitionFacts]:
+        """The facts of every chosen partition."""
+        return list(_parallel(lambda pair: self._partition(*pair), self.chosen()))
+
+    def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
+        manifest, is_pinned = None, False
+        if self._connections.has_store:
+            manifest, is_pinned = self._manifest(topic, partition)
+        start, cold_end = _cold_range(manifest)
+        end = cold_end
+        if self._with_broker and not is_pinned:
+            offsets = self._connections.broker.offsets(topic.name, partition)
+            start = max(start, offsets.log_start_offset)
+            end = max(start, self._readable_end(offsets))
+            cold_end = max(start, cold_end)
+        elif manifest is not None and self._options.isolation == "read_committed":
+            end = self._cold_stable_end(manifest, self._manifests(topic, partition))
+        return PartitionFacts(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition,
+            log_start_offset=start,
+            end_offset=end,
+            cold_end_offset=cold_end,
+            manifest=manifest,
+            is_pinned=is_pinned,
+        )
+
+    def _readable_end(self, offsets: Offsets) -> int:
+        if self._options.isolation == "read_committed":
+            return min(offsets.high_watermark, offsets.last_stable_offset)
+        return offsets.high_watermark
+
+    def _cold_stable_end(self, manifest: Manifest, manifests: ManifestStore) -> int:
+        """The bucket's own last stable offset: where the oldest open transaction begins."""
+        last = list(manifests.iter_entries(manifest, from_offset=_last_offset(manifest)))
+        if not last:
+            return manifest.end_offset
+        store = self._connections.store
+        begun = cold_index.first_open_transaction(store, cold_index.read_index(store, last[-1]))
+        return manifest.end_offset if begun is None else min(begun, manifest.end_offset)
+
+    def _manifest(self, topic: TopicFacts, partition: int) -> tuple[Manifest | None, bool]:
+        """The manifest to read by, and whether an option fixed it."""
+        manifests = self._manifests(topic, partition)
+        version = self._options.manifest_versions.get(topic.name, {}).get(partition)
+        if self._options.pin is not None:
+            version = self._pinned_version(manifests)
+        if version is not None:
+            return manifests.load_version(version), True
+        return manifests.load(), False
+
+    def _pinned_version(self, manifests: ManifestStore) -> int:
+        wanted = self._options.pin
+        now_ms = _wall_ms()
+        for pin in Pins(manifests, clock=_wall_ms).all():
+            if pin.name == wanted and pin.is_active(now_ms):
+                return pin.version
+        keys = manifests.keys
+        raise InvalidOption(f"option pin: {keys.topic}-{keys.partition} has no pin {wanted!r}")
+
+    def _manifests(self, topic: TopicFacts | PartitionFacts, partition: int) -> ManifestStore:
+        name = topic.name if isinstance(topic, TopicFacts) else topic.topic
+        keys = PartitionKeys(name, topic.topic_id, partition)
+        return ManifestStore(self._connections.store, keys, StoreOptions(clock=_wall_ms))
+
+    # --- segments ---------------------------------------------------------------------------------
+
+    def entries(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[SegmentEntry]:
+        """Segments in the bucket that may hold offsets of [start, end)."""
+        if facts.manifest is None:
+            return
+        manifests = self._manifests(facts, facts.partition)
+        for entry in manifests.iter_entries(facts.manifest, from_offset=start):
+            if entry.base_offset >= end:
+                return
+            yield entry
+
+    def indexes(self, entries: Iterable[SegmentEntry]) -> list[cold_index.SegmentIndex]:
+        store = self._connections.store
+        return _parallel(lambda entry: cold_index.read_index(store, entry), list(entries))
+
+    def aborted(self, indexes: Iterable[cold_index.SegmentIndex]) -> list[AbortedTxn]:
+        store = self._connections.store
+        found = _parallel(lambda one: cold_index.aborted_transactions(store, one), list(indexes))
+        return [transaction for one in found for transaction in one]
+
+    def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
+        """The first readable record at or after `timestamp`; None where all are older."""
+        if self._with_broker and not facts.is_pinned:
+            found = self._connections.broker.offset_for_timestamp(
+                facts.topic, facts.partition, timestamp
+            )
+            offset = None if found is None else found.offset
+        else:
+            offset = cold_index.first_at_time(
+                self._connections.store,
+                self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
+                timestamp=timestamp,
+                log_start_offset=facts.log_start_offset,
+            )
+        return None if offset is None or offset >= facts.end_offset else offset
+
+    def tail_sizes(
+        self, facts: PartitionFacts, *, start: int, end: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """(base offset, end offset, bytes) of what the broker has of [start, end)."""
+        segments = self._connections.broker.segments(
+            facts.topic, facts.partition, from_offset=start
+        )
+        for segment in segments:
+            if segment.base_offset >= end:
+                return
+            yield segment.base_offset, segment.last_offset + 1, segment.size_bytes
+
+
+def _cold_range(manifest: Manifest | None) -> tuple[int, int]:
+    return (manifest.log_start_offset, manifest.end_offset) if manifest else (0, 0)
+
+
+def _last_offset(manifest: Manifest) -> int:
+    """The last segment's; past the end where there is none."""
+    if manifest.segments:
+        return manifest.segments[-1].last_offset
+    return manifest.pages[-1].last_offset if manifest.pages else manifest.end_offset
+
+
+def _facts_of(topic: TopicObject) -> TopicFacts:
+    return TopicFacts(topic.name, topic.topic_id, topic.partitions)
+
+
+def _check_partitions(option: str, topic: TopicFacts, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        if number >= topic.partitions:
+            raise InvalidOption(
+                f"option {option}: there is no {topic.name}-{number}; "
+                f"the topic has {topic.partitions} partitions"
+            )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tierlog-plan") as pool:
+        return list(pool.map(work, items))

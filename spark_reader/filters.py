@@ -1,0 +1,132 @@
+"""Filters that Spark pushes down, as a cut by offset and time and a choice of partitions.
+
+Rules that keep it honest:
+
+* A filter that is taken is applied to every row exactly (Spark does not look again); one that is
+  only a hint, or is of another shape, is given back.
+* The log keeps milliseconds: a bound between two of them is moved to the one that keeps the same
+  rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import datasource as spark
+
+from record_format.arrow import Cut
+from record_format.record_walk import I64_MAX, I64_MIN
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NEVER_NULL: Final = frozenset(
+    ("topic", "partition", "offset", "timestamp", "timestampType", "headers")
+)
+
+
+class Filters(NamedTuple):
+    """None: all topics, all partitions."""
+
+    cut: Cut = Cut()
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+
+    def admits(self, topic: str, partition: int) -> bool:
+        return (self.topics is None or topic in self.topics) and (
+            self.partitions is None or partition in self.partitions
+        )
+
+
+NO_FILTERS: Final = Filters()
+
+
+def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, list[Any]]:
+    """What the filters come to, and those that Spark has to apply itself."""
+    left: list[Any] = []
+    for one in filters:
+        narrowed = _narrowed(taken, one)
+        if narrowed is None:
+            left.append(one)
+        else:
+            taken = narrowed
+    return taken, left
+
+
+def _narrowed(taken: Filters, one: Any) -> Filters | None:
+    """None where the filter is none of ours."""
+    column = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else None
+    if isinstance(one, spark.IsNotNull):
+        return taken if column in _NEVER_NULL else None
+    if column in {"topic", "partition"}:
+        values = _values(one)
+        return None if values is None else _chosen(taken, column, values)
+    if column == "offset":
+        low, high = _bounds(one, one.value) if _is_int(one) else (None, None)
+    elif column == "timestamp":
+        low, high = _time_bounds(one)
+    else:
+        return None
+    if low is None or high is None:
+        return None
+    return taken._replace(cut=_intersect(taken.cut, column, low=low, high=high))
+
+
+def _values(one: Any) -> frozenset[Any] | None:
+    if isinstance(one, spark.EqualTo):
+        return frozenset((one.value,))
+    return frozenset(one.value) if isinstance(one, spark.In) else None
+
+
+def _chosen(taken: Filters, column: str, values: frozenset[Any]) -> Filters:
+    if column == "topic":
+        return taken._replace(topics=values if taken.topics is None else taken.topics & values)
+    both = values if taken.partitions is None else taken.partitions & values
+    return taken._replace(partitions=both)
+
+
+def _is_int(one: Any) -> bool:
+    return isinstance(getattr(one, "value", None), int)
+
+
+def _bounds(one: Any, value: int) -> tuple[int | None, int | None]:
+    """Both inclusive."""
+    match one:
+        case spark.EqualTo():
+            return value, value
+        case spark.GreaterThan():
+            return value + 1, I64_MAX
+        case spark.GreaterThanOrEqual():
+            return value, I64_MAX
+        case spark.LessThan():
+            return I64_MIN, value - 1
+        case spark.LessThanOrEqual():
+            return I64_MIN, value
+    return None, None
+
+
+def _time_bounds(one: Any) -> tuple[int | None, int | None]:
+    """The range of milliseconds, both inclusive, whose microseconds pass the filter."""
+    if not isinstance(getattr(one, "value", None), datetime):
+        return None, None
+    low, high = _bounds(one, _micros(one.value))
+    if low is None or high is None:
+        return None, None
+    # Rounded inwards: up at the low end, down at the high one.
+    return (low if low == I64_MIN else -(-low // 1000)), (high if high == I64_MAX else high // 1000)
+
+
+def _micros(moment: datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+def _intersect(cut: Cut, column: str, *, low: int, high: int) -> Cut:
+    if column == "offset":
+        end = I64_MAX if high == I64_MAX else high + 1
+        return cut._replace(
+            start_offset=max(cut.start_offset, low), end_offset=min(cut.end_offset, end)
+        )
+    return cut._replace(
+        start_timestamp=max(cut.start_timestamp, low), last_timestamp=min(cut.last_timestamp, high)
+    )

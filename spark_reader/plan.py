@@ -1,0 +1,190 @@
+"""What is to be read, cut into splits: pure, from facts to a list.
+
+Rules that keep it honest:
+
+* A split is one partition's, cold or hot, never both; its rows are those of its offset range, so
+  that two splits may share a chunk and no row is read twice.
+* Cuts go by bytes, at chunks; inside a chunk only where records or a minimum of splits ask for it.
+  The tail has no chunks: it is cut by offsets, as if its bytes lay evenly.
+* A chunk is skipped by time only where both its bounds are known: what is not known is read.
+  Timestamps are in no order, so the rows' own times are looked at once more when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from record_format.arrow import Cut
+from record_format.index_layouts import AbortedTxn
+
+
+class ChunkPiece(NamedTuple):
+    """A chunk of a segment object, as a ranged GET asks for it and checks it."""
+
+    log_key: str
+    number: int
+    position: int
+    size_bytes: int
+    crc32c: int
+    first_offset: int
+    last_offset: int
+    min_timestamp: int | None
+    max_timestamp: int | None
+
+
+class TailPiece(NamedTuple):
+    """Offsets [start_offset, end_offset) that the broker has; `size_bytes` is an estimate."""
+
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionWork:
+    """One partition's part of the read: [start_offset, end_offset), and where its bytes are."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    chunks: Sequence[ChunkPiece] = ()
+    tail: Sequence[TailPiece] = ()
+    aborted: tuple[AbortedTxn, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """What one task reads. Without chunks it is the broker's."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    chunks: tuple[ChunkPiece, ...]
+    aborted: tuple[AbortedTxn, ...] = ()
+
+    @property
+    def is_cold(self) -> bool:
+        return bool(self.chunks)
+
+
+class SplitLimits(NamedTuple):
+    split_bytes: int
+    min_splits: int | None = None
+    max_records: int | None = None
+
+
+class _Unit(NamedTuple):
+    """The smallest thing that goes into a split: (part of) a chunk, or a part of the tail."""
+
+    chunk: ChunkPiece | None
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
+def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits, cut: Cut) -> list[Split]:
+    """The splits, partition by partition in offset order; empty where nothing is to be read.
+
+    `cut` narrows by offset and time what the options asked for (pushed filters).
+    """
+    narrowed = [_narrow(one, cut) for one in work]
+    units = [list(_units(one, cut)) for one in narrowed]
+    total = sum(unit.size_bytes for one in units for unit in one)
+    target = limits.split_bytes
+    if limits.min_splits:
+        target = min(target, max(1, -(-total // limits.min_splits)))
+    splits: list[Split] = []
+    for one, its_units in zip(narrowed, units, strict=True):
+        fine = list(_cut_fine(its_units, target, limits))
+        splits += [_split(one, pack) for pack in _pack(fine, target, limits.max_records)]
+    return splits
+
+
+def _narrow(work: PartitionWork, cut: Cut) -> PartitionWork:
+    start = max(work.start_offset, cut.start_offset)
+    return replace(work, start_offset=start, end_offset=min(work.end_offset, cut.end_offset))
+
+
+def _units(work: PartitionWork, cut: Cut) -> Iterator[_Unit]:
+    for chunk in work.chunks:
+        start = max(work.start_offset, chunk.first_offset)
+        end = min(work.end_offset, chunk.last_offset + 1)
+        if start < end and not _is_outside(chunk, cut):
+            yield _Unit(chunk, start, end, chunk.size_bytes)
+    for piece in work.tail:
+        start = max(work.start_offset, piece.start_offset)
+        end = min(work.end_offset, piece.end_offset)
+        if start < end:
+            share = (end - start) / (piece.end_offset - piece.start_offset)
+            yield _Unit(None, start, end, max(1, int(piece.size_bytes * share)))
+
+
+def _is_outside(chunk: ChunkPiece, cut: Cut) -> bool:
+    """Whether it surely holds no row of the time range."""
+    too_new = chunk.min_timestamp is not None and chunk.min_timestamp > cut.last_timestamp
+    too_old = chunk.max_timestamp is not None and chunk.max_timestamp < cut.start_timestamp
+    return too_new or too_old
+
+
+def _cut_fine(units: Sequence[_Unit], target: int, limits: SplitLimits) -> Iterator[_Unit]:
+    """Units cut by offsets where one alone would be too much for a split."""
+    for unit in units:
+        offsets = unit.end_offset - unit.start_offset
+        parts = 1
+        if unit.chunk is None or limits.min_splits:
+            parts = -(-unit.size_bytes // target)
+        if limits.max_records:
+            parts = max(parts, -(-offsets // limits.max_records))
+        yield from _parts(unit, min(parts, offsets))
+
+
+def _parts(unit: _Unit, count: int) -> Iterator[_Unit]:
+    offsets = unit.end_offset - unit.start_offset
+    for number in range(count):
+        start = unit.start_offset + offsets * number // count
+        end = unit.start_offset + offsets * (number + 1) // count
+        yield _Unit(unit.chunk, start, end, -(-unit.size_bytes // count))
+
+
+def _pack(
+    units: Sequence[_Unit], target: int, max_records: int | None
+) -> Iterator[Sequence[_Unit]]:
+    """Runs of units of about equal size, none of both tiers, none above `max_records` offsets."""
+    total = sum(unit.size_bytes for unit in units)
+    count = max(1, -(-total // target))
+    pack: list[_Unit] = []
+    done = last_share = 0
+    for unit in units:
+        # Which of `count` equal shares of the bytes the middle of the unit lies in.
+        share = (2 * done + unit.size_bytes) * count // (2 * total)
+        if pack and (
+            share != last_share
+            or (pack[0].chunk is None) != (unit.chunk is None)
+            or (max_records and unit.end_offset - pack[0].start_offset > max_records)
+        ):
+            yield pack
+            pack = []
+        pack.append(unit)
+        done, last_share = done + unit.size_bytes, share
+    if pack:
+        yield pack
+
+
+def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
+    chunks = dict.fromkeys(unit.chunk for unit in units if unit.chunk is not None)
+    start, end = units[0].start_offset, units[-1].end_offset
+    return Split(
+        topic=work.topic,
+        partition=work.partition,
+        start_offset=start,
+        end_offset=end,
+        chunks=tuple(chunks),
+        aborted=tuple(t for t in work.aborted if t.last_offset >= start and t.first_offset < end),
+    )
+
+
+EMPTY: Final = Split(topic="", partition=0, start_offset=0, end_offset=0, chunks=())

@@ -1,0 +1,122 @@
+"""From options to splits: asks the catalog for facts, hands them to the pure parts.
+
+Rule: nothing is decided here that `ranges` and `plan` do not decide; this file fetches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from record_format.arrow import Cut
+from record_format.index_layouts import AbortedTxn
+from spark_reader.catalog import Catalog, PartitionFacts
+from spark_reader.cold_index import pieces
+from spark_reader.filters import NO_FILTERS, Filters
+from spark_reader.options import ReadOptions
+from spark_reader.plan import (
+    ChunkPiece,
+    PartitionWork,
+    Split,
+    SplitLimits,
+    TailPiece,
+    plan_splits,
+)
+from spark_reader.ranges import LossPolicy, OffsetRange, Warn, resolve
+
+
+class Planner:
+    """Plans one read. `report` is told what was decided, `warn` what is missing."""
+
+    def __init__(self, options: ReadOptions, *, report: Warn, warn: Warn) -> None:
+        self.catalog = Catalog(options)
+        self.loss = LossPolicy(options.fail_on_data_loss, warn)
+        self._options, self._report = options, report
+
+    def batch(self, filters: Filters = NO_FILTERS) -> list[Split]:
+        """The splits of a batch read; empty where nothing is to be read."""
+        facts = self.catalog.partitions()
+        ranges = [
+            resolve(
+                one,
+                self._options.starting,
+                self._options.ending,
+                first_at_time=self.catalog.first_at_time,
+                loss=self.loss,
+            )
+            for one in facts
+        ]
+        self._report(describe(ranges))
+        return self.splits(ranges, filters)
+
+    def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
+        work = [
+            self._work(one, filters.cut)
+            for one in ranges
+            if one.start_offset < one.end_offset
+            and filters.admits(one.facts.topic, one.facts.partition)
+        ]
+        limits = SplitLimits(
+            split_bytes=self._options.split_bytes,
+            min_splits=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return plan_splits(work, limits, filters.cut)
+
+    def _work(self, asked: OffsetRange, cut: Cut) -> PartitionWork:
+        facts = asked.facts
+        start = max(asked.start_offset, cut.start_offset)
+        end = min(asked.end_offset, cut.end_offset)
+        cold_end = min(end, facts.cold_end_offset)
+        chunks, aborted = self._cold(facts, start=start, end=cold_end)
+        return PartitionWork(
+            topic=facts.topic,
+            partition=facts.partition,
+            start_offset=start,
+            end_offset=end,
+            chunks=chunks,
+            tail=list(self._tail(facts, start=max(start, facts.cold_end_offset), end=end)),
+            aborted=tuple(aborted),
+        )
+
+    def _cold(
+        self, facts: PartitionFacts, *, start: int, end: int
+    ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
+        if start >= end:
+            return [], []
+        indexes = self.catalog.indexes(self.catalog.entries(facts, start=start, end=end))
+        # A chunk may straddle the end of the cold range by nothing: segments end where it does.
+        chunks = [piece for index in indexes for piece in pieces(index)]
+        if self._options.isolation == "read_uncommitted":
+            return chunks, []
+        # The marker of a transaction may lie in a later segment than its records.
+        later = self.catalog.entries(facts, start=start, end=facts.cold_end_offset)
+        return chunks, self.catalog.aborted(self.catalog.indexes(later))
+
+    def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
+        if start >= end:
+            return
+        reached = start
+        for base, next_offset, size in self.catalog.tail_sizes(facts, start=start, end=end):
+            piece_start, piece_end = max(base, reached), min(next_offset, end)
+            if piece_start < piece_end:
+                share = (piece_end - piece_start) / max(1, next_offset - base)
+                yield TailPiece(piece_start, piece_end, max(1, int(size * share)))
+                reached = piece_end
+        if reached < end:  # appended since the segments were listed
+            yield TailPiece(reached, end, end - reached)
+
+
+def describe(ranges: Sequence[OffsetRange]) -> str:
+    """What a read used, so that it can be repeated: as the options would say it."""
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    versions: dict[str, dict[str, int]] = {}
+    for one in ranges:
+        topic, partition = one.facts.topic, str(one.facts.partition)
+        starts.setdefault(topic, {})[partition] = one.start_offset
+        ends.setdefault(topic, {})[partition] = one.end_offset
+        if one.facts.manifest is not None:
+            versions.setdefault(topic, {})[partition] = one.facts.manifest.version
+    used = {"startingOffsets": starts, "endingOffsets": ends, "manifestVersion": versions}
+    return "read " + json.dumps(used, separators=(",", ":"))

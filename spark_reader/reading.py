@@ -1,0 +1,113 @@
+"""What a task does: the bytes of a split, one fetch ahead, decoded to Arrow.
+
+Rules that keep it honest:
+
+* Memory: the buffer being decoded, the one being fetched, and one group of expanded records.
+* Cold bytes are checked against the chunk table when they arrive, every batch against its own
+  checksum when it is decoded.
+* An object or offset that is gone is data loss, and goes by the run's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from cold_tier.ranged_reader import read_chunk
+from record_format.arrow import ArrowDecoder, Cut, DecodeRequest
+from record_format.errors import MissingObject, OffsetOutOfRange, OffsetTrimmed
+from spark_reader.access import Access, Connections
+from spark_reader.cold_index import chunk_ref
+from spark_reader.filters import NO_FILTERS
+from spark_reader.options import Isolation
+from spark_reader.plan import Split
+from spark_reader.ranges import DataLoss, LossPolicy
+from tierlog.client.calls import Limits
+
+TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """Whole batches, and where they lie: in an object, or in the broker's log."""
+
+    data: bytes
+    file: str
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRequest:
+    """What is the same for all splits of a run; goes to the executors."""
+
+    access: Access
+    columns: tuple[str, ...]
+    cut: Cut = NO_FILTERS.cut
+    isolation: Isolation = "read_uncommitted"
+
+
+def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[pa.RecordBatch]:
+    """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
+    cut = request.cut._replace(
+        start_offset=max(request.cut.start_offset, split.start_offset),
+        end_offset=min(request.cut.end_offset, split.end_offset),
+    )
+    decoder = ArrowDecoder(
+        DecodeRequest(
+            split.topic, split.partition, columns=request.columns, cut=cut, aborted=split.aborted
+        )
+    )
+    source = _cold if split.is_cold else _tail
+    with closing(one_ahead(source(split, request, loss))) as pieces:
+        for piece in pieces:
+            yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+
+
+def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same items, the next of which is already being made in a thread of its own."""
+    with ThreadPoolExecutor(1, thread_name_prefix="tierlog-fetch") as pool:
+        pending = pool.submit(next, items, _END)
+        while (item := pending.result()) is not _END:
+            pending = pool.submit(next, items, _END)
+            yield item
+
+
+_END: Any = object()
+
+
+def _cold(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
+    store = Connections(request.access).store
+    for chunk in split.chunks:
+        try:
+            data = read_chunk(store, chunk_ref(chunk))
+        except MissingObject as error:
+            loss.report(f"{split.topic}-{split.partition}: {error}")
+            continue
+        yield Piece(data, store.full_key(chunk.log_key), chunk.position)
+
+
+def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
+    broker = Connections(request.access).broker
+    limits = Limits(max_bytes=TAIL_FETCH_BYTES, isolation=request.isolation)
+    name = f"{split.topic}-{split.partition}"
+    offset = split.start_offset
+    while offset < split.end_offset:
+        try:
+            found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
+        except OffsetTrimmed as error:
+            loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
+            offset = error.log_start_offset
+            continue
+        except OffsetOutOfRange as error:
+            raise DataLoss(f"{name}: the log ends at {error.high_watermark} now") from error
+        if found.next_offset <= offset:
+            raise DataLoss(f"{name}: the broker gave nothing at offset {offset}")
+        if found.batches:
+            yield Piece(found.batches, f"{name} at the broker, from offset {offset}", 0)
+        offset = found.next_offset
