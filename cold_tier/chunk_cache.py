@@ -26,7 +26,6 @@ import secrets
 import shutil
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -62,38 +61,45 @@ class CacheUsage(NamedTuple):
 
 
 class _Ticket:
-    """What an open file counts for once its name is gone."""
+    """What the open files of one chunk count for. Guarded by the cache's lock."""
 
-    __slots__ = ("__weakref__", "size_bytes")
+    __slots__ = ("gone", "open", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+        self.size_bytes, self.open, self.gone = size_bytes, 0, False
 
 
 class _ChunkFile(OpenFile):
-    """An open chunk that tells the cache when its last reader let it go."""
+    """An open chunk that tells the cache when its last reader let it go.
 
-    __slots__ = ("__weakref__", "_closed", "ticket")
+    Each lookup opens its own. To share one through a weak reference would hand out closed files:
+    CPython runs `__del__`, which lets other threads in, before it clears weak references.
+    """
+
+    __slots__ = ("_closed", "_ticket")
 
     def __init__(self, path: Path, ticket: _Ticket, closed: deque[_Ticket]) -> None:
-        self.ticket, self._closed = ticket, closed
+        self._ticket, self._closed = ticket, closed
         super().__init__(path)
 
     def __del__(self) -> None:
         super().__del__()
         # No lock here: this may run inside any allocation, under any lock.
-        self._closed.append(self.ticket)
+        self._closed.append(self._ticket)
 
 
 class _Entry:
-    __slots__ = ("file", "last_fill", "protected", "read", "size_bytes", "slot", "verified")
+    __slots__ = ("last_fill", "protected", "read", "slot", "ticket", "verified")
 
     def __init__(self, size_bytes: int, *, verified: bool) -> None:
-        self.size_bytes, self.verified = size_bytes, verified
-        self.file: weakref.ref[_ChunkFile] | None = None
+        self.ticket, self.verified = _Ticket(size_bytes), verified
         self.read = self.protected = False
         self.last_fill = 0
         self.slot = -1  # where it stands among those on probation
+
+    @property
+    def size_bytes(self) -> int:
+        return self.ticket.size_bytes
 
 
 class ChunkCache:
@@ -114,7 +120,6 @@ class ChunkCache:
         self._protected: OrderedDict[_Key, None] = OrderedDict()
         self._cached = self._unread_bytes = self._protected_bytes = 0
         self._reserved = self._lingering = 0
-        self._lingerers: set[_Ticket] = set()
         self._closed: deque[_Ticket] = deque()
         self._fills = self._hits = self._misses = self._evicted = 0
         try:
@@ -132,24 +137,23 @@ class ChunkCache:
         with self._room:
             self._settle_closed()
             entry = self._entries.get(key)
-            file = _file_of(entry)
-            if file is not None:
-                return self._hit(key, file)
             if entry is None:
                 self._misses += 1
                 return None
+            entry.ticket.open += 1  # from here on it is not evicted
         opened = self._open(chunk, entry)
         with self._room:
-            if opened is None or self._entries.get(key) is not entry:
-                if self._entries.get(key) is entry:
+            there = self._entries.get(key) is entry
+            if opened is None:
+                if there:
                     self._forget(key)
                 self._misses += 1
                 return None
-            other = _file_of(entry)  # opened by somebody else at the same time
-            if other is not None:
-                return self._hit(key, other)
-            entry.file, entry.verified = weakref.ref(opened), True
-            return self._hit(key, opened)
+            entry.verified = True
+            self._hits += 1
+            if there:
+                self._touch(key)
+        return opened
 
     def mark_read(self, chunk: ChunkRef) -> None:
         """A reader has got the chunk from its fill."""
@@ -216,7 +220,9 @@ class ChunkCache:
         """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
         key = _key(chunk)
         try:
-            opened = _ChunkFile(temp, _Ticket(chunk.size_bytes), self._closed)
+            entry = _Entry(chunk.size_bytes, verified=True)
+            entry.ticket.open = 1
+            opened = _ChunkFile(temp, entry.ticket, self._closed)
             self._rename(temp, self._path(key))
         except OSError as error:
             temp.unlink(missing_ok=True)
@@ -227,8 +233,6 @@ class ChunkCache:
             self._fills += 1
             if key in self._entries:
                 self._forget(key)
-            entry = _Entry(chunk.size_bytes, verified=True)
-            entry.file = weakref.ref(opened)
             self._insert(key, entry)
             self._room.notify_all()
         return opened
@@ -259,7 +263,7 @@ class ChunkCache:
 
     def _open(self, chunk: ChunkRef, entry: _Entry) -> _ChunkFile | None:
         try:
-            opened = _ChunkFile(self._path(_key(chunk)), _Ticket(chunk.size_bytes), self._closed)
+            opened = _ChunkFile(self._path(_key(chunk)), entry.ticket, self._closed)
         except FileNotFoundError:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
@@ -276,11 +280,6 @@ class ChunkCache:
                 continue  # the last chunk of the segment was evicted, and its folder with it
             return
         raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))
-
-    def _hit(self, key: _Key, file: _ChunkFile) -> _ChunkFile:
-        self._hits += 1
-        self._touch(key)
-        return file
 
     def _touch(self, key: _Key) -> None:
         entry = self._entries[key]
@@ -356,11 +355,11 @@ class ChunkCache:
         for _ in range(PICKS if self._probation else 0):
             picked = [self._probation[self._choose(len(self._probation))] for _ in range(2)]
             older = min(picked, key=lambda key: self._entries[key].last_fill)
-            if _file_of(self._entries[older]) is None:
+            if not self._entries[older].ticket.open:
                 return older
         for keys in (self._probation, self._unread, self._protected):
             for key in keys:
-                if _file_of(self._entries[key]) is None:
+                if not self._entries[key].ticket.open:
                     return key
         return None
 
@@ -376,16 +375,15 @@ class ChunkCache:
             self._leave_probation(entry)
         del self._entries[key]
         self._cached -= entry.size_bytes
-        file = _file_of(entry)
-        if file is not None:
-            self._lingerers.add(file.ticket)
+        entry.ticket.gone = True
+        if entry.ticket.open:
             self._lingering += entry.size_bytes
 
     def _settle_closed(self) -> None:
         while self._closed:
             ticket = self._closed.popleft()
-            if ticket in self._lingerers:
-                self._lingerers.discard(ticket)
+            ticket.open -= 1
+            if ticket.gone and not ticket.open:
                 self._lingering -= ticket.size_bytes
 
     def _taken(self) -> int:
@@ -418,11 +416,6 @@ class ChunkCache:
         with self._room:
             victims = self._make_room(self._limit_bytes)
         self._unlink(victims)
-
-
-def _file_of(entry: _Entry | None) -> _ChunkFile | None:
-    """The file, where some reader has it open."""
-    return entry.file() if entry is not None and entry.file is not None else None
 
 
 def _key(chunk: ChunkRef) -> _Key:

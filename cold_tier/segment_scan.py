@@ -52,10 +52,10 @@ def scan_segment(
 
 
 def _read_batches(path: Path, *, size_bytes: int, chunk_bytes: int) -> Iterator[_Batches]:
-    position = 0
+    position, window = 0, max(chunk_bytes, HEADER_SIZE)
     with path.open("rb", buffering=0) as file:
         while position < size_bytes:
-            body = _read(file.fileno(), position, min(chunk_bytes, size_bytes - position))
+            body = _read(file.fileno(), position, min(window, size_bytes - position))
             first = _first_header(body, position, path)
             if first.size_bytes > len(body):
                 body = _read(file.fileno(), position, min(first.size_bytes, size_bytes - position))

@@ -19,7 +19,7 @@ from cold_tier.index_bundle import IndexBundle, pack_bundle
 from cold_tier.object_keys import SegmentKeys, new_unique, segment_keys
 from cold_tier.object_store import ObjectStat, ObjectStore, crc32c_checksum
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
-from record_format.errors import StoreUnavailable
+from record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024
 
@@ -105,6 +105,12 @@ class SegmentUploader:
             size_bytes=size_bytes,
             chunk_bytes=self._limits.chunk_bytes,
         )
+        if table.chunks and table.chunks[-1].last_offset > files.last_offset:
+            raise CorruptBatch(
+                f"reaches above its last offset {files.last_offset}",
+                file=str(files.log),
+                offset=table.chunks[-1].last_offset,
+            )
         bundle = pack_bundle(
             table,
             offset_index=files.index.read_bytes(),

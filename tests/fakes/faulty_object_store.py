@@ -1,0 +1,184 @@
+"""Any store, with faults on demand: what a network and a careless server can do to a caller.
+
+    store = FaultyObjectStore(MemoryStore())
+    store.fail("get_range", ShortRead(100))            the next call
+    store.fail("put", FailsAfter(), times=3)           the next three
+    store.fail("get_range", Slow(gate), when=lambda key: key.endswith(".log"))
+
+A fault is used up by the calls it met; `calls` says what was asked, in order.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from cold_tier.object_store import ObjectStore
+from record_format.errors import ObjectExists, OutcomeUnknownError, StoreUnavailable
+
+
+@dataclass
+class FailsBefore:
+    """Nothing was done."""
+
+    error: Callable[[str], Exception] = lambda key: StoreUnavailable(f"{key}: down")
+
+
+@dataclass
+class FailsAfter:
+    """It was done, and the answer was lost."""
+
+    error: Callable[[str], Exception] = lambda key: OutcomeUnknownError(f"{key}: lost")
+
+
+@dataclass
+class Conflict:
+    """Another writer was first: its bytes are there."""
+
+    body: bytes = b"somebody else's"
+
+
+@dataclass
+class ShortRead:
+    """The connection breaks after so many bytes."""
+
+    size_bytes: int
+
+
+@dataclass
+class SilentShortRead:
+    """The answer ends early and says nothing."""
+
+    size_bytes: int
+
+
+@dataclass
+class WrongRange:
+    """Bytes of another range, of the right length."""
+
+    shift: int = 1
+
+
+@dataclass
+class WrongBytes:
+    """The right range with one byte flipped."""
+
+    position: int = 0
+
+
+@dataclass
+class Slow:
+    """The answer begins when the gate opens."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+
+
+class FaultyObjectStore:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._faults: list = []
+        self.calls: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def fail(self, call: str, fault, *, times: int = 1, when=lambda key: True) -> None:
+        self._faults.append([call, fault, times, when])
+
+    def put(self, key, body, **options):
+        fault = self._next("put", key)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(key)
+        if isinstance(fault, Conflict):
+            self._store.put(key, fault.body)
+            raise ObjectExists(key)
+        stat = self._store.put(key, body, **options)
+        if isinstance(fault, FailsAfter):
+            raise fault.error(key)
+        if isinstance(fault, WrongBytes):
+            return self._store.put(key, _flipped(bytes(body), fault.position))
+        return stat
+
+    def put_file(self, key, path, **options):
+        fault = self._next("put_file", key)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(key)
+        stat = self._store.put_file(key, path, **options)
+        if isinstance(fault, FailsAfter):
+            raise fault.error(key)
+        if isinstance(fault, WrongBytes):
+            body = self._store.get(key, max_bytes=1 << 40)
+            return self._store.put(key, _flipped(body, fault.position))
+        if isinstance(fault, ShortRead):
+            return self._store.put(key, self._store.get(key, max_bytes=1 << 40)[: fault.size_bytes])
+        return stat
+
+    def get(self, key, *, max_bytes):
+        fault = self._next("get", key)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(key)
+        body = self._store.get(key, max_bytes=max_bytes)
+        return _flipped(body, fault.position) if isinstance(fault, WrongBytes) else body
+
+    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        fault = self._next("get_range", key)
+        return self._ranged(fault, key, start, end)
+
+    def _ranged(self, fault, key: str, start: int, end: int) -> Iterator[bytes]:
+        if isinstance(fault, FailsBefore):
+            raise fault.error(key)
+        if isinstance(fault, Slow):
+            assert fault.gate.wait(30), "nobody opened the gate"
+        if isinstance(fault, WrongRange):
+            start, end = start + fault.shift, end + fault.shift
+        body = b"".join(self._store.get_range(key, start, end))
+        if isinstance(fault, ShortRead):
+            yield body[: fault.size_bytes]
+            raise StoreUnavailable(f"{key}: broke off")
+        if isinstance(fault, SilentShortRead):
+            body = body[: fault.size_bytes]
+        if isinstance(fault, WrongBytes):
+            body = _flipped(body, fault.position)
+        for position in range(0, len(body), 256 * 1024):
+            yield body[position : position + 256 * 1024]
+
+    def head(self, key):
+        fault = self._next("head", key)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(key)
+        return self._store.head(key)
+
+    def list(self, prefix, **options):
+        fault = self._next("list", prefix)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(prefix)
+        return self._store.list(prefix, **options)
+
+    def folders(self, prefix, **options):
+        fault = self._next("list", prefix)
+        if isinstance(fault, FailsBefore):
+            raise fault.error(prefix)
+        return self._store.folders(prefix, **options)
+
+    def delete(self, keys):
+        for key in keys:
+            fault = self._next("delete", key)
+            if isinstance(fault, FailsBefore):
+                raise fault.error(key)
+            self._store.delete([key])
+
+    def _next(self, call: str, key: str):
+        with self._lock:
+            self.calls.append((call, key))
+            for planned in self._faults:
+                wanted, fault, times, when = planned
+                if wanted == call and when(key):
+                    planned[2] = times - 1
+                    if planned[2] == 0:
+                        self._faults.remove(planned)
+                    return fault
+        return None
+
+
+def _flipped(body: bytes, position: int) -> bytes:
+    return body[:position] + bytes([body[position] ^ 0xFF]) + body[position + 1 :]

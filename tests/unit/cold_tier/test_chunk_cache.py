@@ -1,0 +1,215 @@
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.ranged_reader import ChunkRef
+from record_format.errors import Throttled
+
+SIZE = 1000
+
+
+def body_of(number, unique="seg"):
+    return (b"%s/%d " % (unique.encode(), number) * SIZE)[:SIZE]
+
+
+def ref(number, unique="seg"):
+    return ChunkRef("k.log", unique, number, number * SIZE, SIZE, crc32c(body_of(number, unique)))
+
+
+def fill(cache, number, unique="seg", *, read=True):
+    chunk = ref(number, unique)
+    cache.reserve(SIZE)
+    temp = cache.new_temp()
+    temp.write_bytes(body_of(number, unique))
+    opened = cache.publish(chunk, temp)
+    if read:
+        cache.mark_read(chunk)
+    return opened
+
+
+def make(folder, chunks=4, **options):
+    return ChunkCache(folder, limit_bytes=chunks * SIZE, **options)
+
+
+def content(opened):
+    with open(opened.path, "rb") as file:
+        return file.read()
+
+
+def test_a_filled_chunk_is_found_and_an_unknown_one_is_a_miss(tmp_path):
+    cache = make(tmp_path)
+    assert cache.lookup(ref(1)) is None
+    fill(cache, 1)
+    found = cache.lookup(ref(1))
+    assert found is not None
+    assert found.path.parent.name == ".filling" or content(found) == body_of(1)
+    assert (tmp_path / "seg" / "1").read_bytes() == body_of(1)
+    usage = cache.usage()
+    assert (usage.hits, usage.misses, usage.cached_bytes) == (1, 1, SIZE)
+
+
+def test_the_limit_holds_for_cached_and_reserved_bytes_together(tmp_path):
+    cache = make(tmp_path)
+    for number in range(20):
+        fill(cache, number)
+        usage = cache.usage()
+        assert usage.cached_bytes + usage.reserved_bytes + usage.lingering_bytes <= 4 * SIZE
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(files) == 4
+
+
+def test_a_reservation_that_was_given_up_is_room_again(tmp_path):
+    cache = make(tmp_path, chunks=1)
+    for _ in range(3):
+        cache.reserve(SIZE)
+        cache.unreserve(SIZE)
+    fill(cache, 1)
+
+
+def test_open_chunks_are_not_evicted_and_a_full_cache_says_so(tmp_path):
+    cache = make(tmp_path, chunks=2)
+    held = [fill(cache, 0), fill(cache, 1)]
+    with pytest.raises(Throttled):
+        cache.reserve(SIZE)
+    assert (tmp_path / "seg" / "0").exists()
+    held.pop()
+    cache.reserve(SIZE)
+    assert cache.usage().chunks == 1
+
+
+def test_a_waiting_fill_goes_on_when_a_reader_lets_go(tmp_path):
+    cache = make(tmp_path, chunks=1)
+    held = [fill(cache, 0)]
+    threading.Timer(0.1, held.clear).start()
+    cache.reserve(SIZE, wait_s=10)
+    assert cache.usage().reserved_bytes == SIZE
+
+
+def test_a_chunk_larger_than_the_cache_is_refused(tmp_path):
+    with pytest.raises(Throttled):
+        make(tmp_path, chunks=1).reserve(SIZE + 1)
+
+
+def test_a_dropped_segment_stays_whole_for_who_has_it_open_and_counts_until_then(tmp_path):
+    cache = make(tmp_path, chunks=2)
+    held = fill(cache, 0)
+    cache.drop("seg")
+    assert not (tmp_path / "seg").exists()
+    assert cache.usage().lingering_bytes == SIZE
+    assert os.pread(held.fd, SIZE, 0) == body_of(0)
+    with pytest.raises(Throttled):
+        cache.reserve(2 * SIZE)
+    del held
+    assert cache.usage().lingering_bytes == 0
+    cache.reserve(2 * SIZE)
+
+
+def test_a_file_that_vanished_is_a_miss(tmp_path):
+    cache = make(tmp_path)
+    fill(cache, 0)
+    (tmp_path / "seg" / "0").unlink()
+    assert cache.lookup(ref(0)) is None
+    assert cache.usage().chunks == 0
+    fill(cache, 0)
+    assert cache.lookup(ref(0)) is not None
+
+
+@pytest.mark.parametrize("damage", ["none", "flip", "cut", "longer"])
+def test_what_an_earlier_process_left_is_checked_before_it_is_served(tmp_path, damage):
+    fill(make(tmp_path), 0)
+    path = tmp_path / "seg" / "0"
+    body = bytearray(path.read_bytes())
+    if damage == "flip":
+        body[17] ^= 1
+    elif damage == "cut":
+        body.pop()
+    elif damage == "longer":
+        body.append(0)
+    path.write_bytes(body)
+    found = make(tmp_path).lookup(ref(0))
+    if damage == "none":
+        assert found is not None
+    else:
+        assert found is None
+        assert not path.exists()
+
+
+def test_a_restart_sweeps_what_was_being_filled_and_what_is_above_the_limit(tmp_path):
+    cache = make(tmp_path, chunks=8)
+    for number in range(8):
+        fill(cache, number)
+    cache.new_temp().write_bytes(b"half")
+    again = make(tmp_path, chunks=3)
+    assert again.usage().chunks == 3
+    assert list((tmp_path / ".filling").iterdir()) == []
+    assert len(list((tmp_path / "seg").iterdir())) == 3
+
+
+def test_a_scan_does_not_push_out_what_is_read_again_and_again(tmp_path):
+    cache = make(tmp_path, chunks=20)
+    for round_number in range(3):
+        for number in range(4):
+            if cache.lookup(ref(number, "hot")) is None:
+                fill(cache, number, "hot")
+        for number in range(15):
+            fill(cache, round_number * 100 + number, "warm")
+    for number in range(200):
+        fill(cache, number, "scan")
+    assert all(cache.has(ref(number, "hot")) for number in range(4))
+
+
+def test_a_scan_larger_than_the_cache_hits_some_of_it_the_next_time(tmp_path):
+    cache = make(tmp_path, chunks=50)
+    hits = 0
+    for _ in range(4):
+        for number in range(75):
+            if cache.lookup(ref(number)) is not None:
+                hits += 1
+            else:
+                fill(cache, number)
+    assert hits > 30
+
+
+def test_guesses_that_nobody_reads_do_not_fill_the_cache(tmp_path):
+    cache = make(tmp_path, chunks=8)
+    for number in range(4):
+        fill(cache, number, "read")
+    for number in range(100):
+        fill(cache, number, "guess", read=False)
+    assert cache.usage().chunks <= 8
+    fill(cache, 1, "new")
+    assert cache.lookup(ref(1, "new")) is not None
+
+
+def test_shrinking_gives_up_closed_chunks(tmp_path):
+    cache = make(tmp_path, chunks=8)
+    held = [fill(cache, number) for number in range(8)][:2]
+    assert cache.shrink(3 * SIZE) == 3 * SIZE
+    assert cache.shrink(100 * SIZE) == 3 * SIZE
+    assert cache.usage().chunks == len(held)
+
+
+def test_many_threads_leave_the_books_right(tmp_path):
+    cache = make(tmp_path, chunks=10)
+
+    def work(seed):
+        for step in range(300):
+            number = (seed * 7 + step * 13) % 40
+            found = cache.lookup(ref(number))
+            if found is None:
+                try:
+                    found = fill(cache, number)
+                except Throttled:
+                    continue
+                    assert os.pread(found.fd, SIZE, 0) == body_of(number)
+            del found
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    usage = cache.usage()
+    assert (usage.reserved_bytes, usage.lingering_bytes) == (0, 0)
+    assert usage.cached_bytes == usage.chunks * SIZE <= 10 * SIZE

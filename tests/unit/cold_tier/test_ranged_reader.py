@@ -1,0 +1,206 @@
+import itertools
+import threading
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader, read_chunk
+from cold_tier.retry import RetryPolicy
+from record_format.errors import (
+    ConfigurationError,
+    CorruptObject,
+    DiskFull,
+    MissingObject,
+    StoreUnavailable,
+)
+from tests.fakes.faulty_object_store import (
+    FailsBefore,
+    ShortRead,
+    SilentShortRead,
+    Slow,
+    WrongBytes,
+    WrongRange,
+)
+
+KEY = f"topics/t/id/0/segments/{0:020d}-1-abc.log"
+BODY = bytes(range(256)) * 3000
+QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
+
+
+def ref(start=1000, end=700_000, body=BODY):
+    return ChunkRef(KEY, "u", 0, start, end - start, crc32c(body[start:end]))
+
+
+@pytest.fixture
+def store(store):
+    store.put(KEY, BODY)
+    return store
+
+
+@pytest.fixture
+def fetch(store, tmp_path):
+    """Fetch a chunk into `tmp_path`; what is left there is the caller's to look at."""
+    names = itertools.count()
+    reader = RangedReader(store, requests_max=4, policy=QUICK)
+    yield lambda chunk: reader.fetch(chunk, lambda: tmp_path / f"temp-{next(names)}")
+    reader.close()
+
+
+def gets(store):
+    return sum(call == "get_range" for call, _ in store.calls)
+
+
+def test_a_chunk_comes_whole_by_one_request(store, fetch):
+    assert fetch(ref()).read_bytes() == BODY[1000:700_000]
+    assert gets(store) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        FailsBefore(),
+        ShortRead(0),
+        ShortRead(300_000),
+        SilentShortRead(300_000),
+        WrongBytes(5),
+        WrongRange(1),
+    ],
+)
+def test_a_fault_on_the_wire_is_made_good_and_leaves_nothing_behind(store, fetch, tmp_path, fault):
+    store.fail("get_range", fault)
+    path = fetch(ref())
+    assert path.read_bytes() == BODY[1000:700_000]
+    assert list(tmp_path.iterdir()) == [path]
+    assert gets(store) == 2
+
+
+def test_wrong_bytes_are_asked_for_once_more_and_then_named(store, fetch, tmp_path):
+    bad = bytearray(BODY)
+    bad[5000] ^= 1
+    store.put(KEY, bytes(bad))
+    with pytest.raises(CorruptObject) as corrupt:
+        fetch(ref())
+    assert (corrupt.value.file, corrupt.value.position) == (KEY, 1000)
+    assert gets(store) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert fetch(ref(10_000, 20_000)).read_bytes() == BODY[10_000:20_000]
+
+
+def test_a_missing_object_is_named_at_once(store, fetch, tmp_path):
+    store.delete([KEY])
+    with pytest.raises(MissingObject) as missing:
+        fetch(ref())
+    assert missing.value.file == KEY
+    assert gets(store) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cut_object_is_named(store, fetch):
+    store.put(KEY, BODY[:2000])
+    with pytest.raises(CorruptObject):
+        fetch(ref())
+
+
+def test_a_store_that_is_down_is_asked_a_few_times_and_no_more(store, fetch):
+    store.fail("get_range", FailsBefore(), times=100)
+    with pytest.raises(StoreUnavailable):
+        fetch(ref())
+    assert gets(store) == 3
+
+
+def test_a_wrong_setting_is_not_repeated(store, fetch):
+    store.fail("get_range", FailsBefore(lambda key: ConfigurationError("no permission")))
+    with pytest.raises(ConfigurationError):
+        fetch(ref())
+    assert gets(store) == 1
+
+
+def test_a_disk_that_takes_nothing_is_a_full_disk(store, fetch, tmp_path):
+    reader = RangedReader(store, requests_max=1, policy=QUICK)
+    with pytest.raises(DiskFull):
+        reader.fetch(ref(), lambda: tmp_path / "no" / "such" / "folder")
+    reader.close()
+
+
+def test_the_deadline_is_over_all_attempts(store, tmp_path):
+    now = [0.0]
+    policy = RetryPolicy(
+        attempts=100,
+        deadline_s=10,
+        monotonic=lambda: now[0],
+        sleep=lambda s: now.__setitem__(0, now[0] + s),
+        jitter=lambda: 1.0,
+    )
+    store.fail("get_range", FailsBefore(), times=1000)
+    reader = RangedReader(store, requests_max=1, policy=policy, monotonic=lambda: now[0])
+    with pytest.raises(StoreUnavailable):
+        reader.fetch(ref(), lambda: tmp_path / "t")
+    reader.close()
+    assert now[0] < 10
+
+
+def test_an_answer_that_trickles_beyond_the_deadline_is_given_up(store, tmp_path):
+    ticks = itertools.count(step=20)
+    reader = RangedReader(
+        store,
+        requests_max=1,
+        policy=RetryPolicy(attempts=1, deadline_s=30),
+        monotonic=lambda: next(ticks),
+    )
+    with pytest.raises(StoreUnavailable, match="too slow"):
+        reader.fetch(ref(), lambda: tmp_path / "t")
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+class QuickToHedge(Hedging):
+    def delay_s(self):
+        return 0.01
+
+
+def test_a_late_answer_is_hedged_and_the_loser_leaves_nothing(store, tmp_path):
+    slow = Slow()
+    store.fail("get_range", slow)
+    names = itertools.count()
+    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=QuickToHedge())
+    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    assert path.read_bytes() == BODY[1000:700_000]
+    slow.gate.set()
+    reader.close()  # waits for the loser
+    assert list(tmp_path.iterdir()) == [path]
+    assert reader.counts.hedged == 1
+
+
+def test_a_failed_first_answer_leaves_the_word_to_the_hedge(store, tmp_path):
+    slow = Slow()
+    store.fail("get_range", slow)
+    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=QuickToHedge())
+    names = itertools.count()
+    threading.Timer(0.2, slow.gate.set).start()
+    store.fail("get_range", FailsBefore())
+    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    reader.close()
+    assert path.read_bytes() == BODY[1000:700_000]
+
+
+def test_hedges_are_paid_from_a_budget():
+    hedging = Hedging(share=0.05)
+    assert hedging.delay_s() is None
+    for _ in range(100):
+        hedging.record(0.1)
+    assert hedging.delay_s() == pytest.approx(0.2)
+    for _ in range(1000):
+        hedging.earn()
+    assert [hedging.spend() for _ in range(3)] == [True, True, False]
+    for _ in range(21):
+        hedging.earn()
+    assert [hedging.spend() for _ in range(2)] == [True, False]
+
+
+def test_read_chunk_is_checked_too(store):
+    assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]
+    store.fail("get_range", WrongBytes(3))
+    assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]
+    store.fail("get_range", WrongBytes(3), times=2)
+    with pytest.raises(CorruptObject):
+        read_chunk(store, ref(), policy=QUICK)

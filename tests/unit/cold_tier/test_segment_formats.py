@@ -1,0 +1,171 @@
+import struct
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.chunk_table import pack_chunk_table, parse_chunk_table
+from cold_tier.index_bundle import SectionKind, pack_bundle, parse_bundle, parse_directory
+from cold_tier.segment_scan import scan_segment
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
+from tests.fakes.cold_segments import KAFKA, write_segment
+
+
+def scan(written, chunk_bytes=4096):
+    files = written.files
+    return scan_segment(
+        files.log,
+        base_offset=files.base_offset,
+        size_bytes=len(written.body),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 61, 1000, 4096, 1 << 20])
+@pytest.mark.parametrize("codec", [0, 4])
+def test_chunks_cover_the_log_in_whole_batches_with_true_facts(tmp_path, chunk_bytes, codec):
+    written = write_segment(tmp_path, base_offset=500, codec=codec)
+    table = scan(written, chunk_bytes)
+    assert table.log_crc32c == crc32c(written.body)
+    assert table.record_count == len(written.records)
+    position, offset = 0, 500
+    for chunk in table.chunks:
+        assert chunk.position == position
+        assert chunk.first_offset == offset
+        body = written.body[position : chunk.end_position]
+        assert chunk.end_position in written.batch_ends
+        assert chunk.crc32c == crc32c(body)
+        stamps = [r.timestamp for h in iter_headers(body) for r in decode_batch(body, h)]
+        assert (chunk.min_timestamp, chunk.max_timestamp) == (min(stamps), max(stamps))
+        assert chunk.record_count == len(stamps)
+        assert not chunk.has_gap
+        assert chunk.size_bytes <= chunk_bytes or len(list(iter_headers(body))) == 1
+        position, offset = chunk.end_position, chunk.last_offset + 1
+    assert (position, offset) == (len(written.body), written.files.last_offset + 1)
+
+
+def test_an_empty_segment_has_no_chunks(tmp_path):
+    (tmp_path / "empty.log").write_bytes(b"")
+    table = scan_segment(tmp_path / "empty.log", base_offset=9, size_bytes=0)
+    assert table.chunks == ()
+    assert table.min_timestamp is None
+    assert parse_chunk_table(pack_chunk_table(table), file="f") == table
+
+
+@pytest.mark.parametrize("path", sorted(KAFKA.glob("*/*.log")), ids=lambda p: f"{p.parent.name}")
+def test_every_segment_that_kafka_wrote_can_be_described(path):
+    size_bytes = path.stat().st_size
+    table = scan_segment(path, base_offset=int(path.stem), size_bytes=size_bytes, chunk_bytes=2048)
+    body = path.read_bytes()
+    assert sum(chunk.size_bytes for chunk in table.chunks) == size_bytes
+    for chunk in table.chunks:
+        part = body[chunk.position : chunk.end_position]
+        records = [r for h in iter_headers(part) for r in decode_batch(part, h)]
+        if records:
+            assert chunk.max_timestamp == max(record.timestamp for record in records)
+            assert chunk.min_timestamp == min(record.timestamp for record in records)
+        dense = len(records) == chunk.last_offset - chunk.first_offset + 1
+        assert chunk.has_gap or dense
+    assert parse_chunk_table(pack_chunk_table(table), file="f") == table
+
+
+def test_a_compacted_segment_says_that_it_has_gaps():
+    path = KAFKA / "compacted-keep-0" / f"{0:020d}.log"
+    table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
+    assert any(chunk.has_gap for chunk in table.chunks)
+
+
+def test_a_transactional_segment_says_so():
+    path = KAFKA / "txn-0" / f"{0:020d}.log"
+    table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
+    assert any(chunk.has_transactions for chunk in table.chunks)
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "last"])
+def test_a_rotten_byte_on_local_disk_is_not_shipped(written, at):
+    body = bytearray(written.body)
+    body[{"first": 70, "middle": len(body) // 2, "last": len(body) - 1}[at]] ^= 1
+    written.files.log.write_bytes(body)
+    with pytest.raises(CorruptBatch):
+        scan(written)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100])
+def test_a_cut_segment_is_not_shipped(written, cut):
+    written.files.log.write_bytes(written.body[:-cut])
+    with pytest.raises(CorruptBatch):
+        scan(written)
+
+
+def bundle_of(written):
+    return pack_bundle(
+        scan(written),
+        offset_index=b"index" * 8,
+        time_index=b"time" * 3,
+        txn_index=b"",
+        producer_snapshot=b"snapshot",
+    )
+
+
+def test_a_bundle_comes_apart_as_it_was_put_together(written):
+    bundle = bundle_of(written)
+    parsed = parse_bundle(bundle.body, file="f")
+    assert parsed.table == scan(written)
+    assert parsed.offset_index == b"index" * 8
+    assert parsed.time_index == b"time" * 3
+    assert parsed.txn_index == b""
+    assert parsed.producer_snapshot == b"snapshot"
+    assert bundle.crc32c == crc32c(bundle.body)
+
+
+def test_the_chunk_table_alone_can_be_cut_out_of_a_bundle(written):
+    bundle = bundle_of(written)
+    end = bundle.chunk_table_position + bundle.chunk_table_size
+    table = parse_chunk_table(bundle.body[bundle.chunk_table_position : end], file="f")
+    assert table == scan(written)
+    directory = parse_directory(bundle.body[:end], file="f")
+    assert directory.section(SectionKind.TXN_INDEX) is None
+
+
+def test_a_flipped_byte_anywhere_in_a_bundle_is_found(written):
+    body = bundle_of(written).body
+    for position in range(len(body)):
+        bad = bytearray(body)
+        bad[position] ^= 0x10
+        with pytest.raises((CorruptObject, UnknownFormatVersion)):
+            parse_bundle(bytes(bad), file="f")
+
+
+def test_a_bundle_cut_anywhere_is_found(written):
+    body = bundle_of(written).body
+    for end in range(len(body)):
+        with pytest.raises(CorruptObject):
+            parse_bundle(body[:end], file="f")
+
+
+def test_a_chunk_table_cut_or_flipped_anywhere_is_found(written):
+    body = pack_chunk_table(scan(written))
+    for position in range(len(body)):
+        with pytest.raises(CorruptObject):
+            parse_chunk_table(body[:position], file="f")
+        bad = bytearray(body)
+        bad[position] ^= 1
+        with pytest.raises((CorruptObject, UnknownFormatVersion)):
+            parse_chunk_table(bytes(bad), file="f")
+
+
+@pytest.mark.parametrize("parse", [parse_chunk_table, parse_directory])
+def test_an_unknown_version_is_refused_by_name(written, parse):
+    bundle = bundle_of(written)
+    body = bytearray(bundle.body if parse is parse_directory else pack_chunk_table(scan(written)))
+    struct.pack_into(">H", body, 4, 2)
+    with pytest.raises(UnknownFormatVersion, match="format version 2"):
+        parse(bytes(body), file="f")
+
+
+def test_a_table_whose_chunks_do_not_join_is_refused_although_its_crc_is_right(written):
+    body = bytearray(pack_chunk_table(scan(written))[:-4])
+    struct.pack_into(">q", body, 32 + 56, 1)  # the second chunk's position
+    with pytest.raises(CorruptObject, match="not where the one before"):
+        parse_chunk_table(bytes(body) + struct.pack(">I", crc32c(bytes(body))), file="f")
