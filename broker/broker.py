@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import structlog
 
+from broker import reports
 from broker.background import BackgroundTask
 from broker.bucket import Bucket
 from broker.copier import Copier, OffloadProgress
@@ -244,6 +245,15 @@ class Broker:
             after.uploaded_bytes - before.uploaded_bytes,
             after.remaining_segments,
         )
+
+    # --- what it says of itself -------------------------------------------------------------------
+
+    def readiness(self) -> reports.Readiness:
+        return reports.readiness(self.partitions(), self.bucket)
+
+    def storage_report(self) -> reports.StorageReport:
+        topics = sorted(self._topics.values(), key=lambda topic: topic.record.name)
+        return reports.storage_report(topics, self.bucket, now_ms=self.clock())
 
     # --- running it -------------------------------------------------------------------------------
 

@@ -1,16 +1,20 @@
 """What the broker says of itself: readiness, and what is stored where at which price.
 
-Nothing here touches the disk's data or the bucket; it may be asked for often.
+Nothing here touches the disk's data or the bucket; it may be asked for often. Reports are structs
+that encode to JSON as they stand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from broker.broker import Broker
-from broker.partition import TierSizes
-from cold_tier.chunk_cache import CacheUsage
-from cold_tier.store_ledger import PriceTable, Usage
+import msgspec
+
+from broker.bucket import Bucket
+from broker.partition import Partition
+from broker.topics import Topic
+from cold_tier.store_ledger import PriceTable, StoreLedger
 
 
 class Readiness(NamedTuple):
@@ -19,36 +23,65 @@ class Readiness(NamedTuple):
     reasons: list[str]
     degraded: list[str]
 
-    @property
-    def ready(self) -> bool:
-        return not self.reasons
 
+class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
+    """`offload_lag_ms`: the longest that some partition's oldest local-only segment has waited."""
 
-class TopicStorage(NamedTuple):
     topic: str
     partitions: int
-    sizes: TierSizes
+    segments: int
+    hot_bytes: int
+    cold_bytes: int
+    offload_lag_bytes: int
     offload_lag_ms: int
 
 
-class StorageReport(NamedTuple):
-    """`store_usage`: requests and bytes by purpose and operation since the start."""
+class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`lingering_bytes`: unlinked, and still open in some reader's hands."""
+
+    chunks: int
+    cached_bytes: int
+    reserved_bytes: int
+    lingering_bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    evicted_chunks: int
+
+
+class StoreUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests to the store since the broker started, and what they cost by the price table."""
+
+    purpose: str
+    operation: str
+    requests: int
+    failures: int
+    sent_bytes: int
+    received_bytes: int
+    cost_dollars: float
+
+
+class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`store` is null without a bucket; so is the cache then."""
 
     store: str | None
+    hot_bytes: int
+    cold_bytes: int
+    offload_lag_bytes: int
+    offload_lag_ms: int
     topics: list[TopicStorage]
-    cache: CacheUsage | None
-    store_usage: dict[tuple[str, str], Usage]
-    cost_dollars: dict[str, float]
+    cache: ChunkCacheReport | None
+    store_requests: list[StoreUse]
+    cost_dollars: float
 
 
-def readiness(broker: Broker) -> Readiness:
+def readiness(partitions: Iterable[Partition], bucket: Bucket | None) -> Readiness:
     reasons, degraded = [], []
-    for partition in broker.partitions():
+    for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
-    bucket = broker.bucket
     if bucket is not None and bucket.refusal:
         degraded.append(f"store refused: {bucket.refusal}")
     elif bucket is not None and bucket.unavailable:
@@ -56,22 +89,49 @@ def readiness(broker: Broker) -> Readiness:
     return Readiness(reasons, degraded)
 
 
-def storage_report(broker: Broker, prices: PriceTable | None = None) -> StorageReport:
-    topics = []
-    now_ms = broker.clock()
-    for summary in broker.list_topics(internal=True):
-        partitions = list(broker.topic(summary.name).partitions.values())
-        sizes = [partition.tiers() for partition in partitions]
-        lag_ms = max(partition.offload_lag_ms(now_ms) for partition in partitions)
-        topics.append(TopicStorage(summary.name, len(partitions), _total(sizes), lag_ms))
-    bucket = broker.bucket
-    if bucket is None:
-        return StorageReport(None, topics, None, {}, {})
-    ledger = bucket.store.ledger
-    usage = {(str(purpose), str(op)): count for (purpose, op), count in ledger.usage().items()}
-    cost = {str(k): v for k, v in ledger.cost(prices or PriceTable()).items()}
-    return StorageReport(bucket.store.url, topics, bucket.cache.usage(), usage, cost)
+def storage_report(
+    topics: Iterable[Topic],
+    bucket: Bucket | None,
+    *,
+    now_ms: int,
+    prices: PriceTable = PriceTable(),  # noqa: B008  immutable
+) -> StorageReport:
+    stored = [_topic_storage(topic, now_ms) for topic in topics]
+    uses = _store_uses(bucket.store.ledger, prices) if bucket else []
+    return StorageReport(
+        store=bucket.store.url if bucket else None,
+        hot_bytes=sum(one.hot_bytes for one in stored),
+        cold_bytes=sum(one.cold_bytes for one in stored),
+        offload_lag_bytes=sum(one.offload_lag_bytes for one in stored),
+        offload_lag_ms=max((one.offload_lag_ms for one in stored), default=0),
+        topics=stored,
+        cache=ChunkCacheReport(**bucket.cache.usage()._asdict()) if bucket else None,
+        store_requests=uses,
+        cost_dollars=sum(use.cost_dollars for use in uses),
+    )
 
 
-def _total(sizes: list[TierSizes]) -> TierSizes:
-    return TierSizes(*(sum(column) for column in zip(*sizes, strict=True)))
+def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
+    partitions = list(topic.partitions.values())
+    sizes = [partition.tiers() for partition in partitions]
+    return TopicStorage(
+        topic=topic.record.name,
+        partitions=len(partitions),
+        segments=sum(one.segments for one in sizes),
+        hot_bytes=sum(one.hot_bytes for one in sizes),
+        cold_bytes=sum(one.cold_bytes for one in sizes),
+        offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),
+        offload_lag_ms=max((one.offload_lag_ms(now_ms) for one in partitions), default=0),
+    )
+
+
+def _store_uses(ledger: StoreLedger, prices: PriceTable) -> list[StoreUse]:
+    return [
+        StoreUse(
+            purpose=purpose,
+            operation=operation,
+            **usage._asdict(),
+            cost_dollars=prices.of(operation, usage),
+        )
+        for (purpose, operation), usage in sorted(ledger.usage().items())
+    ]
