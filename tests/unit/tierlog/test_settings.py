@@ -1,0 +1,103 @@
+"""Flags over environment over file; every refusal names the setting, the value and the limit."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from api.http.settings import HttpSettings
+from broker.settings import BrokerSettings
+from cold_tier.s3_options import S3Options
+from record_format.errors import ConfigurationError
+from tierlog import settings
+from tierlog.setting_table import TABLE, Kind, Part
+
+DATA = {"data.dir": Path("d")}
+
+
+def test_flags_win_over_variables_and_those_over_the_file(tmp_path):
+    file = tmp_path / "tierlog.toml"
+    file.write_text("[cache]\nbytes = 1\n[gc]\ngrace.ms = 5\n[http]\nrecords.max = 7\n")
+    environment = {"TIERLOG_CACHE_BYTES": "2", "TIERLOG_GC_GRACE_MS": "6", "HOME": "/"}
+    loaded = settings.load(DATA | {"cache.bytes": "3"}, environment, file)
+    assert loaded.broker.cache_bytes == 3
+    assert loaded.broker.gc_grace_ms == 6
+    assert loaded.http.records_max == 7
+    assert loaded.sources["cache.bytes"] == "--cache-bytes"
+
+
+def test_defaults_are_those_of_the_rooms():
+    loaded = settings.load(DATA, {}, None)
+    assert loaded.broker == BrokerSettings(data_dir=Path("d"))
+    assert loaded.http.body_max_bytes == HttpSettings().body_max_bytes
+    assert (loaded.host, loaded.port, loaded.store_url) == ("127.0.0.1", 8640, None)
+
+
+@pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)
+def test_every_row_fills_a_field_that_exists(setting):
+    owner = {Part.BROKER: BrokerSettings, Part.HTTP: HttpSettings, Part.STORE: S3Options}
+    if setting.part in owner and setting.name != "store":
+        assert setting.field in {one.name for one in dataclasses.fields(owner[setting.part])}
+    default = settings.default_of(setting)
+    if isinstance(default, int) and not isinstance(default, bool):
+        assert setting.least <= default <= setting.most
+
+
+def test_every_field_of_the_broker_has_a_row():
+    rows = {setting.field for setting in TABLE if setting.part is Part.BROKER}
+    assert rows == {one.name for one in dataclasses.fields(BrokerSettings)}
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("cache.bytes", "64MiB", 64 << 20),
+        ("cache.bytes", "2GB", 2_000_000_000),
+        ("gc.grace.ms", "1.5h", 5_400_000),
+        ("shutdown.timeout.ms", "2", 2000),
+        ("retention.check.interval.ms", "500ms", 500),
+    ],
+)
+def test_sizes_and_times_are_read_as_people_write_them(name, raw, value):
+    loaded = settings.load(DATA | {name: raw}, {}, None)
+    assert getattr(loaded.broker, name.replace(".", "_")) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, "--data-dir"),
+        (DATA | {"cache.bytes": "-1"}, "cache.bytes lies between 0"),
+        (DATA | {"offload.concurrency": "many"}, "offload.concurrency is a whole number"),
+        (DATA | {"listen": "host:99999"}, "HOST:PORT"),
+        (DATA | {"listen": "0.0.0.0:8640"}, "insecure-no-auth"),
+        (DATA | {"listen": "example.org:80"}, "insecure-no-auth"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(flags, said):
+    with pytest.raises(ConfigurationError, match=said):
+        settings.load(flags, {}, None)
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="TIERLOG_CASHE_BYTES"):
+        settings.load(DATA, {"TIERLOG_CASHE_BYTES": "1"}, None)
+    file = tmp_path / "t.toml"
+    file.write_text("cache.size = 1\n")
+    with pytest.raises(ConfigurationError, match=r"cache\.size"):
+        settings.load(DATA, {}, file)
+    file.write_text("cache = [")
+    with pytest.raises(ConfigurationError, match=r"t\.toml"):
+        settings.load(DATA, {}, file)
+
+
+def test_an_open_address_is_taken_when_one_insists():
+    flags = DATA | {"listen": "[::]:9", "insecure.no.auth": True}
+    loaded = settings.load(flags, {}, None)
+    assert (loaded.host, loaded.port, loaded.http.check_host) == ("::", 9, False)
+
+
+def test_names_flags_and_variables_are_unique():
+    assert len({setting.name for setting in TABLE}) == len(TABLE)
+    assert len({setting.flag_name for setting in TABLE}) == len(TABLE)
+    assert all(setting.kind is not Kind.SECONDS for setting in TABLE)

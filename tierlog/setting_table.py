@@ -1,0 +1,188 @@
+"""Every setting of a broker, in one table: flags, `--help`, the reference and errors read it.
+
+A row names the field that it fills; type and default are that field's own, so that neither can be
+told twice. Names are those of the configuration file; the variable is `TIERLOG_` and the name in
+capitals, the flag is the name with dashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+I64_MAX: Final = 2**63 - 1
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+
+class Kind(Enum):
+    """How a value is written; `label` is what help shows."""
+
+    TEXT = "TEXT"
+    PATH = "PATH"
+    COUNT = "N"
+    BYTES = "BYTES"
+    MS = "MS"
+    SECONDS = "SECONDS"
+    SWITCH = ""
+
+
+class Part(Enum):
+    """Which part of `Settings` the field is in."""
+
+    SERVE = "serve"
+    STORE = "store"
+    BROKER = "broker"
+    HTTP = "http"
+
+
+class Setting(NamedTuple):
+    """One row. `flag_kind`: a flag that is read in another unit than the file's."""
+
+    name: str
+    kind: Kind
+    part: Part
+    field: str
+    doc: str
+    least: int = 0
+    most: int = I64_MAX
+    flag: str = ""
+    flag_kind: Kind | None = None
+
+    @property
+    def flag_name(self) -> str:
+        return self.flag or "--" + self.name.replace(".", "-")
+
+    @property
+    def variable(self) -> str:
+        return "TIERLOG_" + self.name.replace(".", "_").upper()
+
+
+def _rows(part: Part, *, prefix: str = "") -> Callable[..., Setting]:
+    def row(name: str, kind: Kind, doc: str, **rest: Any) -> Setting:
+        field = name.removeprefix(prefix).replace(".", "_")
+        return Setting(name, kind, part, field, doc)._replace(**rest)
+
+    return row
+
+
+_serve = _rows(Part.SERVE)
+_store = _rows(Part.STORE, prefix="s3.")
+_broker = _rows(Part.BROKER)
+_http = _rows(Part.HTTP, prefix="http.")
+
+TABLE: Final[tuple[Setting, ...]] = (
+    _broker("data.dir", Kind.PATH, "The folder of this broker's logs."),
+    _store(
+        "store",
+        Kind.TEXT,
+        "Where sealed segments go: s3://bucket/prefix, file:///folder or memory://name.",
+        field="url",
+    ),
+    _serve(
+        "listen",
+        Kind.TEXT,
+        "Host and port. Another address than loopback takes --insecure-no-auth.",
+    ),
+    _store("s3.endpoint", Kind.TEXT, "URL of an S3 server that is not AWS."),
+    _store("s3.region", Kind.TEXT, "Region, where AWS's own configuration does not say it."),
+    _store("s3.profile", Kind.TEXT, "Profile of AWS's configuration files."),
+    _store("s3.path.style", Kind.SWITCH, "The bucket in the path, not in the host's name."),
+    _store("s3.ca.bundle", Kind.TEXT, "PEM file of authorities for the endpoint."),
+    _store("s3.storage.class", Kind.TEXT, "Storage class of segment objects."),
+    _store("s3.server.side.encryption", Kind.TEXT, "AES256, aws:kms or aws:kms:dsse."),
+    _store("s3.sse.kms.key.id", Kind.TEXT, "Key for aws:kms."),
+    _broker(
+        "allow.single.writer.store",
+        Kind.SWITCH,
+        "Take a store that lets two writers win a race, where only this broker writes.",
+    ),
+    _broker(
+        "take.over",
+        Kind.SWITCH,
+        "Take over partitions that another broker owns; that one stops writing.",
+    ),
+    _serve(
+        "insecure.no.auth",
+        Kind.SWITCH,
+        "Listen on any address, and answer whoever comes.",
+    ),
+    _broker("offload.concurrency", Kind.COUNT, "Uploads at a time.", least=1, most=256),
+    _broker(
+        "offload.bandwidth", Kind.BYTES, "Upload bytes a second; no bound by default.", least=1
+    ),
+    _broker(
+        "offload.part.bytes",
+        Kind.BYTES,
+        "Size of a part of a large upload.",
+        least=5 * MIB,
+        most=5 << 30,
+    ),
+    _broker("cache.bytes", Kind.BYTES, "Disk for cold chunks; a tenth of the disk by default."),
+    _broker(
+        "cache.chunk.bytes",
+        Kind.BYTES,
+        "Size of a chunk of a cold segment: of a ranged GET, of the cache, of a Spark split.",
+        least=64 * KIB,
+        most=64 * MIB,
+    ),
+    _broker(
+        "cold.requests.max", Kind.COUNT, "Requests to the store in flight.", least=1, most=4096
+    ),
+    _broker("cold.memory.max", Kind.BYTES, "Memory for cold reads in flight.", least=MIB),
+    _broker(
+        "gc.grace.ms", Kind.MS, "How long an object stays that no manifest names any more.", least=0
+    ),
+    _broker(
+        "manifest.versions.min", Kind.COUNT, "Manifest versions that are always kept.", least=1
+    ),
+    _broker("fence.check.ms", Kind.MS, "How often the owner looks for a newer epoch.", least=100),
+    _broker(
+        "store.start.timeout.ms", Kind.MS, "How long a start waits for the store before it goes on."
+    ),
+    _broker(
+        "restore.offset.gap",
+        Kind.COUNT,
+        "Offsets that a restored partition leaves out, so that none is given twice.",
+        least=1,
+    ),
+    _broker(
+        "disk.reserve.bytes",
+        Kind.BYTES,
+        "Below this much free disk room is made, then writes are refused; 5% by default.",
+    ),
+    _broker("recovery.checkpoint.ms", Kind.MS, "How often recovery points are saved.", least=100),
+    _broker(
+        "producer.id.expiration.ms", Kind.MS, "How long an idle producer is remembered.", least=1000
+    ),
+    _broker(
+        "retention.check.interval.ms",
+        Kind.MS,
+        "How often retention acts.",
+        least=10,
+        flag="--retention-check-interval",
+        flag_kind=Kind.SECONDS,
+    ),
+    _broker(
+        "shutdown.timeout.ms",
+        Kind.MS,
+        "How long a stop may drain and flush.",
+        least=1,
+        flag="--shutdown-timeout",
+        flag_kind=Kind.SECONDS,
+    ),
+    _broker("append.threads", Kind.COUNT, "Threads that write and flush.", least=1, most=1024),
+    _broker(
+        "read.threads", Kind.COUNT, "Threads that read the disk and the store.", least=1, most=1024
+    ),
+    _http("http.body.max.bytes", Kind.BYTES, "Largest body of a request.", least=1),
+    _http("http.expanded.max.bytes", Kind.BYTES, "Largest body after decompression.", least=1),
+    _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),
+    _http("http.connections.max", Kind.COUNT, "Connections at a time.", least=1),
+    _http("http.inflight.max.bytes", Kind.BYTES, "Bytes of requests being worked on.", least=1),
+    _http("http.header.max.bytes", Kind.BYTES, "Largest head of a request.", least=1024),
+    _http("http.header.timeout.ms", Kind.MS, "How long a request's head may take.", least=1),
+    _http("http.body.idle.timeout.ms", Kind.MS, "How long a body may stand still.", least=1),
+    _http("http.keep.alive.ms", Kind.MS, "How long an idle connection is kept.", least=1),
+)

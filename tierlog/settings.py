@@ -1,0 +1,240 @@
+"""A broker's settings as one typed object: flags over `TIERLOG_*` over the file over defaults.
+
+* Read once, at the edge, and passed in; nothing below the command line looks at the environment.
+* A value is refused with the setting's name, the value, the limit, and where it came from. An
+  unknown name in the file or among `TIERLOG_*` is refused too: a misspelt limit is no limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from api.http.settings import HttpSettings
+from broker.settings import BrokerSettings
+from cold_tier.s3_options import S3Options
+from record_format.errors import ConfigurationError
+from tierlog.setting_table import TABLE, Kind, Part, Setting
+
+# Of clients and of this command line, not of a broker.
+CLIENT_VARIABLES: Final = frozenset(
+    ("TIERLOG_SERVER", "TIERLOG_TOKEN", "TIERLOG_TOKEN_FILE", "TIERLOG_CA_FILE", "TIERLOG_CONFIG")
+)
+DEFAULT_PORT: Final = 8640
+
+_SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
+_TIME: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.ASCII)
+_TIME_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_YES: Final = frozenset(("1", "true", "yes", "on"))
+_NO: Final = frozenset(("0", "false", "no", "off"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that `tierlog serve` is told."""
+
+    broker: BrokerSettings
+    http: HttpSettings
+    s3: S3Options
+    store_url: str | None = None
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    insecure_no_auth: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Path | None,
+) -> Settings:
+    """The settings of a broker. `flags`: by setting name, None where not given.
+
+    Raises ConfigurationError.
+    """
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for setting, raw, source in _told(flags, environment, file):
+        flag_kind = setting.flag_kind if source.startswith("--") else None
+        values[setting.name] = _parse(setting, raw, source, flag_kind or setting.kind)
+        sources[setting.name] = source
+    return _compose(values, sources)
+
+
+def _told(
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None
+) -> Iterator[tuple[Setting, object, str]]:
+    """Everything that was said, weakest first."""
+    by_name = {setting.name: setting for setting in TABLE}
+    for name, raw in _file_members(file):
+        if name not in by_name:
+            raise ConfigurationError(f"{file}: there is no setting {name!r}")
+        yield by_name[name], raw, str(file)
+    by_variable = {setting.variable: setting for setting in TABLE}
+    for variable, raw in sorted(environment.items()):
+        if variable in by_variable:
+            yield by_variable[variable], raw, variable
+        elif variable.startswith("TIERLOG_") and variable not in CLIENT_VARIABLES:
+            raise ConfigurationError(f"{variable}: there is no such setting")
+    for name, raw in flags.items():
+        if raw is not None:
+            yield by_name[name], raw, by_name[name].flag_name
+
+
+def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
+    if file is None:
+        return
+    try:
+        document = tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{file}: {error}") from error
+    yield from _flat(document)
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """TOML reads a dotted key as tables in tables; names have their dots back here."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
+    try:
+        value = _PARSERS[kind](raw)
+    except (ValueError, TypeError):
+        wanted = _WANTED[kind]
+        raise ConfigurationError(f"{source}: {setting.name} is {wanted}, not {raw!r}") from None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if not setting.least <= value <= setting.most:
+        raise ConfigurationError(
+            f"{source}: {setting.name} lies between {setting.least} and {setting.most}, "
+            f"{value} does not"
+        )
+    return value
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw:
+        raise ValueError
+    return raw
+
+
+def _count(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+        raise TypeError
+    return int(raw)
+
+
+def _bytes(raw: object) -> int:
+    if not isinstance(raw, str):
+        return _count(raw)
+    match = _SIZE.match(raw.strip())
+    if match is None:
+        raise ValueError
+    unit = (match[2] or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    return int(match[1]) * int(base ** " KMGT".index(unit[:1] or " "))
+
+
+def _ms(raw: object, *, unit: str = "ms") -> int:
+    match = _TIME.match(str(raw).strip())
+    if match is None or isinstance(raw, bool):
+        raise ValueError
+    return math.ceil(float(match[1]) * _TIME_MS[match[2] or unit])
+
+
+def _switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = _text(raw).lower()
+    if text not in _YES | _NO:
+        raise ValueError
+    return text in _YES
+
+
+_PARSERS: Final[Mapping[Kind, Any]] = {
+    Kind.TEXT: _text,
+    Kind.PATH: lambda raw: Path(raw if isinstance(raw, Path) else _text(raw)),
+    Kind.COUNT: _count,
+    Kind.BYTES: _bytes,
+    Kind.MS: _ms,
+    Kind.SECONDS: lambda raw: _ms(raw, unit="s"),
+    Kind.SWITCH: _switch,
+}
+_WANTED: Final[Mapping[Kind, str]] = {
+    Kind.TEXT: "text",
+    Kind.PATH: "a path",
+    Kind.COUNT: "a whole number",
+    Kind.BYTES: "a number of bytes, as in 67108864 or 64MiB",
+    Kind.MS: "a time in milliseconds, as in 30000 or 30s",
+    Kind.SECONDS: "a time in seconds, as in 30 or 500ms",
+    Kind.SWITCH: "true or false",
+}
+
+
+def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings:
+    of_part: dict[Part, dict[str, Any]] = {part: {} for part in Part}
+    for setting in TABLE:
+        if setting.name in values:
+            of_part[setting.part][setting.field] = values[setting.name]
+    if "data_dir" not in of_part[Part.BROKER]:
+        raise ConfigurationError("data.dir is not set: --data-dir DIR, or TIERLOG_DATA_DIR")
+    serve, store = of_part[Part.SERVE], of_part[Part.STORE]
+    host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
+    insecure = bool(serve.get("insecure_no_auth", False))
+    if not insecure and not is_loopback(host):
+        raise ConfigurationError(
+            f"listen {host}:{port} would answer whoever comes: give a loopback address, "
+            "or --insecure-no-auth if something in front of it keeps others out"
+        )
+    broker = BrokerSettings(**of_part[Part.BROKER])
+    return Settings(
+        broker=broker,
+        http=HttpSettings(
+            **of_part[Part.HTTP],
+            check_host=not insecure,
+            shutdown_timeout_ms=broker.shutdown_timeout_ms,
+        ),
+        store_url=store.pop("url", None),
+        s3=S3Options(**store),
+        host=host,
+        port=port,
+        insecure_no_auth=insecure,
+        sources=sources,
+    )
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises ConfigurationError."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
+    port = int(match[3] or DEFAULT_PORT) if match else -1
+    if match is None or not 0 <= port <= 65535:
+        raise ConfigurationError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
+    return match[1] or match[2] or "127.0.0.1", port
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def default_of(setting: Setting) -> object:
+    """The field's own default; None where there is none, or where the disk decides."""
+    if setting.name == "listen":
+        return f"127.0.0.1:{DEFAULT_PORT}"
+    owner = {Part.BROKER: BrokerSettings, Part.HTTP: HttpSettings, Part.STORE: S3Options}
+    kind = owner.get(setting.part, Settings)
+    found = {one.name: one.default for one in dataclasses.fields(kind)}.get(setting.field)
+    return None if found is dataclasses.MISSING else found
