@@ -326,6 +326,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="where the server keeps its objects")
     parser.add_argument("--install-only", action="store_true", help="install, and nothing more")
     parser.add_argument(
+        "--make-bucket",
+        metavar="ENDPOINT",
+        help="only create the bucket on a server that runs already (the compose files do)",
+    )
+    parser.add_argument(
         "--exec",
         nargs=argparse.REMAINDER,
         metavar="CMD",
@@ -341,6 +346,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     server = choose(arguments)
     try:
+        if arguments.make_bucket:
+            make_bucket(arguments.make_bucket, arguments.bucket)
+            return 0
         if arguments.install_only:
             print(server.install(folder_of(server)))
             return 0
