@@ -22,13 +22,20 @@ def is_available() -> bool:
 
 
 def load() -> bool:
-    """Import, warm and switch to the compiled walk; False where its packages are missing.
+    """Import, warm and switch to the compiled walk; False where that cannot be done.
 
-    Takes about a second, some more where nothing is cached on disk yet: call it once, in a thread.
+    It cannot without its packages, nor where numba finds no folder to keep its cache in: then every
+    start would compile anew. Takes about a second, some more where nothing is cached on disk yet:
+    call it once, in a thread.
     """
     if not is_available():
         return False
-    from record_format.native_walk import walk_native
+    try:
+        from record_format.native_walk import walk_native
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return False
 
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
