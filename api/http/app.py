@@ -1,0 +1,97 @@
+"""The application: FastAPI with the broker's calls in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from api.http import openapi, problems
+from api.http.calls import Call, CallTable
+from api.http.context import Context
+from api.http.exchange import Receive, Scope, Send
+from api.http.front import TierlogApp
+from api.http.refusals import MethodNotAllowed, NotFound
+from api.http.routes import CALLS
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+
+DESCRIPTION = (
+    "One log over two tiers: the tail on local disk, sealed segments in a bucket. "
+    "Refusals are problem documents (RFC 9457)."
+)
+
+
+def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
+    """The API over an open broker. The caller closes the broker after the app's shutdown."""
+    context = Context(broker, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.close()
+
+    app = TierlogApp(
+        context,
+        CallTable(CALLS),
+        title="tierlog",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+        exception_handlers={HTTPException: _problem_of_foreign_path},
+    )
+    schemas = openapi.Schemas(CALLS)
+    app.router.routes.extend(CallRoute(app, call, schemas) for call in CALLS)
+    made = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = made()
+        found.setdefault("components", {}).setdefault("schemas", {}).update(schemas.components)
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
+    return app
+
+
+class CallRoute(APIRoute):
+    """A call as FastAPI knows it: for the document, and for whoever comes past the front door."""
+
+    def __init__(self, app: TierlogApp, call: Call, schemas: openapi.Schemas) -> None:
+        self._front = app
+        super().__init__(
+            call.path,
+            _endpoint,
+            methods={call.method},
+            status_code=call.status,
+            response_class=Response,
+            name=call.handler.__name__,
+            operation_id=call.handler.__name__,
+            summary=call.summary,
+            tags=[call.tag],
+            openapi_extra=openapi.operation(call, schemas),
+        )
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front(scope, receive, send)
+
+
+async def _endpoint(request: Request) -> Response:
+    raise AssertionError(f"{request.url.path}: CallRoute.handle answers")
+
+
+async def _problem_of_foreign_path(request: Request, error: Exception) -> Response:
+    """What FastAPI itself refuses: a path that neither it nor the API has, or a method there."""
+    assert isinstance(error, HTTPException)
+    refusal: Exception = NotFound(f"{request.url.path} is not a path of this API; see /docs")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "GET")
+        refusal = MethodNotAllowed(request.method, allowed=allowed.split(", "))
+    problem = problems.to_problem(refusal, request_id="")
+    headers = {name.decode(): value.decode() for name, value in problem.headers}
+    return Response(problem.body(), status_code=problem.status, headers=headers)

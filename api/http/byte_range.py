@@ -1,0 +1,70 @@
+"""Byte ranges and validators of a segment's bytes (RFC 9110, 13 and 14). Pure.
+
+* One range is served; several in one header are answered with the whole, as RFC 9110 allows.
+* A Range that is no byte range is ignored; one that lies outside is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from api.http.refusals import RangeNotSatisfiable
+
+_RANGE: Final = re.compile(r"\s*bytes\s*=\s*(\d*)\s*-\s*(\d*)\s*\Z", re.ASCII | re.IGNORECASE)
+_TAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
+
+
+class ByteRange(NamedTuple):
+    """Bytes [start, end); `partial` where the client asked for a part."""
+
+    start: int
+    end: int
+    partial: bool
+
+
+def select_range(
+    range_header: str | None, if_range: str | None, *, etag: str, size_bytes: int
+) -> ByteRange:
+    """Raises RangeNotSatisfiable."""
+    whole = ByteRange(0, size_bytes, partial=False)
+    if range_header is None or not _if_range_holds(if_range, etag):
+        return whole
+    match = _RANGE.match(range_header)
+    if match is None or match.group(1) == match.group(2) == "":
+        return whole
+    first, last = match.groups()
+    if first == "":  # the last so many bytes
+        count = int(last)
+        if count == 0 or size_bytes == 0:
+            raise _outside(range_header, size_bytes)
+        return ByteRange(max(0, size_bytes - count), size_bytes, partial=True)
+    start = int(first)
+    if last != "" and int(last) < start:
+        return whole  # not a valid range: ignored
+    if start >= size_bytes:
+        raise _outside(range_header, size_bytes)
+    end = size_bytes if last == "" else min(int(last) + 1, size_bytes)
+    return ByteRange(start, end, partial=True)
+
+
+def none_match(header: str | None, etag: str) -> bool:
+    """Whether If-None-Match lets the answer through; False means 304. Compared weakly."""
+    if header is None:
+        return True
+    if header.strip() == "*":
+        return False
+    tags = (match.group(0).removeprefix("W/") for match in _TAG.finditer(header))
+    return etag not in tags
+
+
+def _if_range_holds(header: str | None, etag: str) -> bool:
+    """Compared strongly; a date never holds, for no Last-Modified is given."""
+    return header is None or header.strip() == etag
+
+
+def _outside(header: str, size_bytes: int) -> RangeNotSatisfiable:
+    return RangeNotSatisfiable(
+        f"Range {header[:100]!r} lies outside the segment's {size_bytes} bytes",
+        size_bytes=size_bytes,
+    )

@@ -1,0 +1,102 @@
+"""What a call of the API is, and the table that finds it by its path.
+
+A `Call` is the single description of an endpoint: the router, the parameters' check and the OpenAPI
+document are all made from it.
+
+Paths are matched by their raw parts, decoded one by one: an encoded slash never makes another path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from api.http.answers import AnyAnswer
+from api.http.context import Context
+from api.http.exchange import Exchange
+
+Handler = Callable[[Context, Exchange], Awaitable[AnyAnswer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A body by media type. `schema`: a struct, a tuple of them (one of), or JSON schema.
+
+    `listed_as`: the body is an object with a list of such things under that name.
+    """
+
+    schema: Any
+    listed_as: str = ""
+    example: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str
+    description: str = ""
+    query: type[Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Body] = field(default_factory=dict)
+    status: int = 200
+    answer: Mapping[str, Body] = field(default_factory=dict)
+    answer_headers: Mapping[str, str] = field(default_factory=dict)
+    other_answers: Mapping[int, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class CallTable:
+    """Finds a path's calls by walking its parts."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self.calls = tuple(calls)
+        self._root = _Node()
+        for call in self.calls:
+            node = self._root
+            for part in _template_parts(call.path):
+                node = node.child(part)
+            assert call.method not in node.calls, f"{call.method} {call.path} is there twice"
+            node.calls[call.method] = call
+
+    def find(self, raw_path: bytes) -> tuple[Mapping[str, Call], dict[str, str]] | None:
+        """(the path's calls by method, its parameters), or None where there is no such path."""
+        node, params = self._root, {}
+        for part in raw_path.decode("ascii", "replace").split("/")[1:]:
+            text = unquote(part) if "%" in part else part
+            following = node.fixed.get(text)
+            if following is None:
+                following = node.any
+                if following is None or not text:
+                    return None
+                params[following.name] = text
+            node = following
+        return (node.calls, params) if node.calls else None
+
+
+class _Node:
+    __slots__ = ("any", "calls", "fixed", "name")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.fixed: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.calls: dict[str, Call] = {}
+
+    def child(self, part: str) -> _Node:
+        if not part.startswith("{"):
+            return self.fixed.setdefault(part, _Node())
+        if self.any is None:
+            self.any = _Node(part[1:-1])
+        assert self.any.name == part[1:-1], "one place of a path has one name"
+        return self.any
+
+
+def _template_parts(path: str) -> list[str]:
+    return path.split("/")[1:]

@@ -1,0 +1,57 @@
+"""What every handler is given: the broker, the limits, and the threads that may wait for it.
+
+* The event loop never waits for a disk or a bucket: `read` is for calls that may, `compute` for
+  parsing and writing large bodies. Both pools are bounded.
+* Everything else here lives on the event loop and needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from api.http.bodies import InflightBytes
+from api.http.metrics import HttpMetrics
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Context:
+    def __init__(self, broker: Broker, settings: HttpSettings) -> None:
+        self.broker, self.settings = broker, settings
+        self.metrics = HttpMetrics()
+        self.inflight = InflightBytes(settings.inflight_max_bytes)
+        self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
+        self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that may wait for disk or bucket."""
+        return await self._run(self.readers, partial(call, *args, **kwargs))
+
+    async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
+        """Run at once what works on few bytes, in a thread what works on many."""
+        if size_bytes <= self.settings.inline_max_bytes:
+            return call()
+        return await self._run(self._parsers, call)
+
+    def _run(self, threads: Executor, call: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(threads, call)
+
+    def next_turn(self, topic: str) -> int:
+        """Count the requests to a topic: records without a key stick to one partition each."""
+        turns = self._turns.get(topic)
+        if turns is None:
+            turns = self._turns[topic] = itertools.count()
+        return next(turns)
+
+    def close(self) -> None:
+        self.readers.shutdown(wait=False, cancel_futures=True)
+        self._parsers.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,89 @@
+"""One request as a handler sees it: the path's parts, headers, and who is at the other end.
+
+Header names are looked up in lower case. A header that was sent twice reads as both, joined by a
+comma, as RFC 9110 has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from api.http.refusals import ClientGone
+from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Exchange:
+    __slots__ = (
+        "method",
+        "params",
+        "receive",
+        "request_id",
+        "scope",
+        "send",
+        "started",
+        "template",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.request_id = request_id
+        self.method: str = scope["method"]
+        self.params: dict[str, str] = {}
+        self.template = ""  # of the path, once it is known
+        self.started = False  # the head of the answer was sent
+
+    def header(self, name: bytes) -> str | None:
+        found: str | None = None
+        for key, value in self.scope["headers"]:
+            if key == name:
+                text = value.decode("latin-1")
+                found = text if found is None else f"{found}, {text}"
+        return found
+
+    @property
+    def topic(self) -> str:
+        return self.params["topic"]
+
+    @property
+    def partition(self) -> int:
+        return self.number("partition", missing=lambda n: UnknownPartition(self.topic, n))
+
+    def number(self, name: str, *, missing: Callable[[int], Exception] | None = None) -> int:
+        """A part of the path that is a whole number of at most 19 digits."""
+        text = self.params[name]
+        digits = text.removeprefix("-")
+        if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
+            problem = FieldProblem(name, f"expected a whole number, not {text[:64]!r}")
+            raise InvalidRequest(f"{name} in the path: {problem.msg}", problems=(problem,))
+        value = int(text)
+        if value < 0 and missing is not None:
+            raise missing(value)
+        return value
+
+    async def until_gone(self) -> None:
+        """Return when the client closed the connection, or its sending side; its body was read."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def watch_for_leaving(self, wake: Callable[[], object]) -> asyncio.Task[None]:
+        """Call `wake` when the client leaves. The caller cancels the task."""
+
+        async def watch() -> None:
+            await self.until_gone()
+            wake()
+
+        return asyncio.get_running_loop().create_task(watch())
+
+    async def next_body_part(self, *, timeout_s: float) -> tuple[bytes, bool]:
+        """(bytes, more to come). Raises TimeoutError, ClientGone."""
+        async with asyncio.timeout(timeout_s):
+            message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)

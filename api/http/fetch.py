@@ -1,0 +1,225 @@
+"""The fetch of one partition: batches as they lie on disk, or records as JSON.
+
+* What is in memory is answered by the event loop; what is not is brought by a thread.
+* Raw batches are never in this process's memory: the slices go to the socket.
+* `earliest` may be trimmed between its lookup and the read: it is looked up again, an offset that
+  the client named is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http import media_types, record_json, strict_json
+from api.http.answers import NO_STORE, Answer, AnyAnswer, FileAnswer
+from api.http.batch_filter import filter_batches
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.long_poll import Beyond, LongPoll
+from api.http.positions import EARLIEST, Position, parse_position, resolve
+from api.http.problems import HeaderList
+from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS, MIB
+from broker.partition import Fetched, Partition
+from record_format.errors import OffsetTrimmed
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
+MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
+MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+FORMS: Final = (
+    media_types.JSON,
+    media_types.NDJSON,
+    media_types.BATCHES,
+    media_types.EVENTS,
+)
+_ATTEMPTS: Final = 3
+
+
+class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
+    offset: str | UnsetType = UNSET
+    timestamp: str | UnsetType = UNSET
+    max_bytes: MaxBytes = MIB
+    max_records: MaxRecords | UnsetType = UNSET
+    min_bytes: MinBytes = 1
+    wait_ms: WaitMs = 0
+    isolation: Isolation = "read_uncommitted"
+    encoding: record_json.Encoding = "utf8"
+
+    @property
+    def committed(self) -> bool:
+        return self.isolation == "read_committed"
+
+    @property
+    def record_limit(self) -> int | None:
+        return None if isinstance(self.max_records, UnsetType) else self.max_records
+
+
+class Found(NamedTuple):
+    """What was read, and the offset it was read from."""
+
+    fetched: Fetched
+    offset: int
+
+
+async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
+    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
+    form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    position = parse_position(query.offset, query.timestamp, default=EARLIEST)
+    found = await _fetch_enough(context, exchange, partition, position, query)
+    context.metrics.fetched_bytes.labels(found.fetched.tier).inc(found.fetched.size_bytes)
+    if form == media_types.BATCHES:
+        return await _batches_answer(context, found, query)
+    return await _records_answer(context, partition, found, query, form)
+
+
+async def read(
+    context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
+) -> Fetched:
+    """On the loop where everything is in memory, else in a thread."""
+    fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
+    if fetched is not None:
+        return fetched
+    return await context.read(partition.read, offset, max_bytes=max_bytes, committed=committed)
+
+
+async def _fetch_enough(
+    context: Context,
+    exchange: Exchange,
+    partition: Partition,
+    position: Position,
+    query: FetchQuery,
+) -> Found:
+    found = await _read_first(context, partition, position, query)
+    if query.wait_ms == 0 or is_enough(found, query.min_bytes, query.max_bytes):
+        return found
+    with LongPoll(exchange, wait_ms=query.wait_ms) as poll:
+        while not poll.over and not is_enough(found, query.min_bytes, query.max_bytes):
+            await poll.wait([Beyond(partition, found.fetched.high_watermark)])
+            fetched = await read(
+                context,
+                partition,
+                found.offset,
+                max_bytes=query.max_bytes,
+                committed=query.committed,
+            )
+            found = Found(fetched, found.offset)
+    return found
+
+
+async def _read_first(
+    context: Context, partition: Partition, position: Position, query: FetchQuery
+) -> Found:
+    for attempt in range(_ATTEMPTS):
+        offset = await resolve(context, partition, position, committed=query.committed)
+        try:
+            fetched = await read(
+                context,
+                partition,
+                offset,
+                max_bytes=query.max_bytes,
+                committed=query.committed,
+            )
+            return Found(fetched, offset)
+        except OffsetTrimmed:
+            if position.keyword != EARLIEST or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def is_enough(found: Found, min_bytes: int, max_bytes: int) -> bool:
+    """A page that is full, or cut by something else than the end of the log, is enough."""
+    size = found.fetched.size_bytes
+    return size >= min(min_bytes, max_bytes) or (size > 0 and not at_end(found.fetched))
+
+
+def at_end(fetched: Fetched) -> bool:
+    return fetched.next_offset >= fetched.end_offset
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def log_headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
+    up_to_date = b"true" if next_offset == fetched.high_watermark else b"false"
+    return [
+        (b"log-start-offset", b"%d" % fetched.log_start_offset),
+        (b"log-high-watermark", b"%d" % fetched.high_watermark),
+        (b"log-next-offset", b"%d" % next_offset),
+        (b"log-up-to-date", up_to_date),
+        (b"log-tier", fetched.tier.encode()),
+        NO_STORE,
+    ]
+
+
+async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> FileAnswer:
+    fetched = found.fetched
+    if query.record_limit is not None or fetched.aborted:
+        fetched = await context.read(
+            filter_batches, fetched, offset=found.offset, max_records=query.record_limit
+        )
+    next_offset = max(fetched.next_offset, found.offset)
+    headers = log_headers(fetched, next_offset=next_offset)
+    headers.append((b"content-type", media_types.BATCHES.encode()))
+    return FileAnswer(200, headers, fetched.slices)
+
+
+async def _records_answer(
+    context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
+) -> Answer:
+    write = partial(_write_lines if form == media_types.NDJSON else _write_document, partition)
+    body, next_offset = await context.compute(found.fetched.size_bytes, lambda: write(found, query))
+    headers = log_headers(found.fetched, next_offset=next_offset)
+    headers.append((b"content-type", form.encode()))
+    return Answer(200, headers, body)
+
+
+def _page(found: Found, query: FetchQuery) -> record_json.Page:
+    return record_json.read_page(
+        found.fetched,
+        offset=found.offset,
+        max_bytes=query.max_bytes,
+        max_records=query.record_limit,
+    )
+
+
+def _write_lines(partition: Partition, found: Found, query: FetchQuery) -> tuple[bytes, int]:
+    page = _page(found, query)
+    lines = record_json.write_lines(page, partition=partition.number, encoding=query.encoding)
+    return lines, page.next_offset
+
+
+def _write_document(partition: Partition, found: Found, query: FetchQuery) -> tuple[bytes, int]:
+    page = _page(found, query)
+    return document(partition, found.fetched, page, query.encoding), page.next_offset
+
+
+def document(
+    partition: Partition, fetched: Fetched, page: record_json.Page, encoding: record_json.Encoding
+) -> bytes:
+    """One partition's fetch as a JSON object."""
+    return b"".join(
+        (
+            b'{"topic":"%b","partition":%d,"records":['
+            % (partition.topic.encode(), partition.number),
+            record_json.write_array(page, encoding),
+            b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d,"tier":"%b"}'
+            % (
+                page.next_offset,
+                fetched.log_start_offset,
+                fetched.high_watermark,
+                fetched.tier.encode(),
+            ),
+        )
+    )
+
+
+def total_bytes(many: Sequence[Fetched]) -> int:
+    return sum(fetched.size_bytes for fetched in many)

@@ -1,0 +1,186 @@
+"""`POST /v1/fetch`: many partitions in one long poll.
+
+* A partition that refuses is answered in its place with its problem; the others go on.
+* `max_bytes` of the request is shared in the order of the partitions: one that finds nothing left
+  is answered empty, at its offset, and comes first if the client asks so next time. The first
+  partition with records always gets some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http import problems, record_json
+from api.http.answers import JSON, NO_STORE, Answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch import Isolation, MaxBytes, MinBytes, WaitMs, at_end, document, read
+from api.http.long_poll import Beyond, LongPoll
+from api.http.positions import EARLIEST, Position, parse_position, resolve
+from api.http.settings import MIB
+from api.http.topics import acceptable_json, json_body, no_query
+from broker.partition import Fetched, Partition
+from record_format.errors import OffsetTrimmed, TierlogError
+
+MAX_PARTITIONS: Final = 1000
+
+
+class WantedPartition(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    offset: int | str | UnsetType = UNSET
+    max_bytes: MaxBytes = MIB
+
+
+class FetchMany(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: Annotated[list[WantedPartition], Meta(min_length=1, max_length=MAX_PARTITIONS)]
+    max_bytes: MaxBytes = 8 * MIB
+    min_bytes: MinBytes = 1
+    wait_ms: WaitMs = 0
+    encoding: record_json.Encoding = "utf8"
+    isolation: Isolation = "read_uncommitted"
+
+
+class Refused(NamedTuple):
+    topic: str
+    partition: int
+    error: Exception
+
+
+class Place(NamedTuple):
+    """A partition that is read, from where, and what was found there."""
+
+    partition: Partition
+    offset: int
+    max_bytes: int
+    fetched: Fetched | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(FetchMany)
+
+
+async def fetch_many(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    wanted = await json_body(context, exchange, _DECODER)
+    positions = [
+        parse_position(one.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
+        for index, one in enumerate(wanted.partitions)
+    ]
+    places = [
+        await _place(context, one, position, wanted)
+        for one, position in zip(wanted.partitions, positions, strict=True)
+    ]
+    with LongPoll(exchange, wait_ms=wanted.wait_ms) as poll:
+        places = await _read_all(context, places, wanted)
+        while not poll.over and not _is_enough(places, wanted):
+            await poll.wait(_beyonds(places))
+            places = await _read_all(context, places, wanted)
+    return await _answer(context, exchange, places, wanted)
+
+
+async def _place(
+    context: Context, one: WantedPartition, position: Position, wanted: FetchMany
+) -> Place | Refused:
+    try:
+        partition = context.broker.partition(one.topic, one.partition)
+        committed = wanted.isolation == "read_committed"
+        offset = await resolve(context, partition, position, committed=committed)
+    except TierlogError as error:
+        return Refused(one.topic, one.partition, error)
+    return Place(partition, offset, one.max_bytes)
+
+
+async def _read_all(
+    context: Context, places: Sequence[Place | Refused], wanted: FetchMany
+) -> list[Place | Refused]:
+    room = wanted.max_bytes
+    found: list[Place | Refused] = []
+    for place in places:
+        if isinstance(place, Place):
+            place = await _read_one(context, place, wanted, room)
+            if isinstance(place, Place) and place.fetched is not None:
+                room -= place.fetched.size_bytes
+        found.append(place)
+    return found
+
+
+async def _read_one(
+    context: Context, place: Place, wanted: FetchMany, room: int
+) -> Place | Refused:
+    """With no room left only the offsets are told."""
+    committed = wanted.isolation == "read_committed"
+    try:
+        fetched = await read(
+            context,
+            place.partition,
+            place.offset,
+            max_bytes=max(1, min(place.max_bytes, room)),
+            committed=committed,
+        )
+    except (TierlogError, OffsetTrimmed) as error:
+        return Refused(place.partition.topic, place.partition.number, error)
+    if room <= 0:
+        fetched = fetched._replace(slices=(), next_offset=place.offset)
+    return place._replace(fetched=fetched)
+
+
+def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
+    """A refusal is news as well: it is answered at once."""
+    found = [place.fetched for place in places if isinstance(place, Place) and place.fetched]
+    if len(found) < len(places):
+        return True
+    size = sum(fetched.size_bytes for fetched in found)
+    full = any(fetched.slices and not at_end(fetched) for fetched in found)
+    return size >= min(wanted.min_bytes, wanted.max_bytes) or full
+
+
+def _beyonds(places: Sequence[Place | Refused]) -> list[Beyond]:
+    return [
+        Beyond(place.partition, place.fetched.high_watermark)
+        for place in places
+        if isinstance(place, Place) and place.fetched is not None
+    ]
+
+
+async def _answer(
+    context: Context, exchange: Exchange, places: Sequence[Place | Refused], wanted: FetchMany
+) -> Answer:
+    size = 0
+    for place in places:
+        if isinstance(place, Place) and place.fetched is not None:
+            size += place.fetched.size_bytes
+            context.metrics.fetched_bytes.labels(place.fetched.tier).inc(place.fetched.size_bytes)
+
+    def write() -> bytes:
+        shown = [_shown(exchange, place, wanted) for place in places]
+        return b'{"partitions":[' + b",".join(shown) + b"]}"
+
+    return Answer(200, [JSON, NO_STORE], await context.compute(size, write))
+
+
+def _shown(exchange: Exchange, place: Place | Refused, wanted: FetchMany) -> bytes:
+    if isinstance(place, Refused):
+        return _shown_error(exchange, place)
+    assert place.fetched is not None, "it was read"
+    try:
+        page = record_json.read_page(place.fetched, offset=place.offset, max_bytes=place.max_bytes)
+    except TierlogError as error:
+        refused = Refused(place.partition.topic, place.partition.number, error)
+        return _shown_error(exchange, refused)
+    return document(place.partition, place.fetched, page, wanted.encoding)
+
+
+def _shown_error(exchange: Exchange, refused: Refused) -> bytes:
+    problem = problems.to_problem(refused.error, request_id=exchange.request_id)
+    return msgspec.json.encode(
+        {
+            "topic": refused.topic,
+            "partition": refused.partition,
+            "error": problem.document,
+        }
+    )

@@ -1,0 +1,144 @@
+"""The front door: every request comes in here, and every answer leaves here.
+
+* A call of the API is found and run here, ahead of FastAPI's routing and its dependency machinery,
+  which cost several times a small fetch. The calls stand in FastAPI's routes as well, so that its
+  document and its tools see them; what is no call of the API (documentation) FastAPI serves.
+* Whatever a handler raises becomes a problem document, here and nowhere else.
+* Each answer carries `X-Request-Id`: the client's where it is a plain token, else a new one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import time
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI
+
+from api.http import problems
+from api.http.answers import Answer, AnyAnswer, send_answer
+from api.http.calls import Call, CallTable
+from api.http.context import Context
+from api.http.exchange import Exchange, Receive, Scope, Send
+from api.http.host_check import check_host
+from api.http.refusals import ClientGone, MethodNotAllowed
+from record_format.errors import TierlogError
+
+log = structlog.get_logger(__name__)
+
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
+_READING: Final = frozenset(("GET", "HEAD"))
+
+
+class RequestIds:
+    """Unique in this process, and with a random part between processes."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(6)
+        self._count = itertools.count(1)
+
+    def of(self, given: str | None) -> str:
+        if given is not None and _PLAIN_ID.match(given):
+            return given
+        return f"{self._prefix}-{next(self._count):x}"
+
+
+class TierlogApp(FastAPI):
+    """FastAPI, with the calls of the API in front of its routes."""
+
+    def __init__(self, context: Context, table: CallTable, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.context, self.table = context, table
+        self._ids = RequestIds()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, request_id="")
+        exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        await self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        metrics = self.context.metrics
+        started = time.perf_counter()
+        status = "500"
+        metrics.under_way.inc()
+        try:
+            answer = await self._answer(exchange)
+            if answer is None:
+                status = "other"
+                await super().__call__(exchange.scope, exchange.receive, _with_id(exchange))
+                return
+            status = str(getattr(answer, "status", 200))
+            await send_answer(exchange, answer)
+        except ClientGone:
+            status = "gone"
+        finally:
+            metrics.under_way.dec()
+            path = exchange.template or "other"
+            metrics.requests.labels(exchange.method, path, status).inc()
+            metrics.seconds.labels(exchange.method, path).observe(time.perf_counter() - started)
+
+    async def _answer(self, exchange: Exchange) -> AnyAnswer | None:
+        """None where the path is not a call of the API."""
+        try:
+            check_host(exchange, self.context.settings)
+            call = self._find(exchange)
+            return None if call is None else await call.handler(self.context, exchange)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001  the one place where every exception is answered
+            return self._refusal(exchange, error)
+
+    def _find(self, exchange: Exchange) -> Call | None:
+        scope = exchange.scope
+        found = self.table.find(scope.get("raw_path") or scope["path"].encode())
+        if found is None:
+            return None
+        by_method, exchange.params = found
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        call = by_method.get(method)
+        if call is None:
+            exchange.template = next(iter(by_method.values())).path
+            raise MethodNotAllowed(exchange.method, allowed=allowed_methods(by_method))
+        exchange.template = call.path
+        return call
+
+    def _refusal(self, exchange: Exchange, error: Exception) -> Answer:
+        writing = exchange.method not in _READING
+        problem = problems.to_problem(error, request_id=exchange.request_id, writing=writing)
+        if problem.status >= 500:
+            self._log(exchange, error, problem.code)
+        return Answer(problem.status, problem.headers, problem.body())
+
+    def _log(self, exchange: Exchange, error: Exception, code: str) -> None:
+        log.error(
+            "request failed",
+            request_id=exchange.request_id,
+            method=exchange.method,
+            path=exchange.template,
+            **exchange.params,
+            code=code,
+            error=str(error) or type(error).__name__,
+            exc_info=None if isinstance(error, TierlogError) else error,
+        )
+
+
+def allowed_methods(by_method: Any) -> list[str]:
+    return sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})
+
+
+def _with_id(exchange: Exchange) -> Send:
+    """`send` for what FastAPI serves: its answers carry the id as well."""
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            name_and_id = (b"x-request-id", exchange.request_id.encode("latin-1"))
+            message = {**message, "headers": [*message.get("headers", ()), name_and_id]}
+        await exchange.send(message)
+
+    return send

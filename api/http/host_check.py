@@ -1,0 +1,46 @@
+"""Against DNS rebinding: without tokens, only loopback names are answered.
+
+A page of a foreign site that had its name resolved to 127.0.0.1 still says its own name in `Host`
+and `Origin`. A request without either (HTTP/1.0) comes from no browser.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from api.http.exchange import Exchange
+from api.http.refusals import ForeignHost
+from api.http.settings import HttpSettings
+
+
+def check_host(exchange: Exchange, settings: HttpSettings) -> None:
+    """Raise ForeignHost where `Host` or `Origin` is neither loopback nor allowed by name."""
+    if not settings.check_host:
+        return
+    host = exchange.header(b"host")
+    if host is not None and not _is_allowed(_name_of(f"//{host}"), settings):
+        raise ForeignHost(
+            f"Host {host[:200]!r} is not a loopback name; allow it by name, or use tokens"
+        )
+    origin = exchange.header(b"origin")
+    if origin is not None and not _is_allowed(_name_of(origin), settings):
+        raise ForeignHost(f"Origin {origin[:200]!r} is not a loopback name")
+
+
+def _name_of(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_allowed(name: str, settings: HttpSettings) -> bool:
+    if name in ("127.0.0.1", "localhost") or name in settings.allowed_hosts:
+        return True
+    if name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,74 @@
+"""Waiting for the high watermark: woken by it, by the deadline, or by the client's leaving.
+
+No thread and no polling: a waiting request is one callback in each partition, one timer and one
+task that listens for the end of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from api.http.exchange import Exchange
+from broker.partition import Partition
+
+
+class Beyond(NamedTuple):
+    """A high watermark above `offset` is waited for."""
+
+    partition: Partition
+    offset: int
+
+
+class LongPoll:
+    """The patience of one request. Used as a context; on the event loop."""
+
+    def __init__(self, exchange: Exchange, *, wait_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._exchange = exchange
+        self._deadline = self._loop.time() + wait_ms / 1000
+        self._over = wait_ms <= 0
+        self._woken = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def over(self) -> bool:
+        """The time is up, or the client left: answer with what there is."""
+        return self._over or self._loop.time() >= self._deadline
+
+    async def wait(self, beyonds: Iterable[Beyond]) -> None:
+        """Return when one of the high watermarks is above its offset, or `over`."""
+        if self._watch is None:
+            self._watch = self._exchange.watch_for_leaving(self._end)
+            self._timer = self._loop.call_at(self._deadline, self._end)
+        self._woken.clear()
+        with ExitStack() as registered:
+            for partition, offset in beyonds:
+                registered.callback(partition.wait_beyond(offset, self._wake_from_thread))
+            if not self._over:
+                await self._woken.wait()
+
+    def _end(self) -> None:
+        self._over = True
+        self._woken.set()
+
+    def _wake_from_thread(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._woken.set)
+        except RuntimeError:  # the loop is closed: the server has stopped
+            assert self._loop.is_closed()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __enter__(self) -> LongPoll:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""Content-Type, Accept and Content-Encoding: what was sent, what is wanted (RFC 9110, 8.3 and
+12.5).
+
+A media type is compared without its parameters, but a charset other than UTF-8 is refused: every
+text of this API is UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from api.http.refusals import NotAcceptable, UnsupportedMediaType
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
+BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
+EVENTS: Final = "text/event-stream"
+
+
+def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
+    """The media type sent, one of `accepted`; the first of them where the header is missing.
+
+    Raises UnsupportedMediaType.
+    """
+    if header is None:
+        return accepted[0]
+    if header in accepted:
+        return header
+    media_type, _, parameters = header.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type not in accepted:
+        raise UnsupportedMediaType(
+            f"Content-Type {header[:200]!r} is not taken here; send one of `accepted`",
+            accepted=accepted,
+        )
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        value = value.strip().strip('"').lower()
+        if name.strip().lower() == "charset" and value not in ("utf-8", "utf8", "us-ascii"):
+            raise UnsupportedMediaType(
+                f"charset {value!r} is not taken; bodies are UTF-8", accepted=accepted
+            )
+    return media_type
+
+
+def preferred(accept: str | None, *, offered: Sequence[str]) -> str:
+    """The offered type that the client likes best; of equals the first offered.
+
+    Raises NotAcceptable where it likes none.
+    """
+    if accept is None or accept == "*/*":
+        return offered[0]
+    if accept in offered:
+        return accept
+    ranges = _ranges(accept)
+    best, best_quality = "", 0.0
+    for media_type in offered:
+        quality = _quality(media_type, ranges)
+        if quality > best_quality:
+            best, best_quality = media_type, quality
+    if not best:
+        raise NotAcceptable(accept[:200], offered=offered)
+    return best
+
+
+def _ranges(accept: str) -> list[tuple[str, float]]:
+    found = []
+    for part in accept.split(","):
+        media_range, *parameters = part.split(";")
+        quality = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip().lower() == "q":
+                quality = _parse_quality(value.strip())
+        if media_range.strip():
+            found.append((media_range.strip().lower(), quality))
+    return found or [("*/*", 1.0)]
+
+
+def _parse_quality(text: str) -> float:
+    try:
+        quality = float(text)
+    except ValueError:
+        return 0.0
+    return quality if 0.0 <= quality <= 1.0 else 0.0
+
+
+def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """By the most specific range that holds the type."""
+    whole = media_type.split("/", 1)[0] + "/*"
+    for wanted in (media_type, whole, "*/*"):
+        matching = [quality for media_range, quality in ranges if media_range == wanted]
+        if matching:
+            return max(matching)
+    return 0.0
+
+
+def content_encodings(header: str | None, *, accepted: Sequence[str]) -> list[str]:
+    """The codings in the order in which they were applied, without `identity`."""
+    names = [name.strip().lower() for name in (header or "").split(",")]
+    names = ["gzip" if name == "x-gzip" else name for name in names if name not in ("", "identity")]
+    for name in names:
+        if name not in accepted:
+            raise UnsupportedMediaType(
+                f"Content-Encoding {name[:64]!r} is not taken; send one of `accepted`",
+                accepted=accepted,
+            )
+    if len(names) > 1:
+        raise UnsupportedMediaType("one Content-Encoding at a time is taken", accepted=accepted)
+    return names

@@ -1,0 +1,194 @@
+"""Every refusal's status, code and members, in one table (RFC 9457).
+
+* A class that is not in `TABLE`, nor a subclass of one that is, is a bug: 500 `internal`, with
+  nothing of the exception in the answer. The request id ties it to the log.
+* `detail` is the exception's own text, written to say what was wrong and what to do; paths of this
+  machine are cut to the partition's folder and the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from api.http import refusals
+from record_format import errors
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "urn:tierlog:problem:"
+
+HeaderList = list[tuple[bytes, bytes]]
+Members = Callable[[Any], Mapping[str, object]]
+
+
+class Kind(NamedTuple):
+    """One row: `members` picks the facts that a client may use out of the exception."""
+
+    status: int
+    code: str
+    title: str
+    members: Members | None = None
+
+
+class Problem(NamedTuple):
+    """A problem document, ready to be sent."""
+
+    status: int
+    code: str
+    headers: HeaderList
+    document: dict[str, object]
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.document)
+
+
+def _take(*names: str) -> Members:
+    return lambda error: {name: getattr(error, name) for name in names}
+
+
+def _errors(error: errors.InvalidRequest) -> Mapping[str, object]:
+    return {"errors": [{"loc": loc, "msg": msg} for loc, msg in error.problems]}
+
+
+def _local_file(error: errors.CorruptDataError) -> Mapping[str, object]:
+    return {"file": shown_path(error.file), "position": error.position}
+
+
+def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
+    return {"object_key": error.file}
+
+
+def shown_path(path: str) -> str:
+    """The partition's folder and the file: what an operator needs, and no more of this machine."""
+    return "/".join(PurePath(path).parts[-2:]) if path else ""
+
+
+_OFFSETS = _take("log_start_offset", "high_watermark")
+_SIZES = _take("limit_bytes", "size_bytes")
+
+TABLE: Final[Mapping[type[Exception], Kind]] = {
+    errors.InvalidRequest: Kind(400, "invalid-request", "The request is not valid", _errors),
+    errors.InvalidRecord: Kind(400, "invalid-record", "A record may not be appended", _errors),
+    errors.InvalidConfig: Kind(400, "invalid-config", "The configuration is not valid", _errors),
+    errors.InvalidTopicName: Kind(400, "invalid-topic-name", "Not a topic name", _errors),
+    errors.InvalidBatch: Kind(400, "corrupt-batch", "Not a whole record batch", _take("position")),
+    refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive"),
+    refusals.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
+    errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
+    errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
+    errors.UnknownTopicOrPartition: Kind(404, "unknown-partition", "No such partition"),
+    errors.UnknownSegment: Kind(404, "unknown-segment", "No such segment"),
+    errors.UnknownGroup: Kind(404, "unknown-group", "No such group"),
+    errors.UnknownManifestVersion: Kind(
+        404, "unknown-manifest-version", "No such manifest version"
+    ),
+    refusals.NotFound: Kind(404, "not-found", "Not a path of this API"),
+    refusals.MethodNotAllowed: Kind(405, "method-not-allowed", "Not a method of this path"),
+    refusals.NotAcceptable: Kind(
+        406, "not-acceptable", "Nothing acceptable to answer with", _take("offered")
+    ),
+    errors.TopicExists: Kind(409, "topic-exists", "The topic exists"),
+    errors.OutOfOrderSequence: Kind(409, "out-of-order-sequence", "The sequence leaves a gap"),
+    errors.ProducerFenced: Kind(409, "producer-fenced", "A newer epoch of this producer wrote"),
+    errors.InvalidPartitionCount: Kind(
+        409, "invalid-partition-count", "Partitions can only be added"
+    ),
+    errors.FencedError: Kind(409, "leadership-lost", "Another broker owns this partition"),
+    errors.OffsetTrimmed: Kind(410, "offset-trimmed", "Below the start of the log", _OFFSETS),
+    errors.OffsetMismatch: Kind(
+        412, "offset-mismatch", "The log ends elsewhere", _take("log_end_offset")
+    ),
+    errors.RecordTooLarge: Kind(413, "record-too-large", "A record is too large", _SIZES),
+    errors.RequestTooLarge: Kind(413, "request-too-large", "The request is too large", _SIZES),
+    refusals.UnsupportedMediaType: Kind(
+        415, "unsupported-media-type", "Not a media type of this call", _take("accepted")
+    ),
+    errors.OffsetPastEnd: Kind(416, "offset-past-end", "Above the high watermark", _OFFSETS),
+    refusals.RangeNotSatisfiable: Kind(
+        416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
+    ),
+    errors.Throttled: Kind(429, "throttled", "Too much at once"),
+    errors.CorruptDataError: Kind(500, "corrupt-log", "A local file fails its check", _local_file),
+    errors.MissingObject: Kind(
+        502, "cold-object-missing", "The bucket lacks an object", _object_key
+    ),
+    errors.CorruptObject: Kind(
+        502, "cold-object-corrupt", "An object fails its checksum", _object_key
+    ),
+    errors.CorruptManifest: Kind(
+        502, "cold-object-corrupt", "A manifest fails its checksum", _object_key
+    ),
+    errors.RetriableError: Kind(503, "store-unavailable", "Try again later"),
+    errors.StoreUnavailable: Kind(503, "store-unavailable", "The object store does not answer"),
+    errors.OutcomeUnknownError: Kind(
+        503, "store-unavailable", "The store did not say whether it wrote"
+    ),
+    errors.ConfigurationError: Kind(
+        503, "store-unavailable", "The object store refuses this broker"
+    ),
+    errors.LogOfflineError: Kind(503, "log-offline", "The local disk failed under this log"),
+    errors.Starting: Kind(503, "starting", "The broker is starting"),
+    errors.ShuttingDown: Kind(503, "shutting-down", "The broker is shutting down"),
+    errors.DiskFull: Kind(507, "disk-full", "The disk is full"),
+}
+
+INTERNAL: Final = Kind(500, "internal", "A fault of the broker")
+_NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
+
+
+def kind_of(error: Exception) -> Kind:
+    """The row of the error's class, or of its nearest base that has one."""
+    for base in type(error).__mro__:
+        kind = TABLE.get(base)
+        if kind is not None:
+            return kind
+    return INTERNAL
+
+
+def to_problem(error: Exception, *, request_id: str, writing: bool = False) -> Problem:
+    """The problem document of an exception. `writing`: the call may have changed something."""
+    if isinstance(error, refusals.AppendedInPart):
+        problem = to_problem(error.cause, request_id=request_id, writing=writing)
+        problem.document["results"] = error.results
+        return problem
+    kind = kind_of(error)
+    document: dict[str, object] = {
+        "type": TYPE_PREFIX + kind.code,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": _detail(error, kind),
+        "code": kind.code,
+    }
+    if kind.members is not None:
+        document.update(kind.members(error))
+    if kind is INTERNAL:
+        document["request_id"] = request_id
+    if writing and isinstance(error, (errors.LogOfflineError, errors.OutcomeUnknownError)):
+        document["outcome"] = "unknown"
+    return Problem(kind.status, kind.code, _headers(error, kind), document)
+
+
+def _detail(error: Exception, kind: Kind) -> str:
+    if kind is INTERNAL:
+        return "the broker failed in a way it should not; its log has the request id"
+    if isinstance(error, errors.CorruptDataError):
+        return error.detail
+    return str(error)
+
+
+def _headers(error: Exception, kind: Kind) -> HeaderList:
+    headers: HeaderList = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store")]
+    if kind.status in _NEEDS_RETRY_AFTER:
+        seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))
+        headers.append((b"retry-after", str(seconds).encode()))
+    if isinstance(error, refusals.MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    if isinstance(error, refusals.RangeNotSatisfiable):
+        headers.append((b"content-range", f"bytes */{error.size_bytes}".encode()))
+    if isinstance(error, refusals.StalledBody):
+        headers.append((b"connection", b"close"))
+    return headers

@@ -1,0 +1,135 @@
+"""Columns or raw batches into what is appended, by the topic's rules.
+
+Pure but for the time, which comes in. A topic that keeps the broker's time (LogAppendTime) takes
+records of any time; else the limits of `message.timestamp.*` are checked record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from api.http.produce_columns import RecordColumns
+from api.http.settings import HttpSettings
+from hot_tier.log_config import LogConfig
+from record_format import codecs
+from record_format.batch import CREATE_TIME, LOG_APPEND_TIME, NO_PRODUCER_ID, NO_SEQUENCE
+from record_format.errors import FieldProblem, InvalidRecord
+from record_format.produced import (
+    ProducedBatches,
+    build_produced,
+    check_produced,
+    check_sizes,
+    recompress,
+    timestamp_problem,
+)
+
+
+class Producer(Protocol):
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def base_sequence(self) -> int: ...
+
+
+class TopicRules(NamedTuple):
+    """What a topic's configuration says about a produce request that came at `now_ms`."""
+
+    now_ms: int
+    max_message_bytes: int
+    codec: int | None  # None: as the producer sent it
+    timestamp_type: int
+    before_max_ms: int
+    after_max_ms: int
+    retention_ms: int
+    needs_keys: bool
+
+    @classmethod
+    def of(cls, config: LogConfig, *, now_ms: int) -> TopicRules:
+        compression = config.compression_type
+        stamped = config.message_timestamp_type == "LogAppendTime"
+        return cls(
+            now_ms=now_ms,
+            max_message_bytes=config.max_message_bytes,
+            codec=None if compression == "producer" else codecs.CODEC_IDS[compression],
+            timestamp_type=LOG_APPEND_TIME if stamped else CREATE_TIME,
+            before_max_ms=config.message_timestamp_before_max_ms,
+            after_max_ms=config.message_timestamp_after_max_ms,
+            retention_ms=config.retention_ms,
+            needs_keys="compact" in config.cleanup_policy,
+        )
+
+    def expired(self, produced: ProducedBatches) -> Iterator[str]:
+        """A warning where retention would take all of these records at its next turn."""
+        deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
+        newest = max(header.max_timestamp for header in produced.headers)
+        if deletes and 0 <= newest < self.now_ms - self.retention_ms:
+            yield (
+                f"the newest record is of {newest}; with retention.ms {self.retention_ms} "
+                "these records expire at once"
+            )
+
+
+def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
+    """Raw batches, all of them checked. Raises what `check_produced` does."""
+    produced = check_produced(
+        body,
+        max_message_bytes=rules.max_message_bytes,
+        now_ms=rules.now_ms,
+        timestamp_type=rules.timestamp_type,
+        before_max_ms=rules.before_max_ms,
+        after_max_ms=rules.after_max_ms,
+        max_expanded_bytes=settings.expanded_max_bytes,
+        max_records=settings.records_max,
+        require_keys=rules.needs_keys,
+    )
+    if rules.codec is None:
+        return produced
+    produced = recompress(produced, rules.codec)
+    check_sizes(produced, max_message_bytes=rules.max_message_bytes)
+    return produced
+
+
+def build_appends(
+    by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: Producer | None
+) -> dict[int, ProducedBatches]:
+    """Each partition's columns as batches. Raises InvalidRecord, TooLarge."""
+    return {
+        partition: _build(columns, rules, producer) for partition, columns in by_partition.items()
+    }
+
+
+def _build(columns: RecordColumns, rules: TopicRules, producer: Producer | None) -> ProducedBatches:
+    if rules.needs_keys and (columns.keys is None or None in columns.keys):
+        raise _invalid("key", "a topic that is compacted takes only records with a key")
+    return build_produced(
+        columns.values,
+        timestamps=_timestamps(columns, rules),
+        keys=columns.keys,
+        headers=columns.headers,
+        max_message_bytes=rules.max_message_bytes,
+        codec=codecs.NONE if rules.codec is None else rules.codec,
+        producer_id=NO_PRODUCER_ID if producer is None else producer.producer_id,
+        producer_epoch=-1 if producer is None else producer.producer_epoch,
+        base_sequence=NO_SEQUENCE if producer is None else producer.base_sequence,
+    )
+
+
+def _timestamps(columns: RecordColumns, rules: TopicRules) -> list[int]:
+    now_ms = rules.now_ms
+    if columns.timestamps is None:
+        return [now_ms] * len(columns.values)
+    timestamps = [now_ms if given is None else given for given in columns.timestamps]
+    if rules.timestamp_type == CREATE_TIME:
+        for timestamp in (max(timestamps), min(timestamps)):
+            problem = timestamp_problem(timestamp, rules)
+            if problem:
+                index = timestamps.index(timestamp)
+                raise _invalid(f"records[{index}].timestamp", problem)
+    return timestamps
+
+
+def _invalid(loc: str, problem: str) -> InvalidRecord:
+    return InvalidRecord(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))

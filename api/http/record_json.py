@@ -1,0 +1,289 @@
+"""Records out of batches into JSON: the answers of fetch, NDJSON lines and events.
+
+Rules that keep it honest:
+
+* A page holds at least one record where there is one, and then stops at the first limit it reaches;
+  `next_offset` is where the next page begins.
+* Control batches, aborted batches and records below the offset asked for never show.
+* A checksum is checked before a batch is opened.
+* Columns all the way: one struct a record, made and written by msgspec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from broker.partition import Fetched
+from record_format.batch import BatchHeader, check_crc, iter_headers
+from record_format.decode import Columns, decode_columns
+from record_format.encode import Headers
+from record_format.errors import CorruptBatch
+from record_format.file_slice import FileSlice
+from record_format.index_layouts import AbortedTxn
+
+Encoding = Literal["utf8", "json", "base64"]
+Shown = str | Raw | None | UnsetType
+Bytes64 = bytes | UnsetType
+
+MAX_EXPANDED_BATCH: Final = 256 << 20
+_LINE_BREAKS: Final = b"\r\n"
+
+
+class HeaderOut(msgspec.Struct):
+    name: str
+    value: str | UnsetType | None = UNSET
+    value_base64: bytes | UnsetType | None = UNSET
+
+
+class RecordOut(msgspec.Struct):
+    """`*_base64` in place of a member whose bytes are not text."""
+
+    offset: int
+    timestamp: int
+    key: Shown
+    key_base64: Bytes64 | None
+    value: Shown
+    value_base64: Bytes64 | None
+    headers: list[HeaderOut]
+
+
+class RecordLine(msgspec.Struct):
+    """As RecordOut, for where a line stands alone."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: Shown
+    key_base64: Bytes64 | None
+    value: Shown
+    value_base64: Bytes64 | None
+    headers: list[HeaderOut]
+
+
+class Page(NamedTuple):
+    """Records, batch by batch, and the offset behind them."""
+
+    batches: list[Columns]
+    next_offset: int
+
+    @property
+    def record_count(self) -> int:
+        return sum(len(columns.offsets) for columns in self.batches)
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_ANY: Final = msgspec.json.Decoder(Raw)
+_NO_HEADERS: Final[list[HeaderOut]] = []
+
+
+def read_page(
+    fetched: Fetched, *, offset: int, max_bytes: int, max_records: int | None = None
+) -> Page:
+    """The records from `offset` on out of what was fetched. Reads files: it may block.
+
+    `max_bytes` is over keys, values and headers. Raises CorruptBatch.
+    """
+    batches: list[Columns] = []
+    room, records_left = max_bytes, max_records
+    for piece in fetched.slices:
+        data = piece.read()
+        for header in _batches(data, piece):
+            if header.last_offset < offset or header.is_control:
+                continue
+            if is_aborted(header, fetched.aborted):
+                continue
+            columns = _decode(data, header, piece, offset)
+            fitting, size = _fitting(columns, room, records_left, is_first=not batches)
+            if fitting:
+                batches.append(_cut(columns, fitting))
+            if fitting < len(columns.offsets):
+                return Page(batches, columns.offsets[fitting])
+            room -= size
+            if records_left is not None:
+                records_left -= fitting
+    return Page(batches, max(fetched.next_offset, offset))
+
+
+def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
+    """Whether the batch is of a transaction that was taken back."""
+    return header.is_transactional and any(
+        transaction.producer_id == header.producer_id
+        and transaction.first_offset <= header.base_offset <= transaction.last_offset
+        for transaction in aborted
+    )
+
+
+def write_array(page: Page, encoding: Encoding) -> bytes:
+    """The records as the inside of a JSON array."""
+    parts = [_ENCODER.encode(list(_records(columns, encoding))) for columns in page.batches]
+    return b",".join(part[1:-1] for part in parts if len(part) > 2)
+
+
+def write_lines(page: Page, *, partition: int, encoding: Encoding) -> bytes:
+    """NDJSON: one record a line, each line ended."""
+    return b"".join(
+        _ENCODER.encode_lines(list(_lines(columns, partition, encoding)))
+        for columns in page.batches
+    )
+
+
+def event_lines(page: Page, *, partition: int, encoding: Encoding) -> list[tuple[int, bytes]]:
+    """(offset, the record as a line without its end) of each record."""
+    return [
+        (line.offset, _ENCODER.encode(line))
+        for columns in page.batches
+        for line in _lines(columns, partition, encoding)
+    ]
+
+
+def _batches(data: bytes, piece: FileSlice) -> Iterable[BatchHeader]:
+    try:
+        for header in iter_headers(data):
+            check_crc(data, header)
+            yield header
+    except CorruptBatch as error:
+        raise _in_file(error, piece) from error
+
+
+def _decode(data: bytes, header: BatchHeader, piece: FileSlice, offset: int) -> Columns:
+    try:
+        return decode_columns(data, header, from_offset=offset, max_bytes=MAX_EXPANDED_BATCH)
+    except CorruptBatch as error:
+        raise _in_file(error, piece) from error
+
+
+def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
+    return CorruptBatch(
+        error.detail,
+        file=str(piece.file.path),
+        position=piece.position + (error.position or 0),
+        offset=error.offset,
+    )
+
+
+def _fitting(
+    columns: Columns, room: int, records_left: int | None, *, is_first: bool
+) -> tuple[int, int]:
+    """(how many of the records fit, their bytes); at least one where it is the first."""
+    sizes = [
+        len(key or b"") + len(value or b"")
+        for key, value in zip(columns.keys, columns.values, strict=True)
+    ]
+    if any(columns.headers):
+        sizes = [
+            size + sum(len(name) + len(content or b"") for name, content in headers)
+            for size, headers in zip(sizes, columns.headers, strict=True)
+        ]
+    count, total = len(sizes), sum(sizes)
+    if total > room:
+        count = sum(1 for reached in accumulate(sizes) if reached <= room)
+    if records_left is not None:
+        count = min(count, records_left)
+    if is_first and sizes:
+        count = max(count, 1)
+    return count, total
+
+
+def _cut(columns: Columns, count: int) -> Columns:
+    if count == len(columns.offsets):
+        return columns
+    return Columns(
+        columns.offsets[:count],
+        columns.timestamps[:count],
+        columns.keys[:count],
+        columns.values[:count],
+        columns.headers[:count],
+    )
+
+
+def _records(columns: Columns, encoding: Encoding) -> Iterable[RecordOut]:
+    return map(RecordOut, *_members(columns, encoding, one_line=False))
+
+
+def _lines(columns: Columns, partition: int, encoding: Encoding) -> Iterable[RecordLine]:
+    return map(RecordLine, repeat(partition), *_members(columns, encoding, one_line=True))
+
+
+def _members(
+    columns: Columns, encoding: Encoding, *, one_line: bool
+) -> tuple[Iterable[object], ...]:
+    """The members of all records, by column, in RecordOut's order."""
+    keys, key_bytes = _texts(columns.keys, encoding)
+    values, value_bytes = _texts(columns.values, encoding)
+    if encoding == "json":
+        values = _documents(columns.values, values, one_line=one_line)
+    headers: Iterable[list[HeaderOut]] = repeat(_NO_HEADERS)
+    if any(columns.headers):
+        headers = [_headers_out(item, encoding) for item in columns.headers]
+    return (
+        columns.offsets,
+        columns.timestamps,
+        keys,
+        key_bytes,
+        values,
+        value_bytes,
+        headers,
+    )
+
+
+def _texts(
+    column: Sequence[bytes | None], encoding: Encoding
+) -> tuple[Iterable[Shown], Iterable[Bytes64 | None]]:
+    """(texts, bytes), of which each record has exactly one; the other is UNSET and not written."""
+    if encoding == "base64":
+        return repeat(UNSET), column
+    try:
+        return [None if item is None else item.decode() for item in column], repeat(UNSET)
+    except UnicodeDecodeError:
+        texts = [_text(item) for item in column]
+        return texts, [
+            item if text is UNSET else UNSET for item, text in zip(column, texts, strict=True)
+        ]
+
+
+def _text(item: bytes | None) -> str | UnsetType | None:
+    if item is None:
+        return None
+    try:
+        return item.decode()
+    except UnicodeDecodeError:
+        return UNSET
+
+
+def _documents(
+    column: Sequence[bytes | None], texts: Iterable[Shown], *, one_line: bool
+) -> list[Shown]:
+    return [
+        text if item is None or text is UNSET else _document(item, text, one_line=one_line)
+        for item, text in zip(column, texts, strict=False)
+    ]
+
+
+def _document(item: bytes, text: Shown, *, one_line: bool) -> Shown:
+    """The value's source text where it is JSON, else the text."""
+    try:
+        raw = _ANY.decode(item)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    if one_line and (b"\n" in item or b"\r" in item):
+        # Inside a JSON string a line break is always escaped, so these are between tokens.
+        return Raw(bytes(raw).translate(None, _LINE_BREAKS))
+    return raw
+
+
+def _headers_out(headers: Headers, encoding: Encoding) -> list[HeaderOut]:
+    return [_header_out(name, content, encoding) for name, content in headers]
+
+
+def _header_out(name: str, content: bytes | None, encoding: Encoding) -> HeaderOut:
+    if encoding == "base64":
+        return HeaderOut(name, value_base64=content)
+    text = _text(content)
+    if text is UNSET:
+        return HeaderOut(name, value_base64=content)
+    return HeaderOut(name, value=text)

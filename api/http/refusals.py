@@ -1,0 +1,61 @@
+"""Refusals that only HTTP knows: paths, methods, media types, byte ranges, hosts.
+
+Everything else that a call refuses is raised by the rooms below, out of `record_format.errors`.
+`problems.TABLE` says which status each of them gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from record_format.errors import RequestError
+
+
+class NotFound(RequestError):
+    """The path is not of the API."""
+
+
+class MethodNotAllowed(RequestError):
+    def __init__(self, method: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(f"{method} is not a call on this path; it takes {', '.join(allowed)}")
+        self.allowed = tuple(allowed)
+
+
+class NotAcceptable(RequestError):
+    def __init__(self, accept: str, *, offered: Sequence[str]) -> None:
+        super().__init__(f"Accept: {accept!r} leaves nothing to answer with; send one of `offered`")
+        self.offered = list(offered)
+
+
+class UnsupportedMediaType(RequestError):
+    """A Content-Type or Content-Encoding that the call does not take."""
+
+    def __init__(self, detail: str, *, accepted: Sequence[str]) -> None:
+        super().__init__(detail)
+        self.accepted = list(accepted)
+
+
+class RangeNotSatisfiable(RequestError):
+    def __init__(self, detail: str, *, size_bytes: int) -> None:
+        super().__init__(detail)
+        self.size_bytes = size_bytes
+
+
+class ForeignHost(RequestError):
+    """Without tokens: a Host or Origin that is not loopback (DNS rebinding)."""
+
+
+class StalledBody(RequestError):
+    """The client stopped sending in the middle of its body."""
+
+
+class AppendedInPart(Exception):
+    """Some partitions took a produce request and another did not. `results`: what was appended."""
+
+    def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
+        super().__init__(str(cause))
+        self.cause, self.results = cause, list(results)
+
+
+class ClientGone(Exception):
+    """The client closed the connection: there is nobody to answer."""

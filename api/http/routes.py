@@ -1,0 +1,339 @@
+"""Every call of the API, in one table: path, handler, parameters, bodies, answers, refusals."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from api.http import fetch_many, partitions, running, shapes, topics
+from api.http.calls import Body, Call
+from api.http.fetch import FetchQuery, fetch
+from api.http.media_types import BATCHES, JSON, NDJSON, OCTETS
+from api.http.metrics import CONTENT_TYPE
+from api.http.produce import (
+    Accepted,
+    Produced,
+    ProduceQuery,
+    produce_to_partition,
+    produce_to_topic,
+)
+from api.http.produce_columns import RecordsIn
+from api.http.segments import get_segment
+from broker.reports import StorageReport
+
+BINARY: Final[Any] = {"type": "string", "format": "binary"}
+LINES: Final[Any] = {"type": "string", "description": "one JSON value a line"}
+NO_TOPIC: Final = ("unknown-topic",)
+NO_PARTITION: Final = ("unknown-topic", "unknown-partition")
+READING: Final = (
+    *NO_PARTITION,
+    "leadership-lost",
+    "cold-object-missing",
+    "cold-object-corrupt",
+    "corrupt-log",
+    "store-unavailable",
+)
+WRITING: Final = (
+    *NO_TOPIC,
+    "unknown-partition",
+    "invalid-record",
+    "record-too-large",
+    "request-too-large",
+    "unsupported-media-type",
+    "forbidden",
+    "leadership-lost",
+    "log-offline",
+    "throttled",
+    "disk-full",
+    "shutting-down",
+)
+
+_RECORDS_EXAMPLE: Final = {
+    "records": [
+        {"key": "N14228", "value": {"carrier": "UA", "delay": 2}, "timestamp": 1357034400000},
+        {"value_base64": "AAEC", "headers": [{"name": "source", "value": "tower"}]},
+    ]
+}
+_LINES_EXAMPLE: Final = '{"carrier":"UA"}\n{"carrier":"AA"}\n'
+_LOG_HEADERS: Final = {
+    "Log-Start-Offset": "the earliest offset that can be read",
+    "Log-High-Watermark": "consumers read below it",
+    "Log-Next-Offset": "ask for this next",
+    "Log-Up-To-Date": "true where the next offset is the high watermark",
+    "Log-Tier": "hot, cold or mixed",
+}
+_TOPIC: Final = "/v1/topics/{topic}"
+_PARTITION: Final = _TOPIC + "/partitions/{partition}"
+
+_TOPIC_CALLS: Final = (
+    Call(
+        method="POST",
+        path="/v1/topics",
+        handler=topics.create_topic,
+        tag="topics",
+        summary="Create a topic",
+        body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
+        status=201,
+        answer={JSON: Body(schema=shapes.TopicState)},
+        answer_headers={"Location": "the topic's path"},
+        problems=(
+            "invalid-config",
+            "invalid-topic-name",
+            "topic-exists",
+            "request-too-large",
+            "unsupported-media-type",
+            "shutting-down",
+        ),
+    ),
+    Call(
+        method="GET",
+        path="/v1/topics",
+        handler=topics.list_topics,
+        tag="topics",
+        summary="List topics by name",
+        query=topics.ListTopicsQuery,
+        answer={JSON: Body(schema=shapes.TopicList)},
+    ),
+    Call(
+        method="GET",
+        path=_TOPIC,
+        handler=topics.get_topic,
+        tag="topics",
+        summary="Describe a topic and its partitions",
+        answer={JSON: Body(schema=shapes.TopicState)},
+        problems=NO_TOPIC,
+    ),
+    Call(
+        method="PATCH",
+        path=_TOPIC,
+        handler=topics.alter_topic,
+        tag="topics",
+        summary="Change the configuration or add partitions",
+        body={
+            JSON: Body(
+                schema=topics.AlterTopic,
+                example={"config": {"retention.ms": 60000, "segment.bytes": None}},
+            )
+        },
+        answer={JSON: Body(schema=shapes.TopicState)},
+        problems=(
+            *NO_TOPIC,
+            "invalid-config",
+            "invalid-partition-count",
+            "request-too-large",
+            "unsupported-media-type",
+            "shutting-down",
+        ),
+    ),
+    Call(
+        method="DELETE",
+        path=_TOPIC,
+        handler=topics.delete_topic,
+        tag="topics",
+        summary="Delete a topic, its files and its objects",
+        status=204,
+        problems=(*NO_TOPIC, "shutting-down"),
+    ),
+)
+
+
+def _produce(path: str, *, to_partition: bool) -> Call:
+    body = {
+        JSON: Body(schema=RecordsIn, example=_RECORDS_EXAMPLE),
+        NDJSON: Body(schema=LINES, example=_LINES_EXAMPLE),
+        OCTETS: Body(schema=BINARY),
+    }
+    headers = {"Content-Encoding": "gzip or zstd"}
+    problems: tuple[str, ...] = WRITING
+    if to_partition:
+        body[BATCHES] = Body(schema=BINARY)
+        headers |= {
+            "If-Offset-Match": "append only where the log ends at exactly this offset",
+            "Producer-Id": "of an idempotent producer, with the next two",
+            "Producer-Epoch": "of the producer",
+            "Producer-Sequence": "of the first record",
+        }
+        problems = (
+            *WRITING,
+            "corrupt-batch",
+            "offset-mismatch",
+            "out-of-order-sequence",
+            "producer-fenced",
+        )
+    return Call(
+        method="POST",
+        path=path,
+        handler=produce_to_partition if to_partition else produce_to_topic,
+        tag="records",
+        summary="Produce to a partition" if to_partition else "Produce to a topic",
+        description="`acks`: 0 not awaited, 1 appended, all (-1) also flushed to disk.",
+        query=ProduceQuery,
+        headers=headers,
+        body=body,
+        answer={JSON: Body(schema=Produced)},
+        other_answers={202: Accepted.__name__},
+        problems=problems,
+    )
+
+
+_RECORD_CALLS: Final = (
+    _produce(_TOPIC + "/records", to_partition=False),
+    _produce(_PARTITION + "/records", to_partition=True),
+    Call(
+        method="GET",
+        path=_PARTITION + "/records",
+        handler=fetch,
+        tag="records",
+        summary="Fetch from an offset, a keyword or a time",
+        description=(
+            "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
+            "in its place: milliseconds or RFC 3339. HEAD gives the headers."
+        ),
+        query=FetchQuery,
+        answer={
+            JSON: Body(schema=shapes.FetchedPartition),
+            NDJSON: Body(schema=LINES),
+            BATCHES: Body(schema=BINARY),
+        },
+        answer_headers=_LOG_HEADERS,
+        problems=(*READING, "offset-trimmed", "offset-past-end"),
+    ),
+    Call(
+        method="POST",
+        path="/v1/fetch",
+        handler=fetch_many.fetch_many,
+        tag="records",
+        summary="Fetch from many partitions in one long poll",
+        body={
+            JSON: Body(
+                schema=fetch_many.FetchMany,
+                example={"partitions": [{"topic": "flights", "partition": 0, "offset": 0}]},
+            )
+        },
+        answer={
+            JSON: Body(schema=(shapes.FetchedPartition, shapes.FetchError), listed_as="partitions")
+        },
+        problems=("request-too-large", "unsupported-media-type", "throttled"),
+    ),
+    Call(
+        method="POST",
+        path="/v1/producers",
+        handler=running.new_producer,
+        tag="records",
+        summary="Make an idempotent producer's id",
+        answer={JSON: Body(schema=shapes.ProducerIdentity)},
+    ),
+)
+
+_LOG_CALLS: Final = (
+    Call(
+        method="GET",
+        path=_PARTITION + "/offsets",
+        handler=partitions.get_offsets,
+        tag="log",
+        summary="The partition's offsets, or the offset at a time",
+        query=partitions.OffsetsQuery,
+        answer={JSON: Body(schema=(shapes.OffsetsState, shapes.OffsetAtTime))},
+        problems=READING,
+    ),
+    Call(
+        method="GET",
+        path=_PARTITION + "/segments",
+        handler=partitions.list_segments,
+        tag="log",
+        summary="The segments of both tiers, oldest first",
+        query=partitions.PageQuery,
+        answer={JSON: Body(schema=shapes.SegmentList)},
+        problems=READING,
+    ),
+    Call(
+        method="GET",
+        path=_PARTITION + "/segments/{base_offset}",
+        handler=get_segment,
+        tag="log",
+        summary="A segment's bytes",
+        headers={
+            "Range": "bytes=first-last",
+            "If-Range": "an ETag",
+            "If-None-Match": "ETags",
+        },
+        answer={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
+        answer_headers={"ETag": "of topic id, size and checksum", "Accept-Ranges": "bytes"},
+        other_answers={206: "the range", 304: "the ETag is the client's"},
+        problems=(*READING, "unknown-segment", "range-not-satisfiable"),
+    ),
+    Call(
+        method="GET",
+        path=_PARTITION + "/manifest",
+        handler=partitions.get_manifest,
+        tag="log",
+        summary="The manifest in force, or a version of it",
+        query=partitions.ManifestQuery,
+        answer={JSON: Body(schema=shapes.ManifestState)},
+        problems=(*READING, "unknown-manifest-version"),
+    ),
+    Call(
+        method="POST",
+        path=_PARTITION + "/trim",
+        handler=partitions.trim,
+        tag="log",
+        summary="Move the log start (Kafka's DeleteRecords)",
+        body={JSON: Body(schema=partitions.Trim, example={"before_offset": 1000})},
+        answer={JSON: Body(schema=shapes.Trimmed)},
+        problems=(
+            *NO_PARTITION,
+            "offset-past-end",
+            "leadership-lost",
+            "log-offline",
+            "request-too-large",
+            "unsupported-media-type",
+        ),
+    ),
+    Call(
+        method="POST",
+        path=_TOPIC + "/offload",
+        handler=partitions.offload,
+        tag="log",
+        summary="Roll the active segments and upload all that is rolled",
+        query=partitions.OffloadQuery,
+        answer={JSON: Body(schema=shapes.Offloaded)},
+        problems=(*NO_TOPIC, "leadership-lost", "log-offline", "store-unavailable"),
+    ),
+)
+
+_RUNNING_CALLS: Final = (
+    Call(
+        method="GET",
+        path="/healthz",
+        handler=running.healthz,
+        tag="running it",
+        summary="The process is alive",
+        answer={JSON: Body(schema=shapes.Alive)},
+    ),
+    Call(
+        method="GET",
+        path="/readyz",
+        handler=running.readyz,
+        tag="running it",
+        summary="Every partition serves",
+        answer={JSON: Body(schema=shapes.Ready)},
+        other_answers={503: "not ready, with the reasons"},
+    ),
+    Call(
+        method="GET",
+        path="/metrics",
+        handler=running.metrics,
+        tag="running it",
+        summary="Prometheus metrics",
+        answer={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
+    ),
+    Call(
+        method="GET",
+        path="/v1/storage",
+        handler=running.storage,
+        tag="running it",
+        summary="Bytes and segments by tier, offload lag, cache, requests to the store",
+        answer={JSON: Body(schema=StorageReport)},
+    ),
+)
+
+CALLS: Final = (*_TOPIC_CALLS, *_RECORD_CALLS, *_LOG_CALLS, *_RUNNING_CALLS)

@@ -1,0 +1,52 @@
+"""Calls for those who run the broker: health, readiness, metrics, storage, producer ids."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from api.http import media_types
+from api.http.answers import NO_STORE, Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.metrics import CONTENT_TYPE
+from api.http.shapes import Alive, ProducerIdentity, Ready
+from api.http.topics import acceptable_json, no_query
+
+_FIRST_PRODUCER_ID: Final = 2**32
+_END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
+
+
+async def healthz(_: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    return json_answer(Alive())
+
+
+async def readyz(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    reasons, degraded = context.broker.readiness()
+    ready = Ready(not reasons, reasons, degraded)
+    return json_answer(ready, status=200 if ready.ready else 503)
+
+
+async def metrics(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    media_types.preferred(
+        exchange.header(b"accept"), offered=("text/plain", "application/openmetrics-text")
+    )
+    body = await context.read(context.metrics.text)
+    return Answer(200, [(b"content-type", CONTENT_TYPE.encode()), NO_STORE], body)
+
+
+async def storage(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    return json_answer(await context.read(context.broker.storage_report))
+
+
+async def new_producer(_: Context, exchange: Exchange) -> Answer:
+    """Random, so that no counter can be lost with a disk."""
+    no_query(exchange)
+    acceptable_json(exchange)
+    span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
+    return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

@@ -1,0 +1,194 @@
+"""uvicorn with our protocol: how the application is run, and how it stops.
+
+* SIGTERM or SIGINT: no new connections, waiting long polls are answered, requests under way get
+  `shutdown_timeout_ms`, then the call returns and the caller closes the broker.
+* `RunningServer` is the same server in a thread, for tests and for programs that embed a broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from api.http import problems
+from api.http.settings import HttpSettings
+from api.http.zerocopy import ConnectionLimits, ZeroCopyProtocol
+from record_format.errors import InvalidRequest, Throttled
+
+_OPEN_PATHS = ("/healthz", "/readyz")
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    certificate: str
+    key: str
+
+
+def serve(
+    app: FastAPI,
+    settings: HttpSettings,
+    *,
+    sock: socket.socket,
+    tls: Tls | None = None,
+    on_started: Callable[[], None] | None = None,
+) -> None:
+    """Serve on a bound socket until a signal. Call from the main thread."""
+    with _server(app, settings, tls=tls, on_started=on_started) as server:
+        server.run(sockets=[sock])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address of its own: raises OSError before anything else is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens; leaves signals to whoever runs it in a thread (uvicorn's own rule)."""
+
+    on_started: Callable[[], None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.on_started is not None:
+            self.on_started()
+
+
+@contextlib.contextmanager
+def _server(
+    app: FastAPI,
+    settings: HttpSettings,
+    *,
+    tls: Tls | None = None,
+    on_started: Callable[[], None] | None = None,
+    loop: str = "auto",
+) -> Iterator[_Server]:
+    with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:
+        config = uvicorn.Config(
+            app,
+            http=_protocol(app, settings, threads),
+            ws="none",
+            loop=_loop(loop),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
+            timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
+        )
+        server = _Server(config)
+        server.on_started = on_started
+        yield server
+
+
+def _loop(name: str) -> Any:
+    if name != "auto":
+        return name
+    return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+
+
+def _protocol(
+    app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
+) -> type[ZeroCopyProtocol]:
+    """The protocol class that uvicorn makes a connection of, with the limits bound in."""
+    limits = ConnectionLimits(
+        connections_max=settings.connections_max,
+        header_max_bytes=settings.header_max_bytes,
+        header_timeout_s=settings.header_timeout_ms / 1000,
+        busy_app=_busy(app),
+        bad_request=_bad_request,
+    )
+    return type("BoundProtocol", (ZeroCopyProtocol,), {"limits": limits, "threads": threads})
+
+
+def _busy(app: Any) -> Any:
+    """Beyond the limit of connections: health still answers, all else is told to come again."""
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] in _OPEN_PATHS:
+            await app(scope, receive, send)
+            return
+        problem = problems.to_problem(Throttled("too many connections"), request_id="")
+        body = problem.body()
+        headers = [*problem.headers, _length(body), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return busy
+
+
+def _bad_request(detail: str) -> bytes:
+    """The whole response to what is not HTTP."""
+    problem = problems.to_problem(InvalidRequest(detail), request_id="")
+    body = msgspec.json.encode(problem.document)
+    headers = [*problem.headers, _length(body), (b"connection", b"close")]
+    lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    return b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body
+
+
+def _length(body: bytes) -> tuple[bytes, bytes]:
+    return b"content-length", str(len(body)).encode()
+
+
+class RunningServer:
+    """A server in a thread of its own, on a port of loopback. A context; leaving it stops it."""
+
+    def __init__(self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto") -> None:
+        self._sock = bind("127.0.0.1", 0)
+        self.port: int = self._sock.getsockname()[1]
+        self._started = threading.Event()
+        self._context = _server(app, settings, on_started=self._started.set, loop=loop)
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> RunningServer:
+        self._server = self._context.__enter__()
+        self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise RuntimeError("the server did not start") from self._failure
+        return self
+
+    def _run(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.run(sockets=[self._sock])
+        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+            self._failure = error
+        finally:
+            self._started.set()
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.should_exit = True
+        self._thread.join()
+        self._context.__exit__(None, None, None)

@@ -1,0 +1,44 @@
+"""What the HTTP door can be told: its limits and its clock. Read at the edge and passed in.
+
+Sizes are bytes, times milliseconds. Every limit refuses; none of them clamps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+MAX_FETCH_BYTES: Final = 64 * MIB
+MAX_WAIT_MS: Final = 60_000
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    body_max_bytes: int = 64 * MIB
+    expanded_max_bytes: int = 256 * MIB
+    records_max: int = 1_000_000
+    connections_max: int = 10_000
+    inflight_max_bytes: int = 512 * MIB
+    header_max_bytes: int = 64 * KIB
+    header_timeout_ms: int = 10_000
+    body_idle_timeout_ms: int = 30_000
+    keep_alive_ms: int = 75_000
+    shutdown_timeout_ms: int = 30_000
+    # Bodies and answers above this are parsed and written by a thread, not by the event loop.
+    inline_max_bytes: int = 64 * KIB
+    read_threads: int = 16
+    parse_threads: int = 4
+    # Without tokens only loopback names are answered; these are taken as well.
+    allowed_hosts: tuple[str, ...] = ()
+    check_host: bool = True
+    heartbeat_ms: int = 15_000
+    clock: Callable[[], int] = wall_clock_ms

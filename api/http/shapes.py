@@ -1,0 +1,166 @@
+"""The answers' JSON, as types: what the handlers fill in and what the OpenAPI document shows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from hot_tier.log_config import ConfigValue
+
+
+class TopicSummary(msgspec.Struct):
+    name: str
+    topic_id: str
+    partitions: int
+    config: dict[str, ConfigValue]
+
+
+class TopicList(msgspec.Struct):
+    topics: list[TopicSummary]
+
+
+class PartitionState(msgspec.Struct):
+    partition: int
+    log_start_offset: int
+    local_log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+
+
+class TopicState(msgspec.Struct):
+    name: str
+    topic_id: str
+    config: dict[str, ConfigValue]
+    effective_config: dict[str, ConfigValue]
+    partitions: list[PartitionState]
+
+
+class OffsetsState(msgspec.Struct):
+    log_start_offset: int
+    local_log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+
+
+class OffsetAtTime(msgspec.Struct):
+    """Both null past the last record."""
+
+    offset: int | None
+    timestamp: int | None
+
+
+class SegmentState(msgspec.Struct):
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    records: int | None
+    min_timestamp: int | None
+    max_timestamp: int | None
+    tier: Literal["hot", "cold", "both"]
+    active: bool
+    object_key: str | None
+    crc32c: str | None
+
+
+class SegmentList(msgspec.Struct):
+    """`next_from_offset`: ask for this next; null at the end."""
+
+    segments: list[SegmentState]
+    next_from_offset: int | None
+
+
+class ManifestSegment(msgspec.Struct):
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    records: int
+    min_timestamp: int | None
+    max_timestamp: int | None
+    leader_epoch: int
+    object_key: str
+    crc32c: str
+    indexes_key: str
+    indexes_crc32c: str
+    indexes_size_bytes: int
+
+
+class ManifestState(msgspec.Struct):
+    topic: str
+    topic_id: str
+    partition: int
+    version: int
+    created_ms: int
+    leader_epoch: int
+    owner: str
+    log_start_offset: int
+    end_offset: int
+    epochs: list[dict[str, int]]
+    gaps: list[dict[str, int]]
+    segments: list[ManifestSegment]
+    next_from_offset: int | None
+
+
+class Offloaded(msgspec.Struct):
+    uploaded_segments: int
+    uploaded_bytes: int
+    remaining_segments: int
+
+
+class Trimmed(msgspec.Struct):
+    log_start_offset: int
+
+
+class ProducerIdentity(msgspec.Struct):
+    producer_id: int
+    producer_epoch: int
+
+
+class Alive(msgspec.Struct):
+    status: Literal["alive"] = "alive"
+
+
+class Ready(msgspec.Struct):
+    """`reasons` say why not; `degraded` names what is down while every partition serves."""
+
+    ready: bool
+    reasons: list[str]
+    degraded: list[str]
+
+
+class FetchedRecord(msgspec.Struct):
+    """`*_base64` in place of a member whose bytes are not text."""
+
+    offset: int
+    timestamp: int
+    headers: list[dict[str, Any]]
+    key: Any | UnsetType = UNSET
+    key_base64: str | UnsetType | None = UNSET
+    value: Any | UnsetType = UNSET
+    value_base64: str | UnsetType | None = UNSET
+
+
+class FetchedPartition(msgspec.Struct):
+    topic: str
+    partition: int
+    records: list[FetchedRecord]
+    next_offset: int
+    log_start_offset: int
+    high_watermark: int
+    tier: Literal["hot", "cold", "mixed"]
+
+
+class FetchError(msgspec.Struct):
+    """A partition that refused, in place of its records."""
+
+    topic: str
+    partition: int
+    error: dict[str, Any]

@@ -1,0 +1,122 @@
+"""JSON and query parameters into typed structs, and what is wrong with them into named problems.
+
+* Unknown members and parameters are refused by name, whatever the struct; so is a parameter that
+  was given twice.
+* A problem's `loc` is a path into the request: `records[3].timestamp`, or the parameter's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, Final, NoReturn, TypeVar, cast, get_args
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from record_format.errors import FieldProblem, InvalidRequest
+
+T = TypeVar("T")
+
+_UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
+_WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
+_DEEP: Final = "nested too deeply"
+
+
+def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises InvalidRequest with the place of the first problem."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refuse(error)
+
+
+def refuse(error: Exception, *, within: str = "") -> NoReturn:
+    """Raise InvalidRequest for what msgspec met. `within` is the place of the text it was given."""
+    problem = problem_of(error, within=within)
+    raise InvalidRequest(
+        f"{problem.loc}: {problem.msg}" if problem.loc else problem.msg, problems=(problem,)
+    ) from error
+
+
+def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
+    if isinstance(error, RecursionError):
+        return FieldProblem(within, _DEEP)
+    if isinstance(error, UnicodeDecodeError):
+        return FieldProblem(within, f"not UTF-8: {error.reason} at byte {error.start}")
+    match = _WHERE.match(str(error))
+    assert match is not None, "the pattern takes any text"
+    message, place = match.group(1), match.group(2) or ""
+    unknown = _UNKNOWN_MEMBER.match(message)
+    if unknown:
+        place, message = join(place, unknown.group(1)), "unknown member"
+    return FieldProblem(join(within, place), message)
+
+
+def join(outer: str, inner: str) -> str:
+    if not outer or not inner:
+        return outer or inner
+    return outer + inner if inner.startswith("[") else f"{outer}.{inner}"
+
+
+# --- query parameters -----------------------------------------------------------------------------
+
+
+def parse_query(query_string: bytes, struct: type[T]) -> T:
+    """The parameters as `struct`; names are its fields'. Raises InvalidRequest."""
+    if not query_string:
+        return struct()
+    given = _split(query_string)
+    fields = _field_kinds(cast(Hashable, struct))
+    problems = [FieldProblem(name, "unknown parameter") for name in given if name not in fields]
+    for name, text in given.items():
+        if fields.get(name) is int and not _is_integer(text):
+            problems.append(FieldProblem(name, f"expected a whole number, not {text[:64]!r}"))
+    if problems:
+        refuse_all(problems)
+    try:
+        return msgspec.convert(given, struct, strict=False)
+    except msgspec.ValidationError as error:
+        refuse(error)
+
+
+def refuse_all(problems: list[FieldProblem]) -> NoReturn:
+    detail = "; ".join(f"{loc}: {msg}" if loc else msg for loc, msg in problems[:5])
+    raise InvalidRequest(detail, problems=tuple(problems[:100]))
+
+
+def refuse_field(loc: str, msg: str) -> NoReturn:
+    refuse_all([FieldProblem(loc, msg)])
+
+
+def _split(query_string: bytes) -> dict[str, str]:
+    given: dict[str, str] = {}
+    try:
+        text = query_string.decode("ascii")
+        for pair in text.split("&"):
+            if not pair:
+                continue
+            name, _, value = pair.partition("=")
+            name = unquote_plus(name, errors="strict")
+            if name in given:
+                refuse_field(name, "given more than once")
+            given[name] = unquote_plus(value, errors="strict")
+    except UnicodeDecodeError:
+        refuse_field("", "the query is not percent-encoded UTF-8")
+    return given
+
+
+def _is_integer(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit()
+
+
+@cache
+def _field_kinds(struct: Hashable) -> dict[str, type | None]:
+    """Each field's name, and `int` where it takes whole numbers alone."""
+    kinds: dict[str, type | None] = {}
+    for field in msgspec.structs.fields(cast(Any, struct)):
+        inner = get_args(field.type) or (field.type,)
+        kinds[field.encode_name] = int if inner[0] is int else None
+    return kinds

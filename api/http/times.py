@@ -1,0 +1,55 @@
+"""Times in a request: integer milliseconds since the epoch, or RFC 3339 text.
+
+Text without an offset from UTC is refused: a local time would mean something else on each machine.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+MAX_TIMESTAMP: Final = 2**63 - 1
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
+# A blank before the offset is a plus sign that was not percent-encoded in a query.
+_RFC3339: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?(?:([Zz])|([-+ ])(\d\d):(\d\d))\Z", re.ASCII
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since the epoch; finer fractions of RFC 3339 text are cut off.
+
+    Raises ValueError saying what is taken.
+    """
+    if _INTEGER.match(text):
+        return _checked(int(text))
+    match = _RFC3339.match(text)
+    if match is None:
+        raise ValueError(_expected(text))
+    date, clock, fraction, _, sign, hours, minutes = match.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}+00:00")
+    except ValueError as error:
+        raise ValueError(f"{_expected(text)}: {error}") from None
+    shift = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+    if shift >= timedelta(days=1) or int(minutes or 0) > 59:
+        raise ValueError(_expected(text))
+    ms = (moment - _EPOCH) // _MILLISECOND + int((fraction or "0")[:3].ljust(3, "0"))
+    shift_ms = shift // _MILLISECOND
+    return _checked(ms + shift_ms if sign == "-" else ms - shift_ms)
+
+
+def _checked(ms: int) -> int:
+    if not 0 <= ms <= MAX_TIMESTAMP:
+        raise ValueError(f"a time lies between 0 and {MAX_TIMESTAMP}, not at {ms}")
+    return ms
+
+
+def _expected(text: str) -> str:
+    return (
+        f"expected milliseconds since the epoch or RFC 3339 text with an offset, not {text[:64]!r}"
+    )

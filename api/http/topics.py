@@ -1,0 +1,121 @@
+"""The five calls on topics. Each may write to disk, so each runs in a thread."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from api.http import bodies, media_types, strict_json
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.shapes import PartitionState, TopicList, TopicState, TopicSummary
+from broker.topics import TopicDescription
+from hot_tier.log_config import ConfigValue
+
+T = TypeVar("T")
+
+
+class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    partitions: int = 1
+    config: dict[str, ConfigValue] = {}
+
+
+class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
+    """null puts a key's default back."""
+
+    config: dict[str, ConfigValue | None] | UnsetType = UNSET
+    partitions: int | UnsetType = UNSET
+
+
+class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    prefix: str = ""
+    internal: bool = False
+
+
+class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that takes no parameters refuses all of them by name."""
+
+
+_CREATE: Final = msgspec.json.Decoder(CreateTopic)
+_ALTER: Final = msgspec.json.Decoder(AlterTopic)
+
+
+async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
+    """A small JSON body. Raises what is wrong with it."""
+    media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
+    encoding = bodies.encoding_of(exchange)
+    async with bodies.received_body(exchange, context.settings, context.inflight) as body:
+        limit = context.settings.expanded_max_bytes
+        return strict_json.decode(bodies.expand(body, encoding, max_bytes=limit), decoder)
+
+
+def no_query(exchange: Exchange) -> None:
+    strict_json.parse_query(exchange.scope["query_string"], NoQuery)
+
+
+def acceptable_json(exchange: Exchange) -> None:
+    media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
+
+
+async def create_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    wanted = await json_body(context, exchange, _CREATE)
+    created = await context.read(
+        context.broker.create_topic,
+        wanted.name,
+        partitions=wanted.partitions,
+        config=wanted.config,
+    )
+    location = (b"location", f"/v1/topics/{created.name}".encode())
+    return json_answer(_shown(created), status=201, headers=[location])
+
+
+async def list_topics(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
+    topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
+    shown = [TopicSummary(**topic._asdict()) for topic in topics]
+    return json_answer(TopicList(shown))
+
+
+async def get_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    return json_answer(_shown(context.broker.topic(exchange.topic).describe()))
+
+
+async def alter_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
+    wanted = await json_body(context, exchange, _ALTER)
+    if wanted.config is UNSET and wanted.partitions is UNSET:
+        strict_json.refuse_field("", "give config or partitions to change")
+    altered = await context.read(
+        context.broker.alter_topic,
+        exchange.topic,
+        config=None if isinstance(wanted.config, UnsetType) else wanted.config,
+        partitions=None if isinstance(wanted.partitions, UnsetType) else wanted.partitions,
+    )
+    return json_answer(_shown(altered))
+
+
+async def delete_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    await context.read(context.broker.delete_topic, exchange.topic)
+    return Answer(204, [])
+
+
+def _shown(topic: TopicDescription) -> TopicState:
+    return TopicState(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        config=topic.config,
+        effective_config=topic.effective_config,
+        partitions=[PartitionState(**state._asdict()) for state in topic.partitions],
+    )

@@ -1,0 +1,447 @@
+"""Bytes of files to the client without a copy: uvicorn's HTTP/1.1 protocol with `sendfile`.
+
+Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
+several messages a response) on plain connections. Under TLS, and under other servers, the
+extension is not offered and `answers` reads instead.
+
+Rules that keep it honest:
+
+* The response's head is held back and leaves with the first bytes behind it, in one packet.
+* Only one party writes at a time: what the transport still has buffered goes first, and while a
+  `FileSend` is under way nothing else is written.
+* The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
+  `add_writer` on a descriptor of a transport.
+* A file that turns out shorter than was announced, or a send that fails, aborts the connection: a
+  client may see a short answer, never wrong bytes.
+* One turn of the loop sends at most `TURN_BYTES` of one answer while other requests are under way.
+* A client that closes its sending side after a whole request still gets its answer.
+
+This leans on the insides of uvicorn's `HttpToolsProtocol`; `tests/unit/api/test_zerocopy.py` says
+which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.http import page_cache
+from api.http.page_cache import HasFileno
+
+EXTENSION: Final = "http.response.zerocopysend"
+TURN_BYTES: Final = 256 << 10  # of one answer in one turn of the loop, when others wait
+ALONE_TURN_BYTES: Final = 2 << 20
+SMALL_BODY_BYTES: Final = 64 << 10  # such a body is joined to its head: one send(2), not two
+_MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
+
+
+class ConnectionLimits(NamedTuple):
+    """`busy_app` answers on connections above `connections_max`; above twice that they are cut.
+
+    `bad_request` makes the whole response to what is not HTTP.
+    """
+
+    connections_max: int
+    header_max_bytes: int
+    header_timeout_s: float
+    busy_app: Any
+    bad_request: Callable[[str], bytes]
+
+
+class FileSend:
+    """A run of bytes of one file on its way into one socket."""
+
+    __slots__ = (
+        "_done",
+        "_file",
+        "_left",
+        "_loop",
+        "_position",
+        "_sock",
+        "_threads",
+        "_turn",
+        "_watching",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        file: HasFileno,
+        *,
+        position: int,
+        size_bytes: int,
+        turn_bytes: Callable[[], int],
+        threads: Executor | None = None,
+    ) -> None:
+        self._loop, self._sock, self._file = loop, sock, file
+        self._position, self._left = position, size_bytes
+        self._turn, self._threads = turn_bytes, threads
+        self._watching = False
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    async def run(self) -> None:
+        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
+        self._ready()
+        try:
+            await self._done
+        finally:
+            self._unwatch()
+
+    def stop(self) -> None:
+        """The socket is about to be closed."""
+        self._finish()
+
+    def _ready(self) -> None:
+        window = min(self._left, self._turn())
+        try:
+            resident = page_cache.is_resident(self._file.fileno(), self._position, window)
+        except OSError as error:
+            self._finish(error)
+            return
+        if resident:
+            self._send(window)
+        else:
+            self._bring_in(window)
+
+    def _send(self, window: int) -> None:
+        try:
+            sent = os.sendfile(self._sock.fileno(), self._file.fileno(), self._position, window)
+        except BlockingIOError:
+            self._watch()
+            return
+        except OSError as error:
+            self._finish(error)
+            return
+        self._position += sent
+        self._left -= sent
+        if not self._left:
+            self._finish()
+        elif not sent:
+            self._finish(EOFError("a file is shorter than what was announced of it"))
+        else:
+            self._watch()
+
+    def _bring_in(self, window: int) -> None:
+        """Let a thread wait for the disk, then send the window without asking again."""
+        self._unwatch()
+        waiting = self._loop.run_in_executor(
+            self._threads, page_cache.bring_in, self._file, self._position, window
+        )
+
+        def brought_in(_: asyncio.Future[None]) -> None:
+            error = None if waiting.cancelled() else waiting.exception()
+            if self._done.done():
+                return
+            if error is None:
+                self._send(window)
+            else:
+                self._finish(error)
+
+        waiting.add_done_callback(brought_in)
+
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self._loop.add_writer(self._sock.fileno(), self._ready)
+
+    def _unwatch(self, _: object = None) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        self._unwatch()
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+
+class _HeadCatcher:
+    """Stands in for the transport while uvicorn writes a response's head."""
+
+    __slots__ = ("head",)
+
+    def __init__(self) -> None:
+        self.head = b""
+
+    def write(self, data: bytes) -> None:
+        self.head = data
+
+
+class ZeroCopyCycle(RequestResponseCycle):
+    """One request and its response, on a connection that can send files."""
+
+    protocol: ZeroCopyProtocol
+    held_head = b""
+    body_given = False  # the whole request body was handed to the application
+    sending_ended = False  # the client closed its sending side
+
+    async def send(self, message: Any) -> None:
+        kind = message["type"]
+        if kind == EXTENSION:
+            await self._send_file(message)
+        elif kind == "http.response.start" and not self.response_started:
+            await self._hold_head(message)
+        elif not self.held_head:
+            await super().send(message)
+        elif self._is_small_whole_body(message):
+            head, self.held_head = self.held_head, b""
+            if not self.disconnected:
+                self.transport.write(head + message.get("body", b""))
+                self.expected_content_length = 0
+                self._complete()
+        else:
+            head, self.held_head = self.held_head, b""
+            if not self.disconnected:
+                self.transport.write(head)
+            await super().send(message)
+
+    async def _hold_head(self, message: Any) -> None:
+        transport, catcher = self.transport, _HeadCatcher()
+        self.transport = catcher  # type: ignore[assignment]
+        try:
+            await super().send(message)
+        finally:
+            self.transport = transport
+        self.held_head = catcher.head
+
+    def _is_small_whole_body(self, message: Any) -> bool:
+        size = len(message.get("body", b""))
+        return (
+            message["type"] == "http.response.body"
+            and not message.get("more_body", False)
+            and not self.chunked_encoding
+            and size <= SMALL_BODY_BYTES
+            and size == self.expected_content_length
+            and self.scope["method"] != "HEAD"
+        )
+
+    async def _send_file(self, message: Any) -> None:
+        if self.disconnected:
+            return
+        assert self.response_started, "a response begins with its head"
+        assert not self.chunked_encoding, "the length of what is sent is known"
+        count = message["count"]
+        head, self.held_head = self.held_head, b""
+        if self.scope["method"] == "HEAD":
+            count = self.expected_content_length = 0
+        assert count <= self.expected_content_length, "no more than was announced"
+        self.expected_content_length -= count
+        await self.protocol.send_file(
+            head, message["file"], position=message.get("offset", 0), size_bytes=count
+        )
+        if not message.get("more_body", False) and not self.disconnected:
+            self._complete()
+
+    def _complete(self) -> None:
+        """As uvicorn ends a response."""
+        if self.expected_content_length:
+            raise RuntimeError("Response content shorter than Content-Length")
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    async def receive(self) -> Any:
+        """uvicorn's, but the body is not copied, and a half-closed client is told."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not (self.disconnected or self.response_complete or self._told_of_end):
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete or self._told_of_end:
+            return {"type": "http.disconnect"}
+        body, self.body = self.body, bytearray()
+        self.body_given = not self.more_body
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    @property
+    def _told_of_end(self) -> bool:
+        return self.body_given and self.sending_ended
+
+
+class ZeroCopyProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with `sendfile`, limits, and answers to half-closed clients."""
+
+    limits: ConnectionLimits
+    threads: Executor | None = None
+    _sends_files = False
+    _sock: socket.socket | None = None  # the duplicate
+    _sending: FileSend | None = None
+    _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
+    _in_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        raw = transport.get_extra_info("socket")
+        self._sends_files = self.scheme == "http" and raw is not None
+        count = len(self.connections)
+        if count > 2 * self.limits.connections_max:
+            self.transport.abort()
+            return
+        if count > self.limits.connections_max:
+            self.app = self.limits.busy_app
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        active = self._active
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
+        super().connection_lost(exc)
+        self._head_arrived()
+        if self._sending is not None:
+            self._sending.stop()
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep our sending side open while a whole request waits for its answer."""
+        last = self.cycle
+        if not self._sends_files or last is None or last.response_complete or last.more_body:
+            return None
+        last.keep_alive = False
+        for cycle in (self._active, *(waiting for waiting, _ in self.pipeline)):
+            if isinstance(cycle, ZeroCopyCycle):
+                cycle.sending_ended = True
+                cycle.message_event.set()
+        return True
+
+    # --- the head -------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.limits.header_max_bytes:
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:
+            self._await_head()
+        if self._sends_files:
+            self.scope["extensions"] = {EXTENSION: {}}
+
+    def on_headers_complete(self) -> None:
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+    def _head_arrived(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; where another answer is under way only by closing."""
+        self._head_arrived()
+        if self._active is not None and not self._active.response_complete:
+            self.transport.abort()
+            return
+        self.transport.write(self.limits.bad_request(msg))
+        self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        if self._sends_files:
+            cycle.__class__ = ZeroCopyCycle
+            assert isinstance(cycle, ZeroCopyCycle)
+            cycle.protocol = self
+        super()._start_asgi_task(cycle, app)
+
+    # --- files ----------------------------------------------------------------------------------
+
+    async def send_file(
+        self, head: bytes, file: HasFileno, *, position: int, size_bytes: int
+    ) -> None:
+        """Write `head`, then the bytes; quietly nothing where the client is gone.
+
+        Raises EOFError, after the connection was aborted, where the file is too short.
+        """
+        if not self.transport.get_write_buffer_size():
+            head = self._send_head(head, more=size_bytes > 0)
+        else:
+            await self._drain(head)
+            head = b""
+        if head:
+            await self._drain(head)
+        if not size_bytes or self.transport.is_closing():
+            return
+        self._sending = FileSend(
+            self.loop,
+            self._duplicate(),
+            file,
+            position=position,
+            size_bytes=size_bytes,
+            turn_bytes=self._turn_bytes,
+            threads=self.threads,
+        )
+        try:
+            await self._sending.run()
+        except OSError:
+            self.transport.abort()  # the client is gone, or the disk failed: no more can be said
+        except (EOFError, asyncio.CancelledError):
+            self.transport.abort()
+            raise
+        finally:
+            self._sending = None
+
+    def _send_head(self, head: bytes, *, more: bool) -> bytes:
+        """Put the head into the socket; what is left of it."""
+        if not head:
+            return head
+        try:
+            return head[self._duplicate().send(head, _MSG_MORE if more else 0) :]
+        except BlockingIOError:
+            return head
+        except OSError:
+            self.transport.abort()
+            return b""
+
+    async def _drain(self, head: bytes) -> None:
+        """Have the transport write `head` and all that it still holds."""
+        transport = self.transport
+        transport.write(head)
+        low, high = transport.get_write_buffer_limits()
+        transport.set_write_buffer_limits(high=0)
+        try:
+            while transport.get_write_buffer_size() and not transport.is_closing():
+                if self.flow.write_paused:
+                    await self.flow.drain()
+                else:
+                    await asyncio.sleep(0)  # uvloop writes at the end of the turn
+        finally:
+            transport.set_write_buffer_limits(high=high, low=low)
+
+    def _duplicate(self) -> socket.socket:
+        if self._sock is None:
+            raw = self.transport.get_extra_info("socket")
+            self._sock = socket.socket(raw.family, raw.type, raw.proto, fileno=os.dup(raw.fileno()))
+            self._sock.setblocking(False)
+        return self._sock
+
+    def _turn_bytes(self) -> int:
+        return TURN_BYTES if len(self.tasks) > 1 else ALONE_TURN_BYTES
