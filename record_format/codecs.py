@@ -211,7 +211,7 @@ def _zstd_decompress(data: Buffer, max_bytes: int) -> bytes:
             continue
         end, bound = _zstd_frame(data, position)
         frame = data[position:end]
-        parts.append(_zstd_expand(frame, min(bound, left), max_bytes))
+        parts.append(_zstd_expand(frame, bound=bound, left=left, max_bytes=max_bytes))
         left -= len(parts[-1])
         position = end
     if position != len(data):
@@ -244,19 +244,24 @@ def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
     return position, bound
 
 
-def _zstd_expand(frame: Buffer, limit: int, max_bytes: int) -> bytes:
+def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> bytes:
     """One whole frame. The content size in its header decides how much is set aside: check it."""
     size = zstandard.frame_content_size(frame)
-    if size > limit:
+    if size > bound:
+        raise CorruptBatch(f"zstd: the frame's blocks cannot expand to {size} bytes")
+    if size > left:
         raise ExpandsTooFar(ZSTD, max_bytes=max_bytes)
-    if size == 0 or not limit:
-        limit = 1  # the package takes 0 for "no limit"
+    limit = max(min(bound, left), 1)  # the package takes 0 for "no limit"
     try:
-        return _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
+        expanded = _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
     except zstandard.ZstdError as error:
-        if limit == max_bytes and "too small" in str(error):
+        # The frame is whole, as its blocks said: what stopped it is the room.
+        if left < bound and "did not decompress full frame" in str(error):
             raise ExpandsTooFar(ZSTD, max_bytes=max_bytes) from error
         raise CorruptBatch(f"zstd: {error}") from error
+    if len(expanded) > left:
+        raise ExpandsTooFar(ZSTD, max_bytes=max_bytes)
+    return expanded
 
 
 _COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {

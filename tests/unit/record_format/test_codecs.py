@@ -177,6 +177,23 @@ def test_the_limit_is_exact(codec: int) -> None:
     assert expand(codec, compress(codec, b""), 0) == b""
 
 
+def test_the_limit_is_exact_for_frames_without_a_content_size_and_over_several() -> None:
+    def streamed(data: bytes) -> bytes:
+        stream = zstandard.ZstdCompressor().compressobj()
+        return stream.compress(data) + stream.flush()
+
+    for data, whole in (
+        (streamed(TEXT), TEXT),
+        (streamed(b"one ") + streamed(TEXT), b"one " + TEXT),
+        (streamed(TEXT) + streamed(b"x"), TEXT + b"x"),
+        (compress(ZSTD, TEXT) + compress(ZSTD, TEXT), TEXT * 2),
+    ):
+        assert expand(ZSTD, data, len(whole)) == whole
+        for less in (len(whole) - 1, len(whole) - 50, 1, 0):
+            with pytest.raises(ExpandsTooFar):
+                expand(ZSTD, data, less)
+
+
 def bombs() -> dict[str, tuple[int, bytes]]:
     zeros = b"\0" * (1 << 20)
     streamed = zstandard.ZstdCompressor().compressobj()
