@@ -110,6 +110,13 @@ class Copier:
                 lambda: not any(_pending(partition) for partition in partitions), timeout_s
             )
 
+    def wait_until_idle(self, *, timeout_s: float) -> bool:
+        """Wait until no upload and no claim is under way; False when the time is over first."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(work.running is None for work in self._work.values()), timeout_s
+            )
+
     def close(self) -> None:
         """No new upload begins; those under way end."""
         with self._changed:

@@ -6,7 +6,7 @@
     <data>/recovery-point-offset-checkpoint     below it everything was flushed
     <data>/replication-offset-checkpoint        high watermarks (Kafka reads it; we recompute)
     <data>/log-start-offset-checkpoint          log starts, in either tier
-    <data>/tierlog/owner                        random id of this folder: who owns its partitions
+    <data>/tierlog/owner                        who owns its partitions: a random id, this inode
     <data>/tierlog/epochs.json                  by topic id and partition, the epochs it took
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/store.json                   what the start-up probe found of the store
@@ -161,10 +161,19 @@ class DataFolder:
         return properties["cluster.id"]
 
     def _read_or_make_owner(self) -> str:
+        """This folder's id, and a new one for a copy of it, which has another inode.
+
+        Two copies that both took themselves for the owner would both write. A folder that was moved
+        gets a new id too and goes on: it still has the epochs that it recorded under the old one.
+        """
         path = self.path / "tierlog" / "owner"
-        if not path.exists():
-            write_durably(path, secrets.token_hex(16).encode())
-        return path.read_text().strip()
+        stat = self.path.stat()
+        here = f"{stat.st_dev}:{stat.st_ino}"
+        owner, _, place = path.read_text().partition(" ") if path.exists() else ("", "", "")
+        if place != here:
+            owner = secrets.token_hex(16)
+            write_durably(path, f"{owner} {here}".encode())
+        return owner
 
     def _consume_clean_marker(self) -> bool:
         marker = self.path / CLEAN_SHUTDOWN

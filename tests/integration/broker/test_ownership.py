@@ -1,0 +1,78 @@
+"""Two folders that take themselves for the owner of the same partitions: one wins, none loses data."""
+
+import shutil
+
+import pytest
+
+from record_format.errors import ConfigurationError, FencedError
+from tests.integration.broker.conftest import House
+
+
+def offloaded(house):
+    house.broker.create_topic("t", config={"segment.bytes": 4096})
+    for start in range(0, 100, 10):
+        house.produce("t", [b"x" * 100] * 10, at=start)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
+    offloaded(house)
+    house.broker.close()
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    house.broker = house.open()
+    house.broker.offload("t", wait_ms=20_000)
+    copy = House(tmp_path / "copy")
+    try:
+        assert copy.broker.folder.owner != house.broker.folder.owner
+        copy.broker._copy_round()
+        partition = copy.broker.partition("t", 0)
+        copy.broker.copier.wait_until_idle(timeout_s=10)
+        assert "in force" in partition.leadership_lost
+        with pytest.raises(FencedError):
+            partition.read(0, max_bytes=1)
+        assert copy.broker.readiness().reasons
+    finally:
+        copy.broker.close()
+    house.produce("t", [b"the original goes on"])
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
+    offloaded(house)
+    house.broker.close()
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    copy = House(tmp_path / "copy")
+    copy.broker.offload("t", wait_ms=20_000)
+    copy.broker.close()
+    house.broker = house.open()
+    house.broker._copy_round()
+    house.broker.copier.wait_until_idle(timeout_s=10)
+    assert house.broker.partition("t", 0).leadership_lost
+
+
+def test_an_empty_folder_on_a_prefix_in_use_refuses_and_names_restore(house, tmp_path):
+    offloaded(house)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "bucket").symlink_to(house.root / "bucket")
+    with pytest.raises(ConfigurationError, match="tierlog storage restore"):
+        House(tmp_path / "new")
+
+
+def test_a_folder_in_use_refuses_a_second_broker(house):
+    with pytest.raises(ConfigurationError, match="in use by another broker"):
+        house.open()
+
+
+def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
+    offloaded(house)
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    copy = House(tmp_path / "copy")
+    copy.broker.copier.wait_until_idle(timeout_s=10)
+    copy.broker.offload("t", wait_ms=20_000)
+    copy.broker.close()
+    house.broker.janitor.check_fences()
+    with pytest.raises(FencedError):
+        house.produce("t", [b"too late"])
