@@ -31,16 +31,17 @@ class ChunkFills:
         self._filling: dict[tuple[str, int], Future[OpenFile]] = {}
         self._guesses = 0
 
-    def get(self, chunk: ChunkRef) -> OpenFile:
+    def get(self, chunk: ChunkRef, *, room_wait_s: float = ROOM_WAIT_S) -> OpenFile:
         """The chunk's file, open; waits for the store where it is not cached.
 
+        Waits `room_wait_s` for room in the cache: not at all for who holds other chunks open.
         Raises CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
         """
         while True:
             found = self._cache.lookup(chunk)
             if found is not None:
                 return found
-            filling, ours = self._join_or_start(chunk)
+            filling, ours = self._join_or_start(chunk, room_wait_s=room_wait_s)
             if filling is None:
                 continue
             try:
@@ -48,7 +49,9 @@ class ChunkFills:
             except Throttled:
                 if ours:
                     raise
-                continue  # a guess does not wait for room; we do
+                continue  # whoever began the fill did not wait for room as long as we would
+            finally:
+                del filling  # an error that holds its own future would keep open files alive
             self._cache.mark_read(chunk)
             return opened
 
@@ -67,7 +70,9 @@ class ChunkFills:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _join_or_start(self, chunk: ChunkRef) -> tuple[Future[OpenFile] | None, bool]:
+    def _join_or_start(
+        self, chunk: ChunkRef, *, room_wait_s: float
+    ) -> tuple[Future[OpenFile] | None, bool]:
         """The fill, and whether it is the caller's own; no fill where one ended since it looked."""
         key = (chunk.unique, chunk.number)
         with self._lock:
@@ -76,7 +81,7 @@ class ChunkFills:
                 return filling, False
             if self._cache.has(chunk):
                 return None, False
-            started = self._pool.submit(self._fill, chunk, room_wait_s=ROOM_WAIT_S)
+            started = self._pool.submit(self._fill, chunk, room_wait_s=room_wait_s)
             self._filling[key] = started
             return started, True
 

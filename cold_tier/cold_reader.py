@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from cold_tier.batch_finder import BatchFinder, walk_batches
 from cold_tier.chunk_cache import ChunkCache
-from cold_tier.chunk_fills import ChunkFills
+from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
@@ -154,7 +154,12 @@ class ColdReader:
             ):
                 break
             try:
-                part = self._part(wanted, number, next_offset, max_bytes=left)
+                # Who holds chunks open does not wait for room: two such could wait for each other.
+                file = self._fills.get(
+                    wanted.index.ref(wanted.segment, number),
+                    room_wait_s=0.0 if slices else ROOM_WAIT_S,
+                )
+                part = self._part(wanted, number, next_offset, file=file, max_bytes=left)
             except TierlogError:
                 if slices:
                     break
@@ -167,10 +172,11 @@ class ColdReader:
                 break
         return slices, next_offset
 
-    def _part(self, wanted: _Wanted, number: int, offset: int, *, max_bytes: int) -> _Part | None:
+    def _part(
+        self, wanted: _Wanted, number: int, offset: int, *, file: OpenFile, max_bytes: int
+    ) -> _Part | None:
         """What one chunk has of it; None where its first batch is not below the end."""
         chunk, ref = wanted.index.table.chunks[number], wanted.index.ref(wanted.segment, number)
-        file = self._fills.get(ref)
         first = self._finder.find(ref, file, offset, first_offset=chunk.first_offset)
         if first is None or first.next_offset > wanted.end_offset:
             return None

@@ -170,19 +170,19 @@ class RangedReader:
         began = self._monotonic()
         stop = threading.Event()
         first = self._submit(chunk, new_temp, stop, deadline=deadline)
-        done, _ = wait([first], timeout=self._hedging.delay_s())
-        if done:
-            path = first.result()
-            self._hedging.record(self._monotonic() - began)
+        gets, done = [first], set[Future[Path]]()
+        try:
+            done, _ = wait(gets, timeout=self._hedging.delay_s())
+            if not done and self._hedging.spend():
+                self._count(hedged=1)
+                gets.append(self._submit(chunk, new_temp, stop, deadline=deadline))
+            path = _first_right(gets, stop)
+            if len(gets) == 1:
+                self._hedging.record(self._monotonic() - began)
             return path
-        gets = [first]
-        if self._hedging.spend():
-            self._count(hedged=1)
-            gets.append(self._submit(chunk, new_temp, stop, deadline=deadline))
-        path = _first_right(gets, stop)
-        if len(gets) == 1:
-            self._hedging.record(self._monotonic() - began)
-        return path
+        finally:
+            # An error that holds its own future keeps alive what its frames hold: open files.
+            del first, gets, done
 
     def _submit(
         self,
@@ -252,8 +252,7 @@ class RangedReader:
 
 def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:
     """The first path; the other GET is told to stop, and cleans up after itself."""
-    waiting = set(gets)
-    failure: BaseException | None = None
+    waiting, last = set(gets), gets[0]
     while waiting:
         done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
         right = [future for future in done if future.exception() is None]
@@ -262,9 +261,11 @@ def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:
             for late in [*right[1:], *waiting]:
                 late.add_done_callback(_remove_result)
             return right[0].result()
-        failure = next(iter(done)).exception()
-    assert failure is not None
-    raise failure
+        last = next(iter(done))
+    try:
+        return last.result()  # it failed, and so did all the others
+    finally:
+        del last, gets, waiting, done
 
 
 def _remove_result(late: Future[Path]) -> None:

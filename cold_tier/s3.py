@@ -182,7 +182,7 @@ class S3Store:
                     Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
                 )
                 for failed in answer.get("Errors", []):
-                    fault = Answer(200, failed.get("Code", ""), failed.get("Message", ""))
+                    fault = Answer(0, failed.get("Code", ""), failed.get("Message", ""))
                     if classify(fault) is not Fault.MISSING:
                         self._raise(fault, "delete", failed.get("Key", first))
 

@@ -49,6 +49,7 @@ _BY_CODE = {
     "XAmzContentSHA256Mismatch": Fault.CHECKSUM,
     "SlowDown": Fault.REFUSED,
     "Throttling": Fault.REFUSED,
+    "KMS.ThrottlingException": Fault.REFUSED,
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
     "RequestTimeout": Fault.UNKNOWN,
@@ -84,10 +85,10 @@ _ADVICE = {
 
 
 def classify(answer: Answer) -> Fault:
-    if answer.code in _ADVICE or answer.code.startswith("KMS."):
-        return Fault.MISCONFIGURED
     if answer.code in _BY_CODE:
         return _BY_CODE[answer.code]
+    if answer.code in _ADVICE or answer.code.startswith("KMS."):
+        return Fault.MISCONFIGURED
     if answer.status >= 500 or answer.status == 0:
         return Fault.UNKNOWN
     by_status = _BY_CODE.get(str(answer.status))

@@ -150,6 +150,7 @@ class SegmentIndexes:
             with self._lock:
                 del self._loading[key]
             ours.set_exception(error)
+            del ours  # or the error would hold itself
             raise
         with self._lock:
             del self._loading[key]

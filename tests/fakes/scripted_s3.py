@@ -1,0 +1,78 @@
+"""An HTTP server on loopback that answers S3 calls from a script: the answers that real ones
+rarely give.
+
+    with scripted_s3([Say(503, code="SlowDown"), Say(200)]) as (endpoint, asked): ...
+
+The last answer is given again and again. `asked` holds (method, path, headers) of every request.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Say:
+    status: int
+    code: str = ""
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    claims_bytes: int | None = None
+    """A Content-Length that is not the body's: the connection is closed after the body."""
+
+    @property
+    def content(self) -> bytes:
+        if not self.code:
+            return self.body
+        return f"<Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
+
+
+@dataclass
+class HangUp:
+    """The request is read and the connection closed."""
+
+
+@contextmanager
+def scripted_s3(script: list) -> Iterator[tuple[str, list]]:
+    asked: list = []
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            with lock:
+                say = script[min(len(asked), len(script) - 1)]
+                asked.append((self.command, self.path, dict(self.headers)))
+            if isinstance(say, HangUp):
+                self.close_connection = True
+                return
+            content = say.content
+            self.send_response(say.status)
+            for name, value in say.headers.items():
+                self.send_header(name, value)
+            length = len(content) if say.claims_bytes is None else say.claims_bytes
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+            self.close_connection = say.claims_bytes is not None
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

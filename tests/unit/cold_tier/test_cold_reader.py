@@ -1,0 +1,358 @@
+import gc
+import random
+import threading
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.cold_reader import ColdLimits, ColdReader
+from cold_tier.ranged_reader import RangedReader
+from cold_tier.retry import RetryPolicy
+from cold_tier.segment_indexes import SegmentIndexes
+from cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from record_format.errors import (
+    CorruptObject,
+    MissingObject,
+    StoreUnavailable,
+    UnknownFormatVersion,
+)
+from tests.fakes.cold_segments import FOLDER, KAFKA, Files, cold_segment, upload, write_segment
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+
+QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
+
+
+@pytest.fixture
+def reader(store, cache):
+    made = ColdReader(
+        store,
+        cache,
+        reader=RangedReader(store, requests_max=8, policy=QUICK),
+        indexes=SegmentIndexes(store, policy=QUICK),
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def segment(store, written):
+    return upload(store, written)
+
+
+def gets(store, suffix=""):
+    return [key for call, key in store.calls if call == "get_range" and key.endswith(suffix)]
+
+
+def bytes_of(read):
+    return b"".join(piece.read() for piece in read.slices)
+
+
+def starts_of(written):
+    return [0, *written.batch_ends[:-1]]
+
+
+def batch_of(written, offset):
+    """Index of the batch that holds an offset, by walking the bytes."""
+    for number, header in enumerate(iter_headers(written.body)):
+        if header.last_offset >= offset:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000, 1 << 20])
+def test_every_offset_is_answered_with_the_bytes_of_the_log(reader, segment, written, max_bytes):
+    for offset in range(segment.base_offset, segment.last_offset + 1):
+        read = reader.read(segment, offset, max_bytes=max_bytes)
+        body = bytes_of(read)
+        start = starts_of(written)[batch_of(written, offset)]
+        assert written.body[start : start + len(body)] == body
+        headers = list(iter_headers(body))
+        assert headers[-1].end_position == len(body)
+        assert headers[0].base_offset <= offset <= headers[0].last_offset
+        assert read.next_offset == headers[-1].next_offset
+        assert len(body) <= max_bytes or len(headers) == 1
+
+
+def test_a_sequence_of_reads_is_the_whole_log(reader, segment, written):
+    offset, body = 0, b""
+    while offset <= segment.last_offset:
+        read = reader.read(segment, offset, max_bytes=3000)
+        body += bytes_of(read)
+        offset = read.next_offset
+    assert body == written.body
+
+
+def test_a_read_is_as_long_as_it_may_be(reader, segment, written):
+    """Not a batch less than fits, where the chunk's end does not end it."""
+    reader.read(segment, 0, max_bytes=1 << 20)
+    for offset in range(0, segment.last_offset, 5):
+        body = bytes_of(reader.read(segment, offset, max_bytes=1500))
+        start = starts_of(written)[batch_of(written, offset)]
+        ends = written.batch_ends
+        fits = ends[bisect_right(ends, start + 1500) - 1]
+        if start + len(body) < fits:
+            chunk_ends = [c.end_position for c in reader._indexes.get(segment).table.chunks]
+            assert start + len(body) in chunk_ends
+
+
+def test_nothing_at_or_above_the_end_is_shown(reader, segment, written):
+    ends = [header.next_offset for header in iter_headers(written.body)]
+    for end_offset in ends[::3]:
+        offset, body = 0, b""
+        while offset < end_offset:
+            read = reader.read(segment, offset, max_bytes=2000, end_offset=end_offset)
+            assert read.next_offset > offset
+            body += bytes_of(read)
+            offset = read.next_offset
+        assert offset == end_offset
+        assert list(iter_headers(body))[-1].next_offset == end_offset
+
+
+def test_one_record_takes_one_request_for_the_index_and_one_for_its_chunk(store, reader, segment):
+    store.calls.clear()
+    reader.read(segment, 50, max_bytes=1)
+    assert gets(store) == [segment.indexes_key, segment.log_key]
+    reader.read(segment, 50, max_bytes=1)
+    assert len(gets(store)) == 2
+
+
+def test_identical_misses_are_one_request(store, reader, segment):
+    reader._indexes.get(segment)
+    store.calls.clear()
+    gate = threading.Barrier(8)
+
+    def read(_):
+        gate.wait()
+        return bytes_of(reader.read(segment, 0, max_bytes=1))
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = set(pool.map(read, range(8)))
+    assert len(answers) == 1
+    assert len(gets(store)) == 1
+
+
+def test_slices_outlive_the_cache_that_gave_them(store, segment, written, tmp_path):
+    cache = ChunkCache(tmp_path / "small", limit_bytes=3 * 4096)
+    reader = ColdReader(store, cache)
+    held = reader.read(segment, 0, max_bytes=1)
+    offset = 0
+    while offset <= segment.last_offset:
+        offset = reader.read(segment, offset, max_bytes=1 << 20).next_offset
+    assert bytes_of(held) == written.body[: written.batch_ends[0]]
+    reader.close()
+
+
+def test_many_readers_of_a_cache_that_is_too_small_all_get_right_bytes(store, tmp_path):
+    written = write_segment(tmp_path / "big", batches=200)
+    segment = upload(store, written)
+    cache = ChunkCache(tmp_path / "small", limit_bytes=6 * 4096)
+    reader = ColdReader(store, cache, limits=ColdLimits(requests_max=4))
+
+    def scan(seed):
+        dice, offset, body = random.Random(seed), 0, b""
+        while offset <= segment.last_offset:
+            read = reader.read(segment, offset, max_bytes=dice.randint(1, 9000))
+            body += bytes_of(read)
+            offset = read.next_offset
+        return body == written.body
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(scan, range(6)))
+    usage = cache.usage()
+    assert usage.cached_bytes + usage.reserved_bytes + usage.lingering_bytes <= 6 * 4096
+    reader.close()
+
+
+def test_a_sequential_reader_is_read_ahead_of_across_segment_ends(store, cache, tmp_path):
+    first = write_segment(tmp_path / "log", batches=40)
+    second = write_segment(
+        tmp_path / "log", base_offset=first.files.last_offset + 1, batches=20, seed=2
+    )
+    one, two = upload(store, first), upload(store, second)
+    reader = ColdReader(store, cache)
+    offset = 0
+    while offset <= one.last_offset:
+        offset = reader.read(one, offset, max_bytes=4096, following=[two]).next_offset
+    reader.close()  # waits for what is on its way
+    assert gets(store, ".log").count(two.log_key) >= 1
+    assert two.indexes_key in gets(store)
+
+
+def test_a_random_reader_is_not_read_ahead_of(store, reader, segment):
+    reader.read(segment, 0, max_bytes=1)
+    store.calls.clear()
+    for offset in (100, 30, 70):
+        reader.read(segment, offset, max_bytes=1)
+    assert len(gets(store)) <= 3
+
+
+def test_a_corrupt_chunk_is_named_and_the_others_go_on(store, reader, segment, written):
+    chunks = reader._indexes.get(segment).table.chunks
+    bad = bytearray(written.body)
+    bad[chunks[1].position + 100] ^= 1
+    store.put(segment.log_key, bytes(bad))
+    with pytest.raises(CorruptObject) as corrupt:
+        reader.read(segment, chunks[1].first_offset, max_bytes=1)
+    assert corrupt.value.file == segment.log_key
+    before = reader.read(segment, 0, max_bytes=1 << 20)
+    assert bytes_of(before) == written.body[: chunks[1].position]
+    assert before.next_offset == chunks[1].first_offset
+    after = reader.read(segment, chunks[2].first_offset, max_bytes=1 << 20)
+    assert bytes_of(after) == written.body[chunks[2].position :]
+
+
+def test_a_missing_log_is_named(store, reader, segment):
+    store.delete([segment.log_key])
+    with pytest.raises(MissingObject) as missing:
+        reader.read(segment, 0, max_bytes=1)
+    assert missing.value.file == segment.log_key
+
+
+def test_a_missing_or_corrupt_index_is_named(store, reader, segment):
+    body = store.get(segment.indexes_key, max_bytes=1 << 20)
+    store.put(segment.indexes_key, body[:60] + b"\xff" + body[61:])
+    with pytest.raises(CorruptObject) as corrupt:
+        reader.read(segment, 0, max_bytes=1)
+    assert corrupt.value.file == segment.indexes_key
+    store.delete([segment.indexes_key])
+    with pytest.raises(MissingObject) as missing:
+        reader.read(segment, 0, max_bytes=1)
+    assert missing.value.file == segment.indexes_key
+
+
+def test_the_index_of_another_segment_is_refused(store, reader, segment, tmp_path):
+    other = upload(store, write_segment(tmp_path / "other", seed=9))
+    store.put(segment.indexes_key, store.get(other.indexes_key, max_bytes=1 << 20))
+    with pytest.raises(CorruptObject):
+        reader.read(segment, 0, max_bytes=1)
+
+
+def test_an_index_of_a_later_format_is_refused_by_name(store, reader, segment):
+    body = bytearray(store.get(segment.indexes_key, max_bytes=1 << 20))
+    body[5] = 9
+    store.put(segment.indexes_key, bytes(body))
+    with pytest.raises(UnknownFormatVersion):
+        reader.read(segment, 0, max_bytes=1)
+
+
+def test_a_bad_answer_on_the_wire_is_made_good_for_indexes_too(store, reader, segment):
+    store.fail("get_range", WrongBytes(40))
+    assert reader.read(segment, 0, max_bytes=1).slices
+
+
+def test_a_store_that_is_down_is_unavailable_and_cached_chunks_go_on(store, reader, segment):
+    reader.read(segment, 0, max_bytes=1)
+    store.fail("get_range", FailsBefore(), times=1000)
+    assert reader.read(segment, 0, max_bytes=1).slices
+    with pytest.raises(StoreUnavailable):
+        reader.read(segment, segment.last_offset, max_bytes=1)
+
+
+def test_chunk_tables_in_memory_are_bounded(store, tmp_path):
+    indexes = SegmentIndexes(store, limit_bytes=20_000)
+    segments = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
+    for segment in segments:
+        indexes.get(segment)
+    assert indexes.cached_bytes <= 20_000
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+def test_time_lookup_finds_the_first_record_in_offset_order(store, cache, tmp_path, codec):
+    written = write_segment(tmp_path / "log", base_offset=100, codec=codec)
+    segment = upload(store, written, chunk_bytes=2000)
+    reader = ColdReader(store, cache)
+    dice = random.Random(4)
+    for _ in range(200):
+        stamp = dice.choice([dice.randint(0, 1_100_000), dice.choice(written.records)[1]])
+        start, end = sorted(dice.randint(90, segment.last_offset + 5) for _ in range(2))
+        expected = next(
+            (
+                (offset, given)
+                for offset, given in written.records
+                if start <= offset < end and given >= stamp
+            ),
+            None,
+        )
+        found = reader.offset_for_timestamp(segment, stamp, start_offset=start, end_offset=end)
+        assert found == expected
+    reader.close()
+
+
+def kafka_segment(store, folder, base_offset, next_base):
+    stem = KAFKA / folder / f"{base_offset:020d}"
+    txn = stem.with_suffix(".txnindex")
+    files = Files(
+        base_offset,
+        next_base - 1,
+        stem.with_suffix(".log"),
+        stem.with_suffix(".index"),
+        stem.with_suffix(".timeindex"),
+        txnindex=txn if txn.exists() else None,
+    )
+    uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=1024))
+    return cold_segment(uploader.upload(files, folder=FOLDER, leader_epoch=0))
+
+
+@pytest.mark.parametrize(
+    ("folder", "base_offset", "next_base"),
+    [("compacted-txn-0", 0, 274), ("compacted-txn-0", 328, 402), ("compacted-keep-0", 0, 238)],
+)
+def test_compacted_segments_of_kafka_are_read_over_their_gaps(
+    store, reader, folder, base_offset, next_base
+):
+    segment = kafka_segment(store, folder, base_offset, next_base)
+    body = store.get(segment.log_key, max_bytes=1 << 22)
+    for start in range(base_offset, next_base):
+        read = reader.read(segment, start, max_bytes=1)
+        if read.slices:
+            header = next(iter_headers(bytes_of(read)))
+            first = next(h for h in iter_headers(body) if h.last_offset >= start)
+            assert header.base_offset == first.base_offset
+        assert start < read.next_offset <= next_base
+    offset, found = base_offset, b""
+    while offset < next_base:
+        read = reader.read(segment, offset, max_bytes=700)
+        found, offset = found + bytes_of(read), read.next_offset
+    assert found == body
+
+
+def test_time_lookup_in_what_kafka_wrote_is_exact(store, reader):
+    segment = kafka_segment(store, "mixed-time-0", 9, 27)
+    body = store.get(segment.log_key, max_bytes=1 << 22)
+    records = [r for h in iter_headers(body) for r in decode_batch(body, h)]
+    for wanted in {record.timestamp for record in records}:
+        first = next(record for record in records if record.timestamp >= wanted)
+        assert reader.offset_for_timestamp(segment, wanted) == (first.offset, first.timestamp)
+
+
+def test_aborted_transactions_come_from_the_bundle(store, reader):
+    segment = kafka_segment(store, "compacted-txn-0", 328, 402)
+    found = reader.aborted_transactions(segment, start_offset=328, end_offset=402)
+    assert found.transactions
+    assert all(one.last_offset >= 328 for one in found.transactions)
+    nothing = kafka_segment(store, "compacted-txn-0", 0, 274)
+    assert reader.aborted_transactions(nothing, start_offset=0, end_offset=9).transactions == ()
+
+
+def test_an_error_keeps_no_file_open(store, cache, written):
+    """Not even until the next garbage collection: what is open takes room in the cache."""
+    segment = upload(store, written)
+    reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=2, policy=QUICK))
+    chunks = reader._indexes.get(segment).table.chunks
+    store.fail("get_range", FailsBefore(), times=2, when=lambda key: len(gets(store, ".log")) > 1)
+    gc.disable()
+    try:
+        read = reader.read(segment, 0, max_bytes=1 << 20)
+        assert read.next_offset == chunks[1].first_offset
+        del read
+        store.fail("get_range", FailsBefore(), times=2)
+        with pytest.raises(StoreUnavailable):
+            reader.read(segment, chunks[3].first_offset, max_bytes=1)
+        assert cache.shrink(1 << 30) == chunks[0].size_bytes
+    finally:
+        gc.enable()
+    reader.close()

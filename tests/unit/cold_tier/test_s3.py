@@ -1,0 +1,271 @@
+"""What the S3 store makes of answers, good and bad, over real HTTP on loopback."""
+
+import socket
+from contextlib import contextmanager
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.open import open_store
+from cold_tier.retry import RetryPolicy
+from cold_tier.s3 import S3Store
+from cold_tier.s3_faults import Answer, Fault, advice, classify
+from cold_tier.s3_multipart import encode_crc32c
+from cold_tier.s3_options import S3Options
+from record_format.errors import (
+    ConfigurationError,
+    CorruptObject,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
+from tests.fakes.scripted_s3 import HangUp, Say, scripted_s3
+
+QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
+OK = Say(200, headers={"ETag": '"0"'})
+
+
+def options(endpoint, **more):
+    return S3Options(
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id="ak",
+        secret_access_key="sk",
+        connect_timeout_s=2,
+        read_timeout_s=2,
+        **more,
+    )
+
+
+@contextmanager
+def s3(*script, **more):
+    with scripted_s3(list(script)) as (endpoint, asked):
+        store = S3Store("bucket", "pre/fix", options(endpoint, **more), policy=QUICK)
+        try:
+            yield store, asked
+        finally:
+            store.close()
+
+
+def test_a_write_carries_its_checksum_and_the_prefix():
+    with s3(OK) as (store, asked):
+        store.put("k", b"hello")
+        method, path, headers = asked[0]
+        assert (method, path) == ("PUT", "/bucket/pre/fix/k")
+        assert headers["x-amz-checksum-crc32c"] == encode_crc32c(crc32c(b"hello"))
+        assert "If-None-Match" not in headers
+
+
+def test_a_create_carries_its_condition():
+    with s3(OK) as (store, asked):
+        store.put("k", b"hello", if_absent=True)
+        assert asked[0][2]["If-None-Match"] == "*"
+
+
+def test_encryption_and_storage_class_are_passed_through():
+    wanted = {
+        "server_side_encryption": "aws:kms",
+        "sse_kms_key_id": "k",
+        "storage_class": "GLACIER_IR",
+    }
+    with s3(OK, **wanted) as (store, asked):
+        store.put("segments/x.log", b"hello")
+        store.put("manifest/1.json", b"{}")
+        log, manifest = asked[0][2], asked[1][2]
+        assert log["x-amz-server-side-encryption"] == "aws:kms"
+        assert log["x-amz-storage-class"] == "GLACIER_IR"
+        assert manifest["x-amz-server-side-encryption-aws-kms-key-id"] == "k"
+        assert "x-amz-storage-class" not in manifest
+
+
+@pytest.mark.parametrize("bad", [Say(503, "SlowDown"), Say(500, "InternalError"), HangUp()])
+def test_an_overwrite_is_repeated_until_it_is_answered(bad):
+    with s3(bad, bad, OK) as (store, asked):
+        store.put("k", b"hello")
+        assert len(asked) == 3
+        usage = store.ledger.usage()["manifest", "put"]
+        assert (usage.requests, usage.failures, usage.sent_bytes) == (3, 2, 15)
+
+
+@pytest.mark.parametrize("bad", [Say(500, "InternalError"), Say(503), Say(504), HangUp()])
+def test_a_create_whose_answer_was_lost_is_not_repeated(bad):
+    with s3(bad, OK) as (store, asked):
+        with pytest.raises(OutcomeUnknownError):
+            store.put("k", b"hello", if_absent=True)
+        assert len(asked) == 1
+
+
+def test_a_create_that_lost_says_so():
+    with s3(Say(412, "PreconditionFailed")) as (store, asked):
+        with pytest.raises(ObjectExists):
+            store.put("k", b"hello", if_absent=True)
+        assert len(asked) == 1
+
+
+def test_a_conflict_of_creates_is_repeated_since_nothing_was_written():
+    with s3(Say(409, "ConditionalRequestConflict"), OK) as (store, asked):
+        store.put("k", b"hello", if_absent=True)
+        assert len(asked) == 2
+
+
+def test_a_create_that_never_reached_the_store_may_be_made_again():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store = S3Store("b", "", options(f"http://127.0.0.1:{port}"), policy=QUICK)
+    with pytest.raises(StoreUnavailable):
+        store.put("k", b"x", if_absent=True)
+    assert store.ledger.requests() == 3
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Say(403, "AccessDenied"), "no permission to get"),
+        (Say(403, "InvalidAccessKeyId"), "does not know the access key"),
+        (Say(403, "SignatureDoesNotMatch"), "secret key is wrong"),
+        (Say(400, "ExpiredToken"), "expired; renew"),
+        (Say(403, "RequestTimeTooSkewed"), "clock"),
+        (Say(404, "NoSuchBucket"), "no such bucket"),
+        (Say(405, "MethodNotAllowed"), "read-only"),
+        (Say(400, "AuthorizationHeaderMalformed"), "another region"),
+        (Say(400, "SomethingNew"), "refused to get"),
+    ],
+)
+def test_what_a_person_has_to_mend_is_one_clear_line(answer, words):
+    with s3(answer) as (store, _):
+        with pytest.raises(ConfigurationError, match=words) as refused:
+            store.get("k", max_bytes=10)
+        assert "\n" not in str(refused.value)
+        assert str(refused.value).startswith("store s3://bucket/pre/fix: ")
+
+
+def test_a_head_that_is_forbidden_is_not_an_absent_object():
+    with s3(Say(403)) as (store, _), pytest.raises(ConfigurationError, match="no permission"):
+        store.head("k")
+    with s3(Say(404)) as (store, _):
+        assert store.head("k") is None
+
+
+RANGE = {"Content-Range": "bytes 2-4/10"}
+
+
+def test_a_range_is_taken_where_it_is_the_right_one():
+    with s3(Say(206, body=b"234", headers=RANGE)) as (store, asked):
+        assert b"".join(store.get_range("k", 2, 5)) == b"234"
+        assert asked[0][2]["Range"] == "bytes=2-4"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Say(206, body=b"123", headers={"Content-Range": "bytes 1-3/10"}), StoreUnavailable),
+        (Say(206, body=b"23", headers={"Content-Range": "bytes 2-3/10"}), StoreUnavailable),
+        (Say(206, body=b"23", headers={"Content-Range": "bytes 2-3/4"}), CorruptObject),
+        (Say(200, body=b"0123456789"), StoreUnavailable),
+        (Say(206, body=b"234"), StoreUnavailable),
+        (Say(206, body=b"23", headers=RANGE, claims_bytes=3), StoreUnavailable),
+        (Say(416, "InvalidRange"), CorruptObject),
+        (Say(404, "NoSuchKey"), MissingObject),
+        (Say(503, "SlowDown"), StoreUnavailable),
+        (HangUp(), StoreUnavailable),
+    ],
+)
+def test_a_range_that_is_not_the_one_asked_for_is_no_answer(answer, error):
+    with s3(answer) as (store, asked):
+        with pytest.raises(error):
+            list(store.get_range("k", 2, 5))
+        assert len(asked) == 1
+
+
+def test_a_body_that_breaks_off_is_asked_for_again():
+    with s3(Say(200, body=b"hel", claims_bytes=5), Say(200, body=b"hello")) as (store, asked):
+        assert store.get("k", max_bytes=10) == b"hello"
+        assert len(asked) == 2
+
+
+def test_a_body_that_fails_the_stores_own_checksum_is_asked_for_again():
+    right = {"x-amz-checksum-crc32c": encode_crc32c(crc32c(b"hello"))}
+    with s3(Say(200, body=b"jello", headers=right), Say(200, body=b"hello", headers=right)) as (
+        store,
+        _,
+    ):
+        assert store.get("k", max_bytes=10) == b"hello"
+
+
+def test_an_answer_that_is_no_xml_is_no_answer():
+    with s3(Say(200, body=b"<html>welcome to the hotel")) as (store, asked):
+        with pytest.raises(StoreUnavailable):
+            store.list("", limit=10)
+        assert len(asked) == 3
+
+
+def test_an_object_that_could_not_be_deleted_is_an_error():
+    body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
+    with s3(Say(200, body=body % b"AccessDenied")) as (store, _), pytest.raises(ConfigurationError):
+        store.delete(["k"])
+    with s3(Say(200, body=body % b"InternalError")) as (store, _), pytest.raises(StoreUnavailable):
+        store.delete(["k"])
+    with s3(Say(200, body=body % b"NoSuchKey")) as (store, _):
+        store.delete(["k"])
+
+
+def test_a_failed_part_aborts_the_upload(tmp_path):
+    path = tmp_path / "f"
+    body = b"x" * (6 << 20)
+    path.write_bytes(body)
+    begun = Say(
+        200,
+        body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
+        b"</InitiateMultipartUploadResult>",
+    )
+    with s3(begun, Say(403, "AccessDenied")) as (store, asked):
+        with pytest.raises(ConfigurationError):
+            store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
+        assert asked[-1][0] == "DELETE"
+        assert "uploadId=u1" in asked[-1][1]
+
+
+def test_no_credentials_is_one_clear_line(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    store = open_store("s3://b/p", endpoint="http://127.0.0.1:1", region="us-east-1")
+    with pytest.raises(ConfigurationError, match="no credentials found"):
+        store.head("k")
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "bucket/prefix", "http://x/y", "s3://", "s3://b/a//b", "file://host/x", "file:x"]
+)
+def test_a_url_that_is_no_store_is_refused(url):
+    with pytest.raises(ConfigurationError):
+        open_store(url)
+
+
+def test_secrets_in_a_url_are_refused_and_not_repeated():
+    with pytest.raises(ConfigurationError) as refused:
+        open_store("s3://ak:sesame@bucket/p")
+    assert "sesame" not in str(refused.value)
+
+
+def test_secrets_are_not_in_what_options_say_of_themselves():
+    assert "sesame" not in repr(S3Options(secret_access_key="sesame", session_token="sesame"))
+
+
+def test_every_advice_can_be_said():
+    for code in ("AccessDenied", "301", "NotImplemented", "bad-setting", "Unheard"):
+        for status in (0, 400):
+            line = advice(Answer(status, code, "why", "eu-west-9"), operation="put", key="k")
+            assert "{" not in line
+
+
+def test_an_unheard_of_status_is_sorted_by_its_class():
+    assert classify(Answer(599, "Odd")) is Fault.UNKNOWN
+    assert classify(Answer(418, "Odd")) is Fault.MISCONFIGURED
+    assert classify(Answer(429, "Odd")) is Fault.REFUSED
+    assert classify(Answer(0, "")) is Fault.UNKNOWN
