@@ -97,7 +97,7 @@ class _PushFilters:
     to call it. It looks at `__func__`; this one shows it the method of the base class.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: TierlogReader) -> None:
         self._reader = reader

@@ -1,0 +1,108 @@
+"""A bucket as a broker would have filled it, from folders that a real Kafka wrote.
+
+The uploader, the manifest and the topic objects are the real ones; there is no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cold_tier.object_store import ObjectStore
+from cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from manifest.keys import PartitionKeys
+from manifest.state import EpochStart, Manifest, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import TopicObject, TopicObjects
+from manifest.transitions import Claim, add_segments
+from record_format.batch import iter_headers
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "kafka"
+NOW_MS = 1_800_000_000_000
+
+
+class Files(NamedTuple):
+    """What the uploader wants to know of a sealed segment."""
+
+    base_offset: int
+    last_offset: int
+    log: Path
+    index: Path
+    timeindex: Path
+    txnindex: Path | None
+    snapshot: Path | None
+
+
+def segment_files(folder: Path) -> list[Files]:
+    """The segments of a folder that hold anything, oldest first; the active one too.
+
+    Where compaction removed the end of one, it still ends where the next begins.
+    """
+    logs = [log for log in sorted(folder.glob("*.log")) if log.stat().st_size]
+    ends = [int(log.stem) for log in logs[1:]]
+    if logs:
+        *_, last = iter_headers(logs[-1].read_bytes())
+        ends.append(last.next_offset)
+    return [_files(log, next_offset) for log, next_offset in zip(logs, ends, strict=True)]
+
+
+def _files(log: Path, next_offset: int) -> Files:
+    txnindex = log.with_suffix(".txnindex")
+    snapshot = log.with_name(f"{next_offset:020d}.snapshot")
+    return Files(
+        int(log.stem),
+        next_offset - 1,
+        log,
+        log.with_suffix(".index"),
+        log.with_suffix(".timeindex"),
+        txnindex if txnindex.exists() else None,
+        snapshot if snapshot.exists() else None,
+    )
+
+
+def manifests_of(store: ObjectStore, topic: str, partition: int) -> ManifestStore:
+    keys = PartitionKeys(topic, topic_id_of(topic), partition)
+    return ManifestStore(store, keys, StoreOptions(clock=lambda: NOW_MS))
+
+
+def topic_id_of(topic: str) -> str:
+    return f"id-of-{topic}"
+
+
+def put_partition(
+    store: ObjectStore,
+    topic: str,
+    partition: int,
+    files: Sequence[Files],
+    *,
+    chunk_bytes: int = 4096,
+    log_start_offset: int | None = None,
+) -> Manifest:
+    """Upload and commit one segment after the other: a manifest version for each."""
+    manifests = manifests_of(store, topic, partition)
+    if log_start_offset is None:
+        log_start_offset = files[0].base_offset if files else 0
+    claim = Claim("owner", (EpochStart(0, log_start_offset, "owner"),), frozenset())
+    manifest = manifests.claim(claim, log_start_offset=log_start_offset)
+    uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
+    for one in files:
+        uploaded = uploader.upload(one, folder=manifests.keys.segments, leader_epoch=0)
+        entry = SegmentEntry(**uploaded._asdict(), modified_ms=NOW_MS)
+        manifest = manifests.commit(manifest, lambda base, entry=entry: add_segments(base, [entry]))
+    return manifest
+
+
+def put_topic(store: ObjectStore, topic: str, partitions: Mapping[int, str]) -> None:
+    """A topic whose partitions are fixtures, by name; all of each goes into the bucket."""
+    TopicObjects(store).create(
+        TopicObject(
+            name=topic,
+            topic_id=topic_id_of(topic),
+            partitions=max(partitions) + 1,
+            config={},
+            created_ms=NOW_MS,
+        )
+    )
+    for number, fixture in partitions.items():
+        put_partition(store, topic, number, segment_files(FIXTURES / fixture))

@@ -1,0 +1,226 @@
+"""Options to rows without Spark: what a plan and its tasks do, over a bucket filled for real."""
+
+import json
+import pickle
+
+import pytest
+
+from cold_tier.open import open_store
+from manifest.pins import Pins
+from manifest.transitions import trim
+from record_format.arrow import COLUMNS
+from record_format.errors import UnknownManifestVersion, UnknownTopic
+from spark_reader.filters import NO_FILTERS
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import parse_options
+from spark_reader.planner import Planner
+from spark_reader.ranges import DataLoss, LossPolicy
+from spark_reader.reading import ReadRequest, read_split
+from tests.fakes.bucket import (
+    FIXTURES,
+    NOW_MS,
+    manifests_of,
+    put_partition,
+    put_topic,
+    segment_files,
+)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    url = f"file://{tmp_path_factory.mktemp('bucket')}"
+    store = open_store(url)
+    put_topic(store, "many", {0: "many-segments-0", 1: "codec-lz4-0", 2: "mixed-time-0"})
+    put_topic(store, "txn", {0: "txn-0", 1: "compacted-txn-0"})
+    put_topic(store, "compacted", {0: "compacted-codec-0", 1: "deleted-records-0"})
+    return url
+
+
+class Read:
+    """One run: its rows, splits, and what it said."""
+
+    def __init__(self, url, *, columns=COLUMNS, filters=NO_FILTERS, **given):
+        given = {"store": url, "tier": "cold", "splitBytes": "16k", **given}
+        options = parse_options(given, streaming=False)
+        self.said, self.lost = [], []
+        planner = Planner(options, report=self.said.append, warn=self.lost.append)
+        self.splits = pickle.loads(pickle.dumps(planner.batch(filters)))
+        request = ReadRequest(
+            access=options.access,
+            columns=columns,
+            cut=filters.cut,
+            isolation=options.isolation,
+        )
+        loss = LossPolicy(options.fail_on_data_loss, self.lost.append)
+        batches = [
+            batch
+            for split in self.splits
+            for batch in read_split(split, pickle.loads(pickle.dumps(request)), loss)
+        ]
+        self.rows = [row for batch in batches for row in batch.to_pylist()]
+
+    def offsets(self, partition=0):
+        return [row["offset"] for row in self.rows if row["partition"] == partition]
+
+
+def records(fixture):
+    lines = (FIXTURES / f"{fixture}.records.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def offsets(fixture, low=0, high=10**9):
+    return [one["offset"] for one in records(fixture) if low <= one["offset"] < high]
+
+
+def test_reads_all_of_a_topic_in_many_splits(url):
+    read = Read(url, subscribe="many")
+    assert len(read.splits) > 5
+    assert read.offsets(0) == offsets("many-segments-0")
+    assert read.offsets(1) == offsets("codec-lz4-0")
+    assert read.offsets(2) == offsets("mixed-time-0")
+    assert '"manifestVersion":{"many":{"0":11' in read.said[0]
+
+
+def test_subscribes_by_list_pattern_and_assignment(url):
+    topics = [{"subscribe": "many,txn"}, {"subscribePattern": "m.*|tx."}]
+    for choice in topics:
+        assert {row["topic"] for row in Read(url, **choice).rows} == {"many", "txn"}
+    some = Read(url, assign='{"many": [2], "txn": [0]}')
+    assert {(row["topic"], row["partition"]) for row in some.rows} == {("many", 2), ("txn", 0)}
+    assert Read(url, subscribePattern="nothing.*").splits == []
+    with pytest.raises(UnknownTopic):
+        Read(url, subscribe="nothing")
+    with pytest.raises(InvalidOption, match="there is no many-7; the topic has 3"):
+        Read(url, assign='{"many": [7]}')
+    with pytest.raises(InvalidOption, match="topic 'txn' is not one that is read"):
+        Read(url, subscribe="many", startingOffsets='{"txn": {"0": 1}}')
+
+
+def test_starting_and_ending_offsets_may_name_some_partitions_only(url):
+    read = Read(
+        url,
+        subscribe="many",
+        startingOffsets='{"many": {"0": 20, "1": -2}}',
+        endingOffsets='{"many": {"0": 150, "1": -1}}',
+    )
+    assert read.offsets(0) == offsets("many-segments-0", 20, 150)
+    assert read.offsets(1) == offsets("codec-lz4-0")
+    assert read.offsets(2) == offsets("mixed-time-0")
+
+
+@pytest.mark.parametrize("fixture", ["many-segments-0", "codec-lz4-0", "mixed-time-0"])
+def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, fixture):
+    partition = ["many-segments-0", "codec-lz4-0", "mixed-time-0"].index(fixture)
+    facts = json.loads((FIXTURES / f"{fixture}.offsets.json").read_text())
+    for timestamp, offset, *_ in facts["offset_for_timestamp"]:
+        bounds = {"subscribe": "many", "startingOffsetsByTimestampStrategy": "latest"}
+        by_time = json.dumps({"many": {str(partition): timestamp}})
+        start = Read(url, startingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
+        end = Read(url, endingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
+        assert start == (offsets(fixture, offset) if offset >= 0 else [])
+        assert end == (offsets(fixture, 0, offset) if offset >= 0 else offsets(fixture))
+    with pytest.raises(InvalidOption, match="startingOffsetsByTimestampStrategy"):
+        Read(url, subscribe="many", startingTimestamp=str(2**50))
+
+
+def test_read_committed_sees_what_kafkas_consumer_saw(url):
+    read = Read(url, subscribe="txn", isolationLevel="read_committed")
+    for partition, fixture in enumerate(("txn-0", "compacted-txn-0")):
+        committed = json.loads((FIXTURES / f"{fixture}.read_committed.offsets.json").read_text())
+        assert read.offsets(partition) == committed
+
+
+def test_compaction_gaps_and_trimmed_starts(url):
+    read = Read(url, subscribe="compacted")
+    assert read.offsets(0) == offsets("compacted-codec-0")
+    assert read.lost == []
+
+
+def test_splits_obey_minimum_and_records(url):
+    read = Read(url, subscribe="many", minPartitions="40", maxRecordsPerPartition="10")
+    assert len(read.splits) >= 40
+    assert max(split.end_offset - split.start_offset for split in read.splits) <= 10
+    assert read.offsets(0) == offsets("many-segments-0")
+
+
+def test_a_time_filter_skips_chunks_and_then_rows(url):
+    wanted = records("many-segments-0")
+    times = sorted(one["timestamp"] for one in wanted)
+    low, high = times[50], times[60]
+    filters = NO_FILTERS._replace(
+        cut=NO_FILTERS.cut._replace(start_timestamp=low, last_timestamp=high),
+        partitions=frozenset((0,)),
+    )
+    everything = Read(url, subscribe="many")
+    read = Read(url, subscribe="many", filters=filters)
+    assert read.offsets() == [one["offset"] for one in wanted if low <= one["timestamp"] <= high]
+    chunks = [sum(len(split.chunks) for split in one.splits) for one in (read, everything)]
+    assert chunks[0] < chunks[1] / 3
+
+
+def test_a_pinned_version_gives_the_same_rows_after_more_was_uploaded(tmp_path):
+    url = f"file://{tmp_path}"
+    store = open_store(url)
+    put_topic(store, "t", {0: "empty-0"})
+    files = segment_files(FIXTURES / "many-segments-0")
+    manifest = put_partition(store, "t", 0, files[:3])
+    first = Read(url, subscribe="t")
+    manifests = manifests_of(store, "t", 0)
+    Pins(manifests, clock=lambda: NOW_MS).create("nightly", manifest.version)
+    put_partition(store, "t", 0, files[3:])
+    version = json.dumps({"t": {"0": manifest.version}})
+    assert Read(url, subscribe="t", manifestVersion=version).rows == first.rows
+    assert Read(url, subscribe="t", pin="nightly").rows == first.rows
+    assert len(Read(url, subscribe="t").rows) > len(first.rows)
+    with pytest.raises(InvalidOption, match="option pin: t-0 has no pin 'weekly'"):
+        Read(url, subscribe="t", pin="weekly")
+    with pytest.raises(UnknownManifestVersion):
+        Read(url, subscribe="t", manifestVersion='{"t": {"0": 99}}')
+
+
+def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path):
+    url = f"file://{tmp_path}"
+    store = open_store(url)
+    put_topic(store, "t", {0: "many-segments-0"})
+    manifests = manifests_of(store, "t", 0)
+    trimmed = manifests.commit(
+        manifests.load(), lambda m: trim(m, 30, pages=manifests, now_ms=NOW_MS)
+    )
+    bounds = {"startingOffsets": '{"t": {"0": 10}}'}
+    with pytest.raises(DataLoss, match="t-0: offsets 10 to 30 are gone"):
+        Read(url, subscribe="t", **bounds)
+    read = Read(url, subscribe="t", failOnDataLoss="false", **bounds)
+    assert read.offsets() == offsets("many-segments-0", 30)
+    assert read.lost == ["t-0: offsets 10 to 30 are gone"]
+    assert Read(url, subscribe="t").offsets() == offsets("many-segments-0", 30)
+    with pytest.raises(DataLoss, match="ends at 177, before offset 500"):
+        Read(url, subscribe="t", endingOffsets='{"t": {"0": 500}}')
+
+    store.delete([trimmed.segments[-1].log_key])
+    with pytest.raises(DataLoss, match="t-0"):
+        Read(url, subscribe="t")
+    rest = Read(url, subscribe="t", failOnDataLoss="false")
+    assert rest.offsets() == offsets("many-segments-0", 30, trimmed.segments[-1].base_offset)
+    assert rest.lost
+
+
+def test_an_object_with_wrong_bytes_is_never_decoded(tmp_path):
+    url = f"file://{tmp_path}"
+    store = open_store(url)
+    put_topic(store, "t", {0: "many-segments-0"})
+    entry = manifests_of(store, "t", 0).load().segments[0]
+    path = tmp_path / entry.log_key
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Exception, match=entry.log_key):
+        Read(url, subscribe="t")
+    # What the damage is no part of goes on.
+    later = Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {entry.next_offset}}}}}')
+    assert later.offsets() == offsets("many-segments-0", entry.next_offset)
+
+
+def test_columns_are_those_asked_for(url):
+    read = Read(url, subscribe="many", columns=("offset", "partition"))
+    assert set(read.rows[0]) == {"offset", "partition"}
+    assert read.offsets(0) == offsets("many-segments-0")

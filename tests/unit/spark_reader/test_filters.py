@@ -1,0 +1,82 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import datasource as spark
+
+from record_format.arrow import Cut
+from record_format.record_walk import I64_MAX, I64_MIN
+from spark_reader.filters import take
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def at(micros):
+    return EPOCH + timedelta(microseconds=micros)
+
+
+def taken(*filters):
+    found, left = take(filters)
+    assert left == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "start", "end"),
+    [
+        (spark.EqualTo(("offset",), 5), 5, 6),
+        (spark.GreaterThan(("offset",), 5), 6, I64_MAX),
+        (spark.GreaterThanOrEqual(("offset",), 5), 5, I64_MAX),
+        (spark.LessThan(("offset",), 5), 0, 5),
+        (spark.LessThanOrEqual(("offset",), 5), 0, 6),
+    ],
+)
+def test_offset_filters_cut_by_offset(one, start, end):
+    cut = taken(one).cut
+    assert (cut.start_offset, cut.end_offset) == (start, end)
+
+
+@pytest.mark.parametrize("micros", [-2001, -2000, -1999, 0, 1, 999, 1000, 1001, 123_456_789])
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [
+        (spark.EqualTo, lambda a, b: a == b),
+        (spark.GreaterThan, lambda a, b: a > b),
+        (spark.GreaterThanOrEqual, lambda a, b: a >= b),
+        (spark.LessThan, lambda a, b: a < b),
+        (spark.LessThanOrEqual, lambda a, b: a <= b),
+    ],
+)
+def test_a_time_filter_keeps_exactly_the_milliseconds_that_pass_it(kind, passes, micros):
+    cut = taken(kind(("timestamp",), at(micros))).cut
+    for ms in range(micros // 1000 - 3, micros // 1000 + 4):
+        assert (cut.start_timestamp <= ms <= cut.last_timestamp) == passes(ms * 1000, micros), ms
+
+
+def test_partitions_and_topics_are_chosen_by_equality():
+    found = taken(
+        spark.In(("partition",), (1, 2)),
+        spark.EqualTo(("partition",), 2),
+        spark.EqualTo(("topic",), "a"),
+        spark.IsNotNull(("offset",)),
+    )
+    assert found.admits("a", 2)
+    assert not found.admits("a", 1)
+    assert not found.admits("b", 2)
+    assert found.cut == Cut()
+    assert not taken(spark.EqualTo(("partition",), 1), spark.EqualTo(("partition",), 2)).admits(
+        "a", 1
+    )
+
+
+def test_what_is_not_ours_is_given_back():
+    others = [
+        spark.EqualTo(("key",), b"x"),
+        spark.Not(spark.EqualTo(("offset",), 1)),
+        spark.IsNotNull(("key",)),
+        spark.IsNull(("offset",)),
+        spark.EqualTo(("headers", "x"), 1),
+        spark.In(("offset",), (1, 2)),
+    ]
+    found, left = take(others)
+    assert left == others
+    assert found.cut == Cut(0, I64_MAX, I64_MIN, I64_MAX)

@@ -1,0 +1,97 @@
+import pytest
+
+from spark_reader.bounds import EARLIEST, LATEST, AtTime
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import parse_options
+
+COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
+
+
+def parse(streaming=False, **given):
+    return parse_options({**COLD, **given}, streaming=streaming)
+
+
+def test_names_are_read_in_any_case():
+    options = parse_options(
+        {"STORE": "file:///b", "Tier": "cold", "assign": '{"t": [2, 0]}', "SPLITBYTES": "8m"},
+        streaming=False,
+    )
+    assert options.choice.partitions == {"t": (0, 2)}
+    assert options.split_bytes == 8 << 20
+
+
+def test_a_batch_is_from_earliest_to_latest_and_a_stream_begins_at_latest():
+    assert parse().starting.place("flights", 0) == EARLIEST
+    assert parse().ending.place("flights", 0) == LATEST
+    assert parse(streaming=True).starting.place("flights", 0) == LATEST
+
+
+def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offsets():
+    offsets = '{"flights": {"0": 5, "1": -2}}'
+    times = '{"flights": {"1": "1970-01-01T00:00:01Z"}}'
+    some = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times)
+    assert [some.starting.place("flights", p) for p in (0, 1, 2)] == [5, AtTime(1000), EARLIEST]
+    every = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="77")
+    assert every.starting.place("flights", 0) == AtTime(77)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tier": "warm"}, "option tier: 'warm' is not one of all, cold"),
+        ({"splitBytes": "0"}, "option splitBytes: '0' is not a size above 0"),
+        ({"minPartitions": "-1"}, "option minPartitions: '-1' is not a whole number above 0"),
+        ({"failOnDataLoss": "yes"}, "option failOnDataLoss: 'yes' is not one of true, false"),
+        ({"isolationLevel": "x"}, "not one of read_uncommitted, read_committed"),
+        ({"startingOffsets": "newest"}, "one of earliest, latest, or JSON as in"),
+        ({"startingOffsets": "latest"}, "a batch cannot start at the latest"),
+        ({"startingOffsets": '{"flights": {"0": -1}}'}, "a batch cannot start at the latest"),
+        ({"startingOffsets": '{"flights": {"0": -3}}'}, "option startingOffsets"),
+        ({"startingOffsets": '{"flights": {"x": 3}}'}, "option startingOffsets"),
+        ({"startingOffsets": '{"flights": 3}'}, "option startingOffsets"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets: 'earliest' is not one of latest"),
+        ({"endingOffsets": '{"flights": {"0": -2}}'}, r"-2 \(earliest\) for flights-0 cannot be"),
+        ({"startingTimestamp": "yesterday"}, "is not a time: milliseconds"),
+        ({"startingTimestamp": "2013-06-01T12:00:00"}, "is not a time"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": true}}'}, "option endingOffsetsByTimestamp"),
+        ({"assign": '{"flights": [0]}'}, "not subscribe and assign"),
+        ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),
+        ({"subscribePattern": "a"}, "not subscribe and subscribePattern"),
+        ({"subscribe": " , "}, "option subscribe"),
+        ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streams"),
+        ({"tier": "all"}, "option server"),
+        ({"pin": "a", "manifestVersion": '{"flights": {"0": 1}}'}, "not both"),
+        ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
+        ({"maxRecords": "5"}, "there is no option 'maxRecords'"),
+        ({"path": "s3://x"}, "there is no option 'path'"),
+        ({"tokens": "secret-value"}, "did you mean token"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_with_what_it_may_be(given, told):
+    with pytest.raises(InvalidOption, match=told):
+        parse(**given)
+
+
+def test_what_only_spark_or_kafka_know_is_passed_over():
+    options = {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g", "mergeSchema": "true"}
+    assert parse(**options).tier == "cold"
+
+
+def test_cold_needs_a_store_and_a_stream_takes_no_end():
+    with pytest.raises(InvalidOption, match="option store"):
+        parse_options({"tier": "cold", "subscribe": "a"}, streaming=False)
+    with pytest.raises(InvalidOption, match="option endingOffsets is for batch reads"):
+        parse(streaming=True, endingOffsets="latest")
+
+
+def test_secrets_are_in_no_repr_and_no_error():
+    secrets = {
+        "token": "s3cret-a",
+        "secretAccessKey": "s3cret-b",
+        "accessKeyId": "s3cret-c",
+        "sessionToken": "s3cret-d",
+    }
+    assert "s3cret" not in repr(parse(**secrets))
+    with pytest.raises(InvalidOption) as caught:
+        parse(**{**secrets, "token": " "}, tier="warm")
+    assert "s3cret" not in str(caught.value)

@@ -1,0 +1,139 @@
+import random
+
+import pytest
+
+from record_format.arrow import Cut
+from spark_reader.plan import (
+    ChunkPiece,
+    PartitionWork,
+    SplitLimits,
+    TailPiece,
+    plan_splits,
+)
+
+MIB = 1 << 20
+
+
+def chunk(number, *, records=100, size=8 * MIB, times=(None, None), first=None):
+    first = number * records if first is None else first
+    return ChunkPiece("a.log", number, number * size, size, 0, first, first + records - 1, *times)
+
+
+def work(chunks=(), tail=(), start=0, end=None, partition=0):
+    last = max([c.last_offset + 1 for c in chunks] + [t.end_offset for t in tail], default=0)
+    return PartitionWork(
+        topic="t",
+        partition=partition,
+        start_offset=start,
+        end_offset=last if end is None else end,
+        chunks=chunks,
+        tail=tail,
+    )
+
+
+def plan(*parts, split=64 * MIB, cut=None, **limits):
+    return plan_splits(parts, SplitLimits(split, **limits), cut or Cut())
+
+
+def test_chunks_are_packed_into_splits_of_equal_bytes():
+    splits = plan(work([chunk(n) for n in range(20)]))
+    assert [len(split.chunks) for split in splits] == [7, 6, 7]
+    assert [(split.start_offset, split.end_offset) for split in splits] == [
+        (0, 700),
+        (700, 1300),
+        (1300, 2000),
+    ]
+
+
+def test_a_split_is_never_of_two_partitions_nor_of_both_tiers():
+    both = work([chunk(0)], [TailPiece(100, 200, MIB)])
+    splits = plan(both, work([chunk(0)], partition=1))
+    assert [(s.partition, s.is_cold, s.start_offset, s.end_offset) for s in splits] == [
+        (0, True, 0, 100),
+        (0, False, 100, 200),
+        (1, True, 0, 100),
+    ]
+
+
+def test_the_tail_is_cut_by_offsets():
+    splits = plan(work(tail=[TailPiece(0, 1000, 160 * MIB)]))
+    assert [(s.start_offset, s.end_offset) for s in splits] == [(0, 333), (333, 666), (666, 1000)]
+
+
+def test_only_chunks_of_the_range_are_read():
+    splits = plan(work([chunk(n) for n in range(10)], start=150, end=301))
+    assert [c.number for s in splits for c in s.chunks] == [1, 2, 3]
+    assert (splits[0].start_offset, splits[-1].end_offset) == (150, 301)
+
+
+def test_what_may_hold_the_time_is_never_skipped():
+    chunks = [
+        chunk(0, times=(10, 20)),
+        chunk(1, times=(None, 20)),
+        chunk(2, times=(10, None)),
+        chunk(3, times=(None, None)),
+        chunk(4, times=(10, 90)),  # times are in no order
+        chunk(5, times=(60, 90)),
+        chunk(6, times=(10, 49)),
+        chunk(7, times=(51, 51)),
+    ]
+
+    def kept(first, last):
+        splits = plan(work(chunks), cut=Cut(start_timestamp=first, last_timestamp=last))
+        return [c.number for s in splits for c in s.chunks]
+
+    assert kept(50, 50) == [2, 3, 4]
+    assert kept(0, 9) == [1, 3]
+    assert kept(91, 99) == [2, 3]
+    assert kept(49, 51) == [2, 3, 4, 6, 7]
+
+
+def test_a_minimum_of_splits_cuts_inside_chunks():
+    splits = plan(work([chunk(0), chunk(1)]), min_splits=8)
+    assert len(splits) == 8
+    assert [s.chunks[0].number for s in splits] == [0] * 4 + [1] * 4
+
+
+def test_no_split_has_more_records_than_allowed():
+    splits = plan(work([chunk(0), chunk(1)], [TailPiece(200, 300, 5)]), max_records=30)
+    assert max(s.end_offset - s.start_offset for s in splits) <= 30
+
+
+def test_nothing_to_read_is_no_split():
+    assert plan(work([chunk(0)], start=50, end=50)) == []
+    assert plan() == []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_offset_is_read_exactly_once(seed):
+    rng = random.Random(seed)
+    chunks, first = [], 0
+    for number in range(rng.randrange(12)):
+        records = rng.randrange(1, 50)
+        chunks.append(chunk(number, records=records, size=rng.randrange(1, 100), first=first))
+        first += records + rng.choice((0, 0, 3))
+    tail, at = [], first
+    for _ in range(rng.randrange(4)):
+        end = at + rng.randrange(1, 60)
+        tail.append(TailPiece(at, end, rng.randrange(1, 300)))
+        at = end
+    start = rng.randrange(at + 1)
+    end = rng.randrange(start, at + 1)
+    limits = {
+        "split": rng.randrange(1, 400),
+        "min_splits": rng.choice((None, 1, 5, 40)),
+        "max_records": rng.choice((None, 1, 7, 100)),
+    }
+    splits = plan(work(chunks, tail, start=start, end=end), **limits)
+    read = []
+    for split in splits:
+        offsets = set(range(split.start_offset, split.end_offset))
+        if split.is_cold:
+            there = {o for c in split.chunks for o in range(c.first_offset, c.last_offset + 1)}
+            offsets &= there
+        else:
+            assert split.start_offset >= first
+        read += sorted(offsets)
+    cold = [o for c in chunks for o in range(c.first_offset, c.last_offset + 1)]
+    wanted = [o for o in cold + list(range(first, at)) if start <= o < end]
+    assert read == wanted
