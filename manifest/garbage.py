@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from manifest.state import Manifest, Reason, RemovedObject, RemovedPage, Removed
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import forget_removed
 from manifest.versions import LIST_LIMIT, Stat, VersionStat
+from record_format.errors import UnknownManifestVersion
 
 IsNamed = Callable[[str], bool]
 
@@ -97,7 +99,7 @@ class Collector:
         """What would go now; changes nothing. `manifest` is the one in force."""
         pins = self._pins.all()
         active = [pin for pin in pins if pin.is_active(now_ms)]
-        is_pinned = self._names_any([self._manifests.load_version(pin.version) for pin in active])
+        is_pinned = self._names_any(self._pinned_versions(active))
         objects, forget = self._due_objects(manifest, is_pinned, now_ms=now_ms)
         return GarbagePlan(
             objects=objects,
@@ -106,6 +108,13 @@ class Collector:
             versions=self._versions(manifest, active, now_ms=now_ms),
             pins=tuple(pin.name for pin in pins if not pin.is_active(now_ms)),
         )
+
+    def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
+        found = []
+        for pin in active:
+            with suppress(UnknownManifestVersion):  # who pinned it died before finding that out
+                found.append(self._manifests.load_version(pin.version))
+        return found
 
     def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
         """Delete what the plan names. Raises FencedError, before anything is deleted, for a foreign

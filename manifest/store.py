@@ -275,7 +275,8 @@ class ManifestStore:
         self, before: Manifest, stamped: Manifest, *, started_ms: int
     ) -> Manifest | None:
         """Our PUT was first; but was its number free because it had been collected?"""
-        slow = before.version > 0 and not self._is_fresh(before)
+        # The very first version has nothing to be fresh against: it always looks.
+        slow = not self._is_fresh(before)
         if slow and self.versions.newest(at_least=stamped.version) > stamped.version:
             self.versions.delete([stamped.version])
             return None

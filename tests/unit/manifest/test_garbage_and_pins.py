@@ -181,6 +181,16 @@ def test_a_pin_of_a_version_that_is_no_longer_whole_is_withdrawn() -> None:
     assert bench.pins.all() == []
 
 
+def test_a_pin_of_a_version_that_is_gone_does_not_stop_collection() -> None:
+    bench = Bench(4)
+    bench.pins.create("dangling", 2)
+    bench.manifests.versions.delete([2])
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert bench.segments() == [200, 300]
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..ä", "x" * 129])
 def test_a_bad_pin_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):

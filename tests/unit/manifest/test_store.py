@@ -226,6 +226,24 @@ def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainSt
     assert [stat.version for stat in two.history()] == [3]
 
 
+def test_a_claim_that_stood_still_before_the_first_version_looks_afterwards(
+    store: PlainStore,
+) -> None:
+    two = manifest_store(store, writer="y")
+
+    def another_owns_it(call: str, key: str) -> Fault | None:
+        if call == "put" and store.calls["put"] == 1:
+            newer = two.claim(claim("owner-b", 1), log_start_offset=0)
+            two.commit(newer, adding(0, leader_epoch=1))
+            two.versions.delete([1])
+        return None
+
+    store.faults = another_owns_it
+    with pytest.raises(FencedError):
+        manifest_store(store).claim(claim(), log_start_offset=0)
+    assert [stat.version for stat in two.history()] == [2]
+
+
 def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
     clock = Clock()
     manifests, state = owned(store, clock=clock)

@@ -1,0 +1,106 @@
+"""Random transitions, folded and committed, against a plain list of entries; seeded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
+from manifest.state import RemovedPageKind, SegmentEntry
+from manifest.transitions import add_segments, drop_expired, record_gap, replace, trim
+from tests.fakes.manifests import claim, entry, manifest_store, run_of
+from tests.fakes.plain_store import PlainStore
+
+
+class Model:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.store = PlainStore()
+        self.manifests = manifest_store(self.store)
+        self.state = self.manifests.claim(claim(), log_start_offset=0)
+        self.entries: list[SegmentEntry] = []
+        self.end = self.start = 0
+        self.dropped: set[str] = set()
+        self.compactions = 0
+
+    def add(self) -> None:
+        count = self.rng.choice([1, 1, 1, 5, 100, 300, 2000])
+        run = run_of(count, start=self.end)
+        self.state = self.manifests.commit(self.state, lambda s: add_segments(s, run))
+        self.entries += run
+        self.end = run[-1].next_offset
+
+    def advance(self) -> None:
+        before = self.rng.randint(self.start, self.start + (self.end - self.start) // 3)
+        transition = self.rng.choice([trim, drop_expired])
+        self.state = self.manifests.commit(
+            self.state, lambda s: transition(s, before, pages=self.manifests, now_ms=1)
+        )
+        self.start = max(self.start, before)
+        self._drop([e for e in self.entries if e.last_offset < before])
+
+    def compact(self) -> None:
+        if not self.entries:
+            return
+        first = self.rng.randrange(len(self.entries))
+        old = self.entries[first : first + self.rng.choice([1, 2, 10, 500, 5000])]
+        self.compactions += 1
+        unique = f"c{self.compactions}"
+        new = [
+            entry(
+                e.base_offset,
+                records=self.rng.randint(1, e.next_offset - e.base_offset),
+                unique=unique,
+            )
+            for e in old[:: self.rng.choice([1, 2, 7])]
+            if self.rng.random() < 0.9
+        ]
+        self.state = self.manifests.commit(
+            self.state, lambda s: replace(s, old, new, pages=self.manifests, now_ms=1)
+        )
+        self._drop(old)
+        kept = [e for e in new if e.last_offset >= self.start]
+        self.entries = sorted([*self.entries, *kept], key=lambda e: e.base_offset)
+
+    def gap(self) -> None:
+        up_to = self.end + self.rng.randint(1, 10_000)
+        self.state = self.manifests.commit(self.state, lambda s: record_gap(s, end_offset=up_to))
+        self.end = up_to
+
+    def _drop(self, entries: list[SegmentEntry]) -> None:
+        gone = set(entries)
+        self.entries = [e for e in self.entries if e not in gone]
+        self.dropped.update(key for e in gone for key in e.keys)
+
+    def check(self) -> None:
+        assert (self.state.log_start_offset, self.state.end_offset) == (self.start, self.end)
+        assert list(self.manifests.iter_entries(self.state)) == self.entries
+        assert self.state.segment_count == len(self.entries)
+        assert manifest_store(self.store).load() == self.state
+        assert len(encode_manifest(self.state)) < MAX_MANIFEST_BYTES // 8
+        offset = self.rng.randint(self.start, self.end)
+        expected = next((e for e in self.entries if e.last_offset >= offset), None)
+        assert self.manifests.find(self.state, offset) == expected
+
+    def listed_as_removed(self) -> set[str]:
+        listed = {r.key for r in self.state.removed}
+        for page in self.state.removed_pages:
+            if page.kind is RemovedPageKind.REMOVED:
+                listed.update(r.key for r in self.manifests.removed_objects(page))
+            else:
+                listed.update(key for e in self.manifests.entries(page) for key in e.keys)
+        return listed
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_manifest_is_a_list_of_entries(seed: int) -> None:
+    model = Model(seed)
+    steps = [model.add] * 6 + [model.advance] * 2 + [model.compact] * 2 + [model.gap]
+    for _ in range(30):
+        model.rng.choice(steps)()
+        model.check()
+    missing = model.dropped - model.listed_as_removed()
+    assert not missing, f"{len(missing)} dropped objects are not listed, {min(missing)} among them"
+    live = {key for e in model.entries for key in e.keys}
+    assert not live & model.listed_as_removed()
