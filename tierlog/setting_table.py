@@ -108,6 +108,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         Kind.SWITCH,
         "Listen on any address, and answer whoever comes.",
     ),
+    _serve("tls.cert", Kind.TEXT, "PEM file of the server's certificate, with its chain."),
+    _serve("tls.key", Kind.TEXT, "PEM file of the certificate's key."),
     _broker("offload.concurrency", Kind.COUNT, "Uploads at a time.", least=1, most=256),
     _broker(
         "offload.bandwidth", Kind.BYTES, "Upload bytes a second; no bound by default.", least=1

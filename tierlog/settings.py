@@ -47,6 +47,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     insecure_no_auth: bool = False
+    tls_cert: str | None = None
+    tls_key: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -197,6 +199,8 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
             f"listen {host}:{port} would answer whoever comes: give a loopback address, "
             "or --insecure-no-auth if something in front of it keeps others out"
         )
+    if ("tls_cert" in serve) != ("tls_key" in serve):
+        raise ConfigurationError("tls.cert and tls.key go together: one of them is not set")
     broker = BrokerSettings(**of_part[Part.BROKER])
     return Settings(
         broker=broker,
@@ -210,6 +214,8 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
         host=host,
         port=port,
         insecure_no_auth=insecure,
+        tls_cert=serve.get("tls_cert"),
+        tls_key=serve.get("tls_key"),
         sources=sources,
     )
 

@@ -1,0 +1,151 @@
+"""`tierlog consume`: records out, one a line; from either tier, one cannot tell which."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from tierlog.cli.client_options import client_command
+
+if TYPE_CHECKING:
+    from tierlog.client import Client, ConsumedRecord
+
+app = typer.Typer()
+
+MAX_FETCH_BYTES = 4 << 20
+
+
+class Format(StrEnum):
+    """What is printed of a record."""
+
+    VALUE = "value"
+    JSON = "json"
+    BATCHES = "batches"
+
+
+@app.command()
+@client_command
+def consume(
+    client: Client,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    *,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="All in turn by default.")
+    ] = None,
+    offset: Annotated[
+        str, typer.Option(metavar="OFFSET", help="A number, earliest, latest or earliest-local.")
+    ] = "earliest",
+    timestamp: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
+    ] = None,
+    max_records: Annotated[int | None, typer.Option("--max-records", "-n", min=0)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    format_: Annotated[
+        Format, typer.Option("--format", help="value: a line each; json: an object a line.")
+    ] = Format.VALUE,
+) -> None:
+    """Print records; ends at the high watermark unless --follow."""
+    from tierlog.client import Limits
+
+    start = parse_offset(offset)
+    limits = Limits(max_bytes=MAX_FETCH_BYTES)
+    if format_ is Format.BATCHES:
+        _batches(client, topic, partition, start=start, timestamp=timestamp)
+        return
+    records = client.consume(
+        topic,
+        partitions=None if partition is None else [partition],
+        offset=start,
+        timestamp=timestamp,
+        follow=follow,
+        limits=limits,
+    )
+    shown = _value if format_ is Format.VALUE else _json
+    _print(islice(records, max_records), shown, flush=follow)
+
+
+def parse_offset(text: str) -> Any:
+    """A number or a keyword. Raises BadParameter."""
+    if text in {"earliest", "latest", "earliest-local"}:
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(
+            f"--offset is a number, earliest, latest or earliest-local, not {text!r}"
+        )
+    return int(text)
+
+
+def _print(
+    records: Iterator[ConsumedRecord], shown: Callable[[ConsumedRecord], bytes], *, flush: bool
+) -> None:
+    out = sys.stdout.buffer
+    try:
+        for record in records:
+            out.write(shown(record) + b"\n")
+            if flush:
+                out.flush()
+    except KeyboardInterrupt:
+        if not flush:
+            raise
+    out.flush()
+
+
+def _value(record: ConsumedRecord) -> bytes:
+    return record.value or b""
+
+
+def _json(record: ConsumedRecord) -> bytes:
+    return msgspec.json.encode(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            **_content("key", record.key),
+            **_content("value", record.value),
+            "headers": [
+                {"name": name, **_content("value", content)} for name, content in record.headers
+            ],
+        }
+    )
+
+
+def _content(name: str, content: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if content is None else content.decode()}
+    except UnicodeDecodeError:
+        assert content is not None
+        return {f"{name}_base64": base64.b64encode(content).decode()}
+
+
+def _batches(
+    client: Client,
+    topic: str,
+    partition: int | None,
+    *,
+    start: int | Literal["earliest", "latest", "earliest-local"],
+    timestamp: str | None,
+) -> None:
+    """Whole batches as they lie on disk, up to the high watermark."""
+    from tierlog.client import Limits
+
+    if partition is None:
+        raise typer.BadParameter("--format batches takes one partition: --partition N")
+    if sys.stdout.isatty():
+        raise typer.BadParameter("--format batches is for a file or a pipe, not for a terminal")
+    limits = Limits(max_bytes=MAX_FETCH_BYTES)
+    up_to_date = False
+    while not up_to_date:
+        page = client.fetch_batches(
+            topic, partition, offset=start, timestamp=timestamp, limits=limits
+        )
+        sys.stdout.buffer.write(page.batches)
+        start, timestamp, up_to_date = page.next_offset, None, page.up_to_date
+    sys.stdout.buffer.flush()

@@ -1,0 +1,56 @@
+"""`tierlog dev`: a broker with an embedded store, for one person on one machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def dev(
+    data_dir: Annotated[
+        Path, typer.Option(help="Holds the logs (data) and the embedded store (bucket).")
+    ] = Path(".tierlog"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1.")] = 8640,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines in the log too.")] = False,
+) -> None:
+    """A broker with an embedded store; no flags needed. What it holds outlives it."""
+    from tierlog import settings
+    from tierlog.cli.logs import configure_logs
+    from tierlog.cli.serving import run_broker
+
+    folder = data_dir.absolute()
+    bucket = folder / "bucket"
+    bucket.mkdir(parents=True, exist_ok=True)
+    flags = {
+        "data.dir": folder / "data",
+        "store": bucket.as_uri(),
+        "listen": f"127.0.0.1:{port}",
+    }
+    loaded = settings.load(flags, os.environ, None)
+    configure_logs(verbose=verbose)
+    run_broker(loaded, announce=lambda url: _announce(url, folder))
+
+
+def _announce(url: str, folder: Path) -> None:
+    server = "" if url == "http://127.0.0.1:8640" else f" --server {shlex.quote(url)}"
+    sys.stdout.write(
+        f"""
+  tierlog listens on {url}
+  logs and bucket in {folder}; Ctrl-C stops it
+
+  Try, in another terminal:
+    tierlog topic create hello{server}
+    echo "it works" | tierlog produce hello{server}
+    tierlog consume hello{server}
+
+"""
+    )
+    sys.stdout.flush()

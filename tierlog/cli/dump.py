@@ -1,0 +1,97 @@
+"""`tierlog dump`: a log's files, in the words of kafka-dump-log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierlog.cli.output import Output, note, print_json, write
+
+app = typer.Typer()
+
+FOUND_PROBLEMS = 3
+
+
+@app.command()
+def dump(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Segment files, checkpoints, or a partition's folder.",
+        ),
+    ],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Print problems alone; exit 3 where there are any.")
+    ] = False,
+    records: Annotated[
+        bool, typer.Option("--records/--batches-only", help="Each record, or batches alone.")
+    ] = True,
+    data: Annotated[
+        bool, typer.Option("--print-data-log", help="Keys and values too, as text.")
+    ] = False,
+    output: Annotated[Output, typer.Option(help="text, or json: an object a line.")] = Output.TEXT,
+) -> None:
+    """Print what a log's files hold, as kafka-dump-log does, or verify them."""
+    from tierlog.dump.reading import kind_of
+
+    found = [file for argument in files for file in _files(argument)]
+    for file in found:
+        kind_of(file)
+        if not file.exists():
+            raise FileNotFoundError(2, "no such file", str(file))
+    if verify:
+        raise typer.Exit(_verify(found, as_json=output is Output.JSON))
+    for file in found:
+        _print(file, records=records, data=data, as_json=output is Output.JSON)
+
+
+def _files(argument: Path) -> list[Path]:
+    """A folder stands for its log files."""
+    from tierlog.dump.reading import UnknownFileKind, kind_of
+
+    if not argument.is_dir():
+        return [argument]
+    known = []
+    for file in sorted(argument.iterdir()):
+        try:
+            kind_of(file)
+        except UnknownFileKind:
+            continue
+        known.append(file)
+    return known
+
+
+def _print(file: Path, *, records: bool, data: bool, as_json: bool) -> None:
+    from tierlog.dump.json_lines import to_json_line
+    from tierlog.dump.reading import read_items
+    from tierlog.dump.text import to_text
+
+    for item in read_items(file, with_records=records):
+        if as_json:
+            write(to_json_line(file, item, with_data=data))
+        else:
+            write(to_text(item, with_data=data).encode() + b"\n")
+
+
+def _verify(files: list[Path], *, as_json: bool) -> int:
+    problems = list(_problems(files))
+    if as_json:
+        print_json({"ok": not problems, "files": len(files), "problems": problems})
+    else:
+        for problem in problems:
+            sys.stdout.write(f"{problem['file']}: {problem['detail']}\n")
+        note(f"{len(files)} files, {len(problems)} problems")
+    return FOUND_PROBLEMS if problems else 0
+
+
+def _problems(files: list[Path]) -> Iterator[dict[str, Any]]:
+    from tierlog.dump.checks import find_problems
+
+    for file in files:
+        for problem in find_problems(file):
+            yield {"file": str(file), "detail": problem.detail}

@@ -1,0 +1,169 @@
+"""`tierlog`: finds the command, runs it, and turns what went wrong into one line and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a verification found problems, 130 interrupted.
+
+* A failure that a user can cause is one line on stderr. A traceback is a bug of ours.
+* A command's module is imported when the command is called: `tierlog --help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from record_format.errors import OutcomeUnknownError, TierlogError
+
+UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
+
+class Entry(NamedTuple):
+    """Where a command lives, and what the list of commands says of it."""
+
+    module: str
+    summary: str
+    panel: str
+
+
+COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
+    {
+        "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
+        "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
+        "demo": Entry(
+            "demo", "The whole way on the flights of 2013, hot, cold and Spark.", "Broker"
+        ),
+        "topic": Entry(
+            "topic", "Create, list, describe, alter, delete topics.", "Topics and records"
+        ),
+        "produce": Entry("produce", "Append lines, JSON, CSV or batches.", "Topics and records"),
+        "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
+        "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
+        "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
+        "doctor": Entry("doctor", "Look for what this machine lacks.", "Storage"),
+    }
+)
+
+
+class Commands(TyperGroup):
+    """The top group: knows its commands by name, and loads the one that is asked for."""
+
+    listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        if self.listing:
+            stand_in = TyperCommand(cmd_name, short_help=entry.summary, help=entry.summary)
+            stand_in.rich_help_panel = entry.panel
+            return stand_in
+        return load_command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
+
+def load_command(name: str) -> Any:
+    """The command or group of that name, from its module's `app`."""
+    module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
+    command = typer.main.get_command(module.app)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="tierlog",
+    help="A tiered log store: Kafka's batches on local disk, sealed segments in your bucket.",
+    epilog="Clients take --server or TIERLOG_SERVER; see also tierlog COMMAND --help.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from tierlog import __version__
+
+        typer.echo(f"tierlog {__version__}")
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """The program. Never returns."""
+    if sys.platform == "win32":
+        fail(
+            "tierlog does not run on Windows: it needs POSIX files and sockets. "
+            "WSL 2 runs it as Linux does"
+        )
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="tierlog", standalone_mode=False)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _usage(error)
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough: nothing failed, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OutcomeUnknownError as error:
+        return _say(f"{error} (outcome unknown)")
+    except (TierlogError, OSError) as error:
+        return _say(_text(error))
+    return code if isinstance(code, int) else 0
+
+
+def fail(text: str) -> NoReturn:
+    """End the program with one line."""
+    sys.exit(_say(text))
+
+
+def _usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "tierlog"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stdout.write(error.format_message() + "\n" if False else "")  # help was shown
+        return 2
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    _say(f"{message} (see {path} --help)")
+    return 2
+
+
+def _say(text: str) -> int:
+    line = " ".join(text.split())
+    sys.stderr.write(f"tierlog: {line}\n")
+    return 1
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How a command speaks: tables and colours to people, JSON to programs.
+
+Where stdout is no terminal, or with `--output json`, it is one JSON document. rich is imported only
+where a table is drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Output(StrEnum):
+    """`auto`: text on a terminal, JSON elsewhere."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+    @property
+    def is_json(self) -> bool:
+        return self is Output.JSON or (self is Output.AUTO and not sys.stdout.isatty())
+
+
+def print_json(document: Any) -> None:
+    """One document, indented on a terminal."""
+    encoded = msgspec.json.encode(document, enc_hook=str)
+    if sys.stdout.isatty():
+        encoded = msgspec.json.format(encoded, indent=2)
+    write(encoded + b"\n")
+
+
+def write(data: bytes) -> None:
+    """Bytes as they are, in order with what was printed."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
+) -> None:
+    """A table; numbers to the right, with thin separators."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", caption=caption or None, box=None)
+    table.header_style = "bold"
+    cells = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int) for row in cells) and bool(cells)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in cells:
+        table.add_row(*map(cell, row))
+    Console(highlight=False).print(table)
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}".replace(",", "\u202f")
+    return str(value)
+
+
+def print_members(members: Iterable[tuple[str, object]]) -> None:
+    """Names and values, a line each."""
+    print_table("", ("", ""), [(name, cell(value)) for name, value in members])
+
+
+def size(size_bytes: int | None) -> str:
+    """`12.3 MiB`."""
+    if size_bytes is None:
+        return "-"
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def moment(timestamp_ms: int | None) -> str:
+    """RFC 3339 in UTC, or a dash for none."""
+    from datetime import UTC, datetime
+
+    if timestamp_ms is None or timestamp_ms < 0:
+        return "-"
+    try:
+        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        return str(timestamp_ms)
+    return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def note(text: str) -> None:
+    """To whoever watches, not into what is piped."""
+    sys.stderr.write(text + "\n")

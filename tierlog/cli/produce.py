@@ -1,0 +1,164 @@
+"""`tierlog produce`: a pipe or a file into a topic."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.output import Output, note, print_json
+from tierlog.cli.record_sources import READERS, Format, chunks, format_of, lines, parquet_rows
+
+if TYPE_CHECKING:
+    from tierlog.client import Client, NewRecord
+    from tierlog.client.calls import Acks
+
+app = typer.Typer()
+
+MAX_REQUEST_BYTES = 1 << 20
+MAX_BATCHES_BYTES = 16 << 20
+
+
+@app.command()
+@client_command
+def produce(
+    client: Client,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Standard input by default.")
+    ] = None,
+    *,
+    format_: Annotated[
+        Format | None,
+        typer.Option("--format", help="By the file's name, or lines.", show_default=False),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="By the key, or in turn.")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="S", help="Of lines: what is before it is the key.")
+    ] = None,
+    acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
+    batch_records: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Records a request, at most.")
+    ] = 1000,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Append records from a file or a pipe."""
+    if acks not in {"0", "1", "all"}:
+        raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
+    wanted = cast("Acks", acks)
+    kind = format_ or format_of(file)
+    if key_separator is not None and kind is not Format.LINES:
+        raise typer.BadParameter("--key-separator is for lines")
+    count = _Count(topic)
+    with _opened(file) as source:
+        if kind is Format.BATCHES:
+            if partition is None:
+                raise typer.BadParameter("--format batches goes to one partition: --partition N")
+            for body in _whole_batches(source):
+                count.add(client.produce_batches(topic, body, partition=partition, acks=wanted))
+        else:
+            records = _records(kind, source, file, key_separator)
+            for chunk in chunks(records, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES):
+                count.add(client.produce(topic, chunk, partition=partition, acks=wanted))
+    count.report(as_json=output.is_json)
+
+
+def _records(
+    kind: Format, source: IO[bytes], file: Path | None, key_separator: str | None
+) -> Iterator[NewRecord]:
+    if kind is Format.LINES:
+        return lines(source, key_separator=key_separator)
+    if kind is Format.PARQUET:
+        if file is None:
+            raise typer.BadParameter("--format parquet takes a FILE: it is read from its end")
+        return parquet_rows(file)
+    return READERS[kind](source)
+
+
+@contextlib.contextmanager
+def _opened(file: Path | None) -> Iterator[IO[bytes]]:
+    if file is None or str(file) == "-":
+        yield sys.stdin.buffer
+        return
+    if not sys.stderr.isatty():
+        with file.open("rb") as source:
+            yield source
+        return
+    from rich.console import Console
+    from rich.progress import open as open_with_progress
+
+    with open_with_progress(
+        file, "rb", description=f"produce {file.name}", console=Console(stderr=True)
+    ) as source:
+        yield source
+
+
+def _whole_batches(source: IO[bytes]) -> Iterator[bytes]:
+    """The input in runs of whole batches. Raises CorruptBatch for what is cut at the end."""
+    from record_format.batch import iter_headers, parse_header
+
+    held = b""
+    position = 0
+    while more := source.read(MAX_BATCHES_BYTES):
+        held += more
+        end = max((header.end_position for header in iter_headers(held)), default=0)
+        if end:
+            yield held[:end]
+        held, position = held[end:], position + end
+    if held:
+        header = parse_header(held)
+        raise typer.BadParameter(
+            f"the last batch, at byte {position}, takes {header.size_bytes} bytes; "
+            f"{len(held)} are there"
+        )
+
+
+class _Count:
+    """What was taken, by partition."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.records = 0
+        self.partitions: dict[int, dict[str, int]] = {}
+        self.warnings: set[str] = set()
+
+    def add(self, answer: object) -> None:
+        from tierlog.client.answers import Produced
+
+        assert isinstance(answer, Produced)
+        self.records += answer.accepted or 0
+        self.warnings.update(answer.warnings)
+        for result in answer.results:
+            self.records += result.records
+            known = self.partitions.setdefault(
+                result.partition, {"base_offset": result.base_offset, "records": 0}
+            )
+            known["last_offset"] = result.last_offset
+            known["records"] += result.records
+
+    def report(self, *, as_json: bool) -> None:
+        partitions = [{"partition": one, **self.partitions[one]} for one in sorted(self.partitions)]
+        if as_json:
+            print_json(
+                {
+                    "topic": self.topic,
+                    "records": self.records,
+                    "partitions": partitions,
+                    "warnings": sorted(self.warnings),
+                }
+            )
+            return
+        for warning in sorted(self.warnings):
+            note(f"warning: {warning}")
+        places = ", ".join(
+            f"{one['partition']}: {one['base_offset']} to {one['last_offset']}"
+            for one in partitions
+        )
+        note(f"{self.topic}: {self.records} records{f' (partition {places})' if places else ''}")

@@ -1,0 +1,194 @@
+"""Files and pipes as records, for `tierlog produce`: one function a format.
+
+* Nothing is read whole: a pipe may never end.
+* What is wrong is said with its line or row, before it is sent; what was sent before it stays.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from record_format.errors import InvalidRequest
+from tierlog.client.records import NewRecord
+
+MAX_LINE_BYTES: Final = 64 << 20
+
+
+class Format(StrEnum):
+    """How the input is cut into records."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+    ENVELOPE = "envelope"
+    CSV = "csv"
+    PARQUET = "parquet"
+    BATCHES = "batches"
+
+
+_BY_SUFFIX: Final = {
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+    ".ndjson": Format.NDJSON,
+    ".jsonl": Format.NDJSON,
+}
+
+
+def format_of(file: Path | None) -> Format:
+    """By the file's name; lines where that says nothing."""
+    return _BY_SUFFIX.get(file.suffix.lower(), Format.LINES) if file else Format.LINES
+
+
+def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[NewRecord]:
+    """A record a line, without its line break; before the first `key_separator` is its key."""
+    separator = key_separator.encode() if key_separator else None
+    for number, line in _lines(source):
+        if separator is None:
+            yield NewRecord(line)
+            continue
+        key, found, value = line.partition(separator)
+        if not found:
+            raise InvalidRequest(f"line {number}: no {key_separator!r} between key and value")
+        yield NewRecord(value, key=key)
+
+
+def ndjson(source: IO[bytes]) -> Iterator[NewRecord]:
+    """A JSON value a line, kept by its source text; blank lines are skipped."""
+    for number, line in _lines(source):
+        if line.strip():
+            _check_json(line, number)
+            yield NewRecord(line.strip())
+
+
+def envelopes(source: IO[bytes]) -> Iterator[NewRecord]:
+    """A record object a line: key, value, headers, timestamp, partition, as the API has them."""
+    for number, line in _lines(source):
+        if line.strip():
+            yield _enveloped(line, number)
+
+
+def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
+    """A JSON object a row, all text, named by the first row; empty cells are null."""
+    rows = csv.DictReader(io.TextIOWrapper(source, "utf-8", newline=""), restkey="", strict=True)
+    try:
+        for row in rows:
+            if "" in row:
+                raise InvalidRequest(f"line {rows.line_num}: more cells than the first row names")
+            yield NewRecord(msgspec.json.encode({name: cell or None for name, cell in row.items()}))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"line {rows.line_num}: {error}") from error
+
+
+def parquet_rows(file: Path) -> Iterator[NewRecord]:
+    """A JSON object a row; times as RFC 3339 text, bytes as base64, NaN as null."""
+    from pyarrow import parquet
+
+    try:
+        reader = parquet.ParquetFile(file)
+    except ValueError as error:  # pyarrow's ArrowInvalid is one
+        raise InvalidRequest(f"{file}: {error}") from error
+    for batch in reader.iter_batches():
+        for row in batch.to_pylist():
+            plain = {name: _plain(value) for name, value in row.items()}
+            yield NewRecord(msgspec.json.encode(plain, enc_hook=str))
+
+
+def chunks(
+    records: Iterable[NewRecord], *, max_records: int, max_bytes: int
+) -> Iterator[list[NewRecord]]:
+    """In requests of at most so many records and about so many bytes, one record at least."""
+    chunk: list[NewRecord] = []
+    held = 0
+    for record in records:
+        chunk.append(record)
+        held += 64 + sum(len(part) for part in record[:2] if isinstance(part, (bytes, str)))
+        if len(chunk) >= max_records or held >= max_bytes:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := source.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            raise InvalidRequest(f"line {number}: longer than {MAX_LINE_BYTES} bytes")
+        yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _check_json(line: bytes, number: int) -> None:
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"line {number}: {error}") from error
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    value: str | None = None
+    value_base64: bytes | None = None
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    key: msgspec.Raw | None = None
+    key_base64: bytes | None = None
+    value: msgspec.Raw | None = None
+    value_base64: bytes | None = None
+    headers: list[_Header] | dict[str, str | None] = []
+    timestamp: int | str | None = None
+    partition: int | None = None
+
+
+def _enveloped(line: bytes, number: int) -> NewRecord:
+    from tierlog.client.times import to_ms
+
+    try:
+        found = msgspec.json.decode(line, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"line {number}: {error}") from error
+    return NewRecord(
+        found.value_base64 if found.value_base64 is not None else _text_or_source(found.value),
+        key=found.key_base64 if found.key_base64 is not None else _text_or_source(found.key),
+        timestamp=to_ms(found.timestamp),
+        headers=_headers(found.headers),
+        partition=found.partition,
+    )
+
+
+def _text_or_source(raw: msgspec.Raw | None) -> bytes | None:
+    """The bytes that the API makes of a JSON value: a string's text, else its source."""
+    if raw is None or bytes(raw).strip() == b"null":
+        return None
+    source = bytes(raw).strip()
+    return msgspec.json.decode(source, type=str).encode() if source[:1] == b'"' else source
+
+
+def _headers(
+    found: list[_Header] | dict[str, str | None],
+) -> tuple[tuple[str, bytes | None], ...]:
+    if isinstance(found, dict):
+        found = [_Header(name, value) for name, value in found.items()]
+    return tuple(
+        (one.name, one.value.encode() if one.value is not None else one.value_base64)
+        for one in found
+    )
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+READERS: Final[dict[Format, Callable[[IO[bytes]], Iterator[NewRecord]]]] = {
+    Format.NDJSON: ndjson,
+    Format.ENVELOPE: envelopes,
+    Format.CSV: csv_rows,
+}

@@ -1,0 +1,99 @@
+"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the table of settings."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierlog.setting_table import TABLE, Kind, Part, Setting
+
+app = typer.Typer()
+
+_PANELS = {
+    Part.SERVE: "Front door",
+    Part.STORE: "Bucket",
+    Part.BROKER: "Broker",
+    Part.HTTP: "Front door",
+}
+_LEADING = "data.dir store listen s3.endpoint"
+
+
+def serve(*, config: Path | None, verbose: bool, **flags: Any) -> None:
+    """Run a broker: the tail on a data folder, sealed segments in a bucket.
+
+    Every flag is also TIERLOG_... in the environment and a name in the file of --config; flags win.
+    """
+    from tierlog import settings
+    from tierlog.cli.logs import configure_logs
+    from tierlog.cli.serving import run_broker
+
+    told = {setting.name: flags[_parameter_name(setting)] for setting in TABLE}
+    file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
+    loaded = settings.load(told, os.environ, file)
+    configure_logs(verbose=verbose)
+    run_broker(loaded, announce=lambda url: _announce(url, loaded))
+
+
+def _announce(url: str, loaded: Any) -> None:
+    store = loaded.store_url or "no store: nothing is offloaded"
+    sys.stderr.write(f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}\n")
+    sys.stderr.flush()
+
+
+def _parameter_name(setting: Setting) -> str:
+    return setting.flag_name.removeprefix("--").replace("-", "_")
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    switch = setting.kind is Kind.SWITCH
+    kind = setting.flag_kind or setting.kind
+    option = typer.Option(
+        setting.flag_name,
+        help=setting.doc,
+        metavar=None if switch else kind.value,
+        rich_help_panel=_PANELS[setting.part],
+        show_default=False,
+    )
+    return inspect.Parameter(
+        _parameter_name(setting),
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[bool | None if switch else str | None, option],
+        default=None,
+    )
+
+
+def _signature() -> inspect.Signature:
+    leading = _LEADING.split()
+    ordered = sorted(TABLE, key=lambda one: leading.index(one.name) if one.name in leading else 99)
+    config = typer.Option("--config", help="TOML file of settings.", metavar="FILE")
+    verbose = typer.Option("--verbose", help="Debug lines in the log too.")
+    return inspect.Signature(
+        [
+            *map(_parameter, ordered),
+            inspect.Parameter(
+                "config",
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[Path | None, config],
+                default=None,
+            ),
+            inspect.Parameter(
+                "verbose",
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[bool, verbose],
+                default=False,
+            ),
+        ]
+    )
+
+
+serve.__signature__ = _signature()  # type: ignore[attr-defined]
+serve.__annotations__ = {
+    name: parameter.annotation
+    for name, parameter in serve.__signature__.parameters.items()  # type: ignore[attr-defined]
+}
+app.command()(serve)

@@ -1,0 +1,85 @@
+"""A broker as a process: from settings to a listening server, and back to a closed folder.
+
+* The address is bound before anything is opened: a port in use costs nothing.
+* A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
+  Before the server listens, a signal ends the start.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+
+from api.http.app import create_app
+from api.http.server import Tls, bind, serve
+from broker.broker import Broker
+from cold_tier.open import open_store
+from record_format import native
+from record_format.errors import ConfigurationError
+from tierlog.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class _Stopped(BaseException):
+    """A signal before the server listened."""
+
+
+def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
+    """Serve until a signal. `announce` is called with the URL once requests are answered.
+
+    Raises ConfigurationError and OSError where it cannot start.
+    """
+    listening = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if not listening.is_set():
+            raise _Stopped
+
+    def on_started() -> None:
+        listening.set()
+        announce(url)
+        threading.Thread(target=native.load, name="native-kernels", daemon=True).start()
+
+    # uvicorn puts its own handlers over these while it serves, and raises the signal again for
+    # these when it is done: they must not end the process before the broker is closed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        with _bound(settings) as sock:
+            scheme = "https" if settings.tls_cert else "http"
+            host, port = sock.getsockname()[:2]
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            broker = _open_broker(settings)
+            try:
+                app = create_app(broker, settings.http)
+                serve(app, settings.http, sock=sock, tls=_tls(settings), on_started=on_started)
+            finally:
+                broker.close()
+    except _Stopped:
+        log.info("stopped before it listened")
+
+
+def _bound(settings: Settings) -> socket.socket:
+    try:
+        return bind(settings.host, settings.port)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from error
+
+
+def _open_broker(settings: Settings) -> Broker:
+    settings.broker.data_dir.mkdir(parents=True, exist_ok=True)
+    store = open_store(settings.store_url, settings.s3) if settings.store_url else None
+    return Broker.open(settings.broker, store=store)
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(certificate=settings.tls_cert, key=settings.tls_key)

@@ -1,0 +1,167 @@
+"""`tierlog topic`: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.output import Output, note, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
+    from tierlog.client.answers import TopicDescription
+
+app = typer.Typer(help="Create, list, describe, alter, delete topics.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; may be repeated."),
+]
+
+
+@app.command("create")
+@client_command
+def create(
+    client: Client,
+    name: Name,
+    partitions: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    config: Config = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Create a topic."""
+    topic = client.create_topic(name, partitions=partitions, config=parse_config(config))
+    if output.is_json:
+        print_json(topic)
+    else:
+        note(f"created {name} with {len(topic.partitions)} partitions")
+
+
+@app.command("list")
+@client_command
+def list_topics(
+    client: Client,
+    prefix: Annotated[str | None, typer.Option(help="Only names that begin so.")] = None,
+    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """List the topics by name."""
+    topics = client.list_topics(prefix=prefix, internal=internal)
+    if output.is_json:
+        print_json({"topics": topics})
+        return
+    rows = [(topic.name, topic.partitions, _shown(topic.config)) for topic in topics]
+    print_table("", ("topic", "partitions", "config"), rows)
+
+
+@app.command("describe")
+@client_command
+def describe(
+    client: Client,
+    name: Name,
+    all_config: Annotated[bool, typer.Option("--all", help="Every setting in force.")] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Show a topic's partitions, what is hot and what is cold, and its settings."""
+    topic = client.describe_topic(name)
+    if output.is_json:
+        print_json(topic)
+    else:
+        print_topic(topic, all_config=all_config)
+
+
+@app.command("alter")
+@client_command
+def alter(
+    client: Client,
+    name: Name,
+    *,
+    config: Config = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Put a default back; may be repeated.")
+    ] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Partitions only grow.")] = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Change settings, or add partitions."""
+    changes = parse_config(config) | dict.fromkeys(unset or ())
+    if not changes and partitions is None:
+        raise typer.BadParameter("nothing to change: --config, --unset or --partitions")
+    if changes and partitions is not None:
+        raise typer.BadParameter("--partitions by itself: the two are separate changes")
+    topic = client.alter_topic(name, config=changes or None, partitions=partitions)
+    if output.is_json:
+        print_json(topic)
+    else:
+        note(f"altered {name}")
+
+
+@app.command("delete")
+@client_command
+def delete(
+    client: Client,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Delete a topic, here and in the bucket."""
+    if not yes:
+        raise typer.BadParameter(f"this deletes all of {name}, hot and cold: say --yes")
+    client.delete_topic(name)
+    if output.is_json:
+        print_json({"deleted": name})
+    else:
+        note(f"deleted {name}")
+
+
+def parse_config(pairs: list[str] | None) -> dict[str, Any]:
+    """`KEY=VALUE` pairs; values go as text, which the broker reads as Kafka would."""
+    parsed: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise typer.BadParameter(f"--config takes KEY=VALUE, not {pair!r}")
+        if key in parsed:
+            raise typer.BadParameter(f"--config {key} is given twice")
+        parsed[key] = value
+    return parsed
+
+
+def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
+    columns = (
+        "partition",
+        "log start",
+        "local start",
+        "high watermark",
+        "log end",
+        "epoch",
+        "segments",
+        "hot",
+        "cold",
+        "not offloaded",
+    )
+    rows = [
+        (
+            one.partition,
+            one.log_start_offset,
+            one.local_log_start_offset,
+            one.high_watermark,
+            one.log_end_offset,
+            one.leader_epoch,
+            one.segments,
+            size(one.hot_bytes),
+            size(one.cold_bytes),
+            size(one.offload_lag_bytes),
+        )
+        for one in topic.partitions
+    ]
+    print_table(f"{topic.name}  {topic.topic_id}", columns, rows)
+    config = topic.effective_config if all_config else topic.config
+    if config:
+        print_table("", ("setting", "value"), [(key, str(config[key])) for key in sorted(config)])
+
+
+def _shown(config: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={config[key]}" for key in sorted(config))
