@@ -3,6 +3,7 @@
 * A round that fails with an error of ours is logged and the next round comes; anything else is a
   bug, is logged with its trace, and also does not end the thread: the log goes on being looked
   after.
+* The same failure again is not logged again; that it is over, is.
 * `wake` makes the next round start at once; `stop` waits for the round under way.
 """
 
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 class BackgroundTask:
     def __init__(self, name: str, run_round: Callable[[], None], *, interval_s: float) -> None:
         self._name, self._run_round, self._interval_s = name, run_round, interval_s
+        self._failure: str | None = None
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -52,6 +54,17 @@ class BackgroundTask:
             try:
                 self._run_round()
             except TierlogError as error:
-                log.warning("background round failed", task=self._name, error=str(error))
+                self._report(str(error))
             except Exception:
                 log.exception("background round failed: a bug", task=self._name)
+            else:
+                self._report(None)
+
+    def _report(self, failure: str | None) -> None:
+        if failure == self._failure:
+            return
+        if failure is None:
+            log.info("background task goes on", task=self._name)
+        else:
+            log.warning("background task waits", task=self._name, error=failure)
+        self._failure = failure

@@ -29,6 +29,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
 from cold_tier.object_store import ObjectStore
 from hot_tier.log_config import ConfigValue, LogConfig
+from record_format import native
 from record_format.errors import (
     FieldProblem,
     InvalidPartitionCount,
@@ -113,6 +114,8 @@ class Broker:
             raise
         for task in broker._tasks:
             task.start()
+        # Compiled walks over records; until they are there the plain ones give the same answers.
+        threading.Thread(target=native.load, name="native-load", daemon=True).start()
         return broker
 
     # --- topics -----------------------------------------------------------------------------------

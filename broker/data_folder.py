@@ -161,7 +161,7 @@ class DataFolder:
         return properties["cluster.id"]
 
     def _read_or_make_owner(self) -> str:
-        """This folder's id, and a new one for a copy of it, which has another inode.
+        """The id of this folder, and a new one for a copy of it, which has another inode.
 
         Two copies that both took themselves for the owner would both write. A folder that was moved
         gets a new id too and goes on: it still has the epochs that it recorded under the old one.

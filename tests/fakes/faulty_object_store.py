@@ -85,6 +85,11 @@ class FaultyObjectStore:
     def fail(self, call: str, fault, *, times: int = 1, when=lambda key: True) -> None:
         self._faults.append([call, fault, times, when])
 
+    def heal(self) -> None:
+        """No planned fault is left."""
+        with self._lock:
+            self._faults.clear()
+
     def put(self, key, body, **options):
         fault = self._next("put", key)
         if isinstance(fault, FailsBefore):

@@ -9,6 +9,7 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks, AppendResult
 from record_format.decode import Record, iter_records
 from record_format.produced import build_produced
+from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
 
 
 class House:
@@ -16,10 +17,13 @@ class House:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.store: FaultyObjectStore | None = None
         self.broker = self.open()
 
-    def open(self, **settings: object) -> Broker:
-        store = open_store(f"file://{self.root / 'bucket'}")
+    def open(self, *, down: bool = False, **settings: object) -> Broker:
+        store = FaultyObjectStore(open_store(f"file://{self.root / 'bucket'}"))
+        self.store = store
+        self.set_down(down)
         given = BrokerSettings(
             data_dir=self.root / "data",
             cache_bytes=64 << 20,
@@ -27,6 +31,14 @@ class House:
             **settings,  # type: ignore[arg-type]
         )
         return Broker.open(given, store=store)
+
+    def set_down(self, down: bool) -> None:
+        """From now on every call to the store fails, or none does."""
+        if not down:
+            self.store.heal()
+            return
+        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
+            self.store.fail(call, FailsBefore(), times=10**9)
 
     def restart(self, **settings: object) -> Broker:
         self.broker.close()

@@ -1,4 +1,4 @@
-"""Two folders that take themselves for the owner of the same partitions: one wins, none loses data."""
+"""Two folders that take themselves for the owner of one partition: one wins, none loses data."""
 
 import shutil
 

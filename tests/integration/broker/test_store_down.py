@@ -1,0 +1,74 @@
+"""The store being down stops offload and cold reads, nothing else (DESIGN.md, invariant 8)."""
+
+import pytest
+
+from record_format.errors import OffsetTrimmed, StoreUnavailable
+
+SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+
+
+def fill(house, count=200):
+    for start in range(0, count, 10):
+        house.produce("t", [b"%d" % (start + i) * 20 for i in range(10)], at=1000 + start)
+
+
+def test_down_at_the_first_start_produce_and_hot_reads_go_on_and_offload_catches_up(house):
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=500)
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    assert len(house.records("t")) == 200
+    assert house.broker.readiness().degraded
+    assert house.broker.partition("t", 0).offsets().local_log_start_offset == 0
+    house.set_down(False)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    assert not house.broker.readiness().degraded
+    assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
+
+
+def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trimmed(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    partition = house.broker.partition("t", 0)
+    covered = partition.cold.end_offset
+    house.set_down(True)
+    fill(house)
+    house.broker.janitor.run_round()
+    assert partition.offsets().local_log_start_offset <= covered
+    assert len(house.records("t", offset=covered)) == 400 - covered
+    with pytest.raises(StoreUnavailable):
+        partition.read(0, max_bytes=1)
+
+
+def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.trim("t", 0, 15)
+    before = house.broker.partition("t", 0).offsets()
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=500)
+    partition = house.broker.partition("t", 0)
+    now = partition.offsets()
+    assert now.log_start_offset == 15
+    assert now.local_log_start_offset == before.local_log_start_offset
+    with pytest.raises(OffsetTrimmed):
+        partition.read(14, max_bytes=1)
+    with pytest.raises(StoreUnavailable):
+        partition.read(15, max_bytes=1)
+    house.set_down(False)
+    assert partition.read(15, max_bytes=1).tier == "cold"
+
+
+def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.set_down(True)
+    assert house.broker.trim("t", 0, 55) == 55
+    cold = house.broker.partition("t", 0).cold
+    assert cold.manifest.log_start_offset == 0
+    house.set_down(False)
+    house.broker.janitor.run_round()
+    assert cold.manifest.log_start_offset == 55
