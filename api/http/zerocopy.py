@@ -279,6 +279,7 @@ class ZeroCopyProtocol(HttpToolsProtocol):
     limits: ConnectionLimits
     threads: Executor | None = None
     _sends_files = False
+    _sending_ended = False  # the client closed its sending side
     _sock: socket.socket | None = None  # the duplicate
     _sending: FileSend | None = None
     _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
@@ -319,10 +320,10 @@ class ZeroCopyProtocol(HttpToolsProtocol):
         if not self._sends_files or last is None or last.response_complete or last.more_body:
             return None
         last.keep_alive = False
-        for cycle in (self._active, *(waiting for waiting, _ in self.pipeline)):
-            if isinstance(cycle, ZeroCopyCycle):
-                cycle.sending_ended = True
-                cycle.message_event.set()
+        self._sending_ended = True
+        if isinstance(self._active, ZeroCopyCycle):
+            self._active.sending_ended = True
+            self._active.message_event.set()
         return True
 
     # --- the head -------------------------------------------------------------------------------
@@ -370,6 +371,7 @@ class ZeroCopyProtocol(HttpToolsProtocol):
             cycle.__class__ = ZeroCopyCycle
             assert isinstance(cycle, ZeroCopyCycle)
             cycle.protocol = self
+            cycle.sending_ended = self._sending_ended
         super()._start_asgi_task(cycle, app)
 
     # --- files ----------------------------------------------------------------------------------

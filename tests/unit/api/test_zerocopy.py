@@ -1,0 +1,267 @@
+"""The protocol over real sockets, with a tiny application and plain files, on both event loops.
+
+What it leans on in uvicorn: RequestResponseCycle's `transport`, `flow`, `message_event`, `on_response`,
+`expected_content_length`, `chunked_encoding`, `keep_alive`, `disconnected`, `response_started`,
+`response_complete`, and HttpToolsProtocol's `cycle`, `pipeline`, `tasks`, `connections`. A uvicorn that
+changes one of them fails here.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from api.http import page_cache
+from api.http.zerocopy import EXTENSION, ConnectionLimits, ZeroCopyProtocol
+
+SIZE = 9_000_001
+
+
+class App:
+    """`/file?offset-count[,offset-count…]` sends slices of one file; `/echo` a body; `/wait` waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.left = threading.Event()
+        self.failures: list[BaseException] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await self.answer(scope, receive, send)
+        except EOFError as error:
+            self.failures.append(error)
+            raise
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/file":
+            await self.send_slices(scope, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        if scope["path"] == "/wait":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left.set()
+        await self.head(send, len(body))
+        await send({"type": "http.response.body", "body": body})
+
+    async def send_slices(self, scope: Any, send: Any) -> None:
+        slices = [
+            tuple(map(int, part.split("-"))) for part in scope["query_string"].decode().split(",")
+        ]
+        await self.head(send, sum(count for _, count in slices))
+        for index, (offset, count) in enumerate(slices):
+            more = index < len(slices) - 1
+            message = {"file": self.file, "offset": offset, "count": count, "more_body": more}
+            await send({"type": EXTENSION, **message})
+
+    async def head(self, send: Any, size: int) -> None:
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def busy(scope: Any, receive: Any, send: Any) -> None:
+    await send(
+        {"type": "http.response.start", "status": 429, "headers": [(b"content-length", b"0")]}
+    )
+    await send({"type": "http.response.body", "body": b""})
+
+
+class Running:
+    def __init__(self, app: App, port: int, data: bytes, server: uvicorn.Server) -> None:
+        self.app, self.port, self.data, self.server = app, port, data, server
+        self.url = f"http://127.0.0.1:{port}"
+
+    def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
+        sock = socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(10)
+        sock.connect(("127.0.0.1", self.port))
+        return sock
+
+
+def read_all(sock: socket.socket) -> bytes:
+    parts = []
+    while part := sock.recv(1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    data = bytes(range(251)) * (SIZE // 251 + 1)
+    path = tmp_path / "file"
+    path.write_bytes(data[:SIZE])
+    app = App(path)
+    limits = ConnectionLimits(
+        connections_max=20,
+        header_max_bytes=8192,
+        header_timeout_s=0.5,
+        busy_app=busy,
+        bad_request=lambda text: b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n",
+    )
+    with ThreadPoolExecutor(2) as threads:
+        protocol = type("P", (ZeroCopyProtocol,), {"limits": limits, "threads": threads})
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            loop=request.param,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        yield Running(app, sock.getsockname()[1], data[:SIZE], server)
+        server.should_exit = True
+        thread.join()
+    app.file.close()
+
+
+def test_slices_arrive_in_order_and_whole(running: Running) -> None:
+    with httpx.Client() as client:
+        answer = client.get(f"{running.url}/file?5-100,1000-3000000,0-1,{SIZE - 7}-7")
+    data = running.data
+    assert answer.content == data[5:105] + data[1000:3001000] + data[:1] + data[-7:]
+
+
+def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Running) -> None:
+    with httpx.Client(base_url=running.url) as client:
+        for _ in range(3):
+            assert client.get(f"/file?0-{SIZE}").content == running.data
+            assert client.post("/echo", content=b"abc" * 100_000).content == b"abc" * 100_000
+            assert client.post("/echo", content=b"").content == b""
+    assert running.server.server_state.total_requests == 9
+
+
+def test_head_sends_no_byte_of_the_file(running: Running) -> None:
+    with httpx.Client(base_url=running.url) as client:
+        answer = client.head("/file?0-5000000")
+        assert answer.headers["content-length"] == "5000000"
+        assert answer.content == b""
+        assert client.get("/file?0-10").content == running.data[:10]
+
+
+def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
+    with running.connect() as sock:
+        one = b"GET /file?0-1000000 HTTP/1.1\r\nHost: x\r\n\r\n"
+        two = b"GET /file?7-5 HTTP/1.1\r\nHost: x\r\n\r\n"
+        three = b"GET /file?3-400000 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        sock.sendall(one + two + three)
+        got = read_all(sock)
+    bodies = b"".join(
+        part.split(b"\r\n\r\n", 1)[1] for part in got.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    )
+    assert bodies == running.data[:1_000_000] + running.data[7:12] + running.data[3:400_003]
+
+
+def test_a_client_that_closed_its_sending_side_still_gets_its_answer(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock).split(b"\r\n\r\n", 1)[1] == running.data
+
+
+def test_a_file_shorter_than_announced_ends_the_connection(running: Running) -> None:
+    with httpx.Client(base_url=running.url) as client:
+        with pytest.raises(httpx.TransportError):
+            client.get(f"/file?{SIZE - 10}-20")
+        assert client.get("/file?0-10").content == running.data[:10]
+    assert len(running.app.failures) == 1
+
+
+def test_a_slow_reader_is_waited_for_and_others_are_served_meanwhile(running: Running) -> None:
+    with running.connect(receive_buffer=4096) as slow, httpx.Client(base_url=running.url) as client:
+        slow.sendall(
+            f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+        )
+        for _ in range(5):
+            assert client.get("/file?0-100000").content == running.data[:100_000]
+        assert read_all(slow).split(b"\r\n\r\n", 1)[1] == running.data
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_file_costs_nothing(running: Running) -> None:
+    for _ in range(5):
+        with running.connect(receive_buffer=4096) as sock:
+            sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            sock.recv(1000)
+    deadline = time.monotonic() + 5
+    while running.server.server_state.tasks and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running.server.server_state.tasks
+    assert not running.server.server_state.connections
+    assert not running.app.failures
+
+
+def test_a_waiting_request_is_told_when_its_client_leaves(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.05)
+    assert running.app.left.wait(5)
+
+
+def test_a_waiting_request_is_told_also_when_another_waits_behind_it(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        time.sleep(0.05)
+    assert running.app.left.wait(5)
+
+
+def test_a_head_that_never_ends_is_cut_by_time_and_by_size(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nHost:")
+        with pytest.raises(ConnectionResetError):
+            read_all(sock) or _reset()
+    with running.connect() as sock:
+        sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nX: " + b"a" * 20_000)
+        assert read_all(sock).startswith(b"HTTP/1.1 400")
+
+
+def _reset() -> None:
+    raise ConnectionResetError  # an orderly end is as good
+
+
+def test_beyond_the_limit_of_connections_the_busy_application_answers(running: Running) -> None:
+    held = [running.connect() for _ in range(20)]
+    try:
+        time.sleep(0.1)
+        with httpx.Client(base_url=running.url) as client:
+            assert client.get("/file?0-1").status_code == 429
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def test_bytes_that_are_not_in_memory_are_brought_in_by_a_thread(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def never(fd: int, position: int, size_bytes: int) -> bool:
+        asked.append(threading.get_ident())
+        return False
+
+    monkeypatch.setattr(page_cache, "is_resident", never)
+    with httpx.Client(base_url=running.url) as client:
+        assert client.get(f"/file?0-{SIZE}").content == running.data
+    assert asked
