@@ -1,0 +1,94 @@
+"""A broker with its HTTP server, on real files, some of whose log is in a bucket."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from api.http.app import create_app
+from api.http.server import RunningServer
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from manifest.keys import PartitionKeys
+from manifest.store import ManifestStore, StoreOptions
+from record_format.produced import build_produced
+from tierlog.client import Client
+
+START_MS = 1_700_000_000_000
+
+
+class Written(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+
+
+class TwoTiers:
+    """What was written, by partition, and where it can be read."""
+
+    def __init__(self, broker: Broker, url: str, store_url: str) -> None:
+        self.broker, self.url, self.store_url = broker, url, store_url
+        self.written: dict[tuple[str, int], list[Written]] = {}
+        self._rng = random.Random(1)
+
+    def create(self, topic: str, *, partitions: int = 3, **config: object) -> None:
+        small = {"segment.bytes": 16384, "local.retention.bytes": 16384, "retention.ms": -1}
+        small |= {"compression.type": "lz4", **config}
+        self.broker.create_topic(topic, partitions=partitions, config=small)
+        for partition in range(partitions):
+            self.written[topic, partition] = []
+
+    def produce(self, topic: str, records: int) -> None:
+        """`records` to each partition, in batches of 50, with times in no order."""
+        for (name, partition), written in self.written.items():
+            if name != topic:
+                continue
+            for _ in range(records // 50):
+                self._append(topic, partition, written)
+
+    def _append(self, topic: str, partition: int, written: list[Written]) -> None:
+        first = len(written)
+        for offset in range(first, first + 50):
+            at = START_MS + offset * 1000 + self._rng.randrange(-5000, 5000)
+            key = b"key-%d" % (offset % 7) if offset % 3 else None
+            written.append(Written(offset, at, key, self._rng.randbytes(100)))
+        new = written[first:]
+        batches = build_produced(
+            [one.value for one in new],
+            keys=[one.key for one in new],
+            timestamps=[one.timestamp for one in new],
+            max_message_bytes=1 << 20,
+        )
+        self.broker.partition(topic, partition).append(batches, acks=Acks.ALL).result(10)
+
+    def offload(self, topic: str) -> None:
+        self.broker.offload(topic, wait_ms=20_000)
+
+    def cold_end(self, topic: str, partition: int) -> int:
+        with Client(self.url) as client:
+            topic_id = client.describe_topic(topic).topic_id
+        keys = PartitionKeys(topic, topic_id, partition)
+        store = open_store(self.store_url)
+        manifest = ManifestStore(store, keys, StoreOptions(clock=lambda: START_MS)).load()
+        return 0 if manifest is None else manifest.end_offset
+
+
+@contextmanager
+def two_tiers(root: Path) -> Iterator[TwoTiers]:
+    store_url = f"file://{root / 'bucket'}"
+    data = root / "data"
+    settings = BrokerSettings(data_dir=data, cache_bytes=64 << 20, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=open_store(store_url))
+    http = HttpSettings()
+    try:
+        with RunningServer(create_app(broker, http), http) as server:
+            yield TwoTiers(broker, server.url, store_url)
+    finally:
+        broker.close()

@@ -1,0 +1,96 @@
+"""What only Spark itself can show: that it finds the source, ships it, and joins its parts."""
+
+import contextlib
+import io
+
+import pytest
+
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark's own, about the pandas it would like to have.
+    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
+]
+
+
+def read(spark, tiers, schema=None, **options):
+    reader = spark.read.format("tierlog")
+    if schema:
+        reader = reader.schema(schema)
+    given = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
+    given |= {"splitBytes": "32k", **options}
+    return reader.options(**{k: v for k, v in given.items() if v is not None}).load()
+
+
+def test_finds_the_source_by_name_and_reads_both_tiers(spark, tiers):
+    frame = read(spark, tiers, includeHeaders="true")
+    assert frame.columns == [
+        *("key", "value", "topic", "partition", "offset"),
+        *("timestamp", "timestampType", "headers"),
+    ]
+    rows = frame.collect()
+    found = {}
+    for row in sorted(rows, key=lambda row: (row.partition, row.offset)):
+        key = None if row.key is None else bytes(row.key)
+        found.setdefault(("flights", row.partition), []).append((row.offset, key, bytes(row.value)))
+        assert (row.topic, row.timestampType, row.headers) == ("flights", 0, [])
+    assert found == {
+        place: [(one.offset, one.key, one.value) for one in written]
+        for place, written in tiers.written.items()
+        if place[0] == "flights"
+    }
+
+
+def test_columns_are_pruned_by_a_schema_and_counted_by_offsets(spark, tiers):
+    values = read(spark, tiers, schema="value binary")
+    assert values.selectExpr("sum(length(value))").first()[0] == 3 * 1600 * 100
+    counted = read(spark, tiers, schema="offset bigint").selectExpr("count(*)", "max(offset)")
+    assert tuple(counted.first()) == (4800, 1599)
+    with pytest.raises(Exception, match="column value string is none of this source's"):
+        read(spark, tiers, schema="value string").count()
+
+
+def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):
+    written = tiers.written["flights", 1]
+    low = written[700].timestamp / 1000
+    expected = sorted(
+        one.offset for one in written if one.offset >= 650 and one.timestamp / 1000 < low
+    )
+    for pushed in ("true", "false"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+        try:
+            frame = read(spark, tiers).where("partition = 1 and offset >= 650")
+            frame = frame.where(f"timestamp < timestamp_millis({written[700].timestamp})")
+            assert sorted(row.offset for row in frame.select("offset").collect()) == expected
+        finally:
+            spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_cold_alone_needs_no_broker(spark, tiers):
+    frame = read(spark, tiers, server=None, tier="cold")
+    ends = {
+        row.partition: row.end
+        for row in frame.groupBy("partition")
+        .agg({"offset": "max"})
+        .withColumnRenamed("max(offset)", "end")
+        .collect()
+    }
+    assert ends == {p: tiers.cold_end("flights", p) - 1 for p in range(3)}
+
+
+def test_a_wrong_option_is_named_and_secrets_show_nowhere(spark, tiers):
+    secrets = {"token": "hunter2", "secretAccessKey": "hunter2", "accessKeyId": "hunter2"}
+    frame = read(spark, tiers, **secrets)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        frame.explain(mode="extended")
+    assert "hunter2" not in told.getvalue()
+    with pytest.raises(Exception, match="option tier: 'warm' is not one of all, cold") as caught:
+        read(spark, tiers, tier="warm", **secrets).count()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_read_is_no_rows(spark, tiers):
+    assert (
+        read(spark, tiers, startingOffsets='{"flights": {"0": 1600, "1": 1600, "2": 1600}}').count()
+        == 0
+    )

@@ -1,0 +1,109 @@
+"""Both tiers in one read, without Spark: the plan and its tasks against a real broker."""
+
+import json
+
+import pytest
+
+from record_format.arrow import COLUMNS
+from record_format.errors import UnknownTopic
+from spark_reader.options import parse_options
+from spark_reader.planner import Planner
+from spark_reader.ranges import DataLoss, LossPolicy
+from spark_reader.reading import ReadRequest, read_split
+from tests.fakes.two_tiers import two_tiers
+
+
+class Run:
+    def __init__(self, tiers, **given):
+        given = {"server": tiers.url, "store": tiers.store_url, "splitBytes": "32k", **given}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.options = parse_options(given, streaming=False)
+        self.lost = []
+        planner = Planner(self.options, report=self.lost.append, warn=self.lost.append)
+        self.splits = planner.batch()
+        self.lost.clear()
+
+    def rows(self):
+        request = ReadRequest(access=self.options.access, columns=COLUMNS)
+        loss = LossPolicy(self.options.fail_on_data_loss, self.lost.append)
+        found = {}
+        for split in self.splits:
+            for batch in read_split(split, request, loss):
+                for row in batch.to_pylist():
+                    at = round(row["timestamp"].timestamp() * 1000)
+                    record = (row["offset"], at, row["key"], row["value"])
+                    found.setdefault((row["topic"], row["partition"]), []).append(record)
+        return found
+
+
+def test_hot_and_cold_join_without_a_gap(tiers):
+    assert 0 < tiers.cold_end("flights", 0) < 1600
+    run = Run(tiers, subscribe="flights")
+    assert {split.is_cold for split in run.splits} == {True, False}
+    assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+
+
+def test_without_a_store_the_broker_serves_both_tiers(tiers):
+    run = Run(tiers, subscribe="flights", store=None)
+    assert not any(split.is_cold for split in run.splits)
+    assert len(run.splits) > 6
+    assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+
+
+def test_cold_alone_ends_where_the_bucket_does(tiers):
+    run = Run(tiers, subscribe="flights", server=None, tier="cold")
+    rows = run.rows()
+    for (topic, partition), written in tiers.written.items():
+        if topic == "flights":
+            assert rows[topic, partition] == written[: tiers.cold_end(topic, partition)]
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_times_are_found_in_either_tier(tiers, store):
+    written = tiers.written["flights", 1]
+    low, high = written[100].timestamp, written[1590].timestamp
+    first = next(one.offset for one in written if one.timestamp >= low)
+    end = next(one.offset for one in written if one.timestamp >= high)
+    run = Run(
+        tiers,
+        assign='{"flights": [1]}',
+        startingTimestamp=str(low),
+        endingTimestamp=str(high),
+        **({} if store else {"store": None}),
+    )
+    assert run.rows() == {("flights", 1): written[first:end]}
+
+
+def test_offsets_by_partition_cross_the_tiers(tiers):
+    cold_end = tiers.cold_end("flights", 2)
+    starts, ends = cold_end - 20, cold_end + 20
+    run = Run(
+        tiers,
+        assign='{"flights": [2]}',
+        startingOffsets=json.dumps({"flights": {"2": starts}}),
+        endingOffsets=json.dumps({"flights": {"2": ends}}),
+    )
+    assert run.rows() == {("flights", 2): tiers.written["flights", 2][starts:ends]}
+
+
+def test_an_unknown_topic_is_the_brokers_to_say(tiers):
+    with pytest.raises(UnknownTopic):
+        Run(tiers, subscribe="nothing")
+
+
+def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("moving", partitions=1)
+        tiers.produce("moving", 1000)
+        run = Run(tiers, subscribe="moving")
+        by_broker = {"subscribe": "moving", "store": None}
+        strict, lenient = (Run(tiers, failOnDataLoss=f, **by_broker) for f in ("true", "false"))
+        tiers.offload("moving")
+        written = tiers.written["moving", 0]
+        assert run.rows() == strict.rows() == {("moving", 0): written}
+        tiers.broker.trim("moving", 0, 400)
+        with pytest.raises(DataLoss, match="moving-0: offsets 0 to 400 are gone"):
+            strict.rows()
+        assert lenient.rows() == {("moving", 0): written[400:]}
+        assert lenient.lost
+        assert Run(tiers, subscribe="moving").rows() == {("moving", 0): written[400:]}
