@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.ranged_reader import ChunkRef, RangedReader
-from record_format.errors import Throttled
+from record_format.errors import ShuttingDown, Throttled
 from record_format.file_slice import OpenFile
 
 ROOM_WAIT_S: Final = 10.0
@@ -46,6 +48,8 @@ class ChunkFills:
                 continue
             try:
                 opened = filling.result()
+            except CancelledError as error:
+                raise ShuttingDown("cold reads have ended") from error
             except Throttled:
                 if ours:
                     raise
@@ -63,8 +67,8 @@ class ChunkFills:
                 return True
             if self._guesses >= self._read_ahead_max:
                 return False
+            self._filling[key] = self._submit(self._guess, chunk)
             self._guesses += 1
-            self._filling[key] = self._pool.submit(self._guess, chunk)
         return True
 
     def close(self) -> None:
@@ -81,9 +85,15 @@ class ChunkFills:
                 return filling, False
             if self._cache.has(chunk):
                 return None, False
-            started = self._pool.submit(self._fill, chunk, room_wait_s=room_wait_s)
+            started = self._submit(partial(self._fill, room_wait_s=room_wait_s), chunk)
             self._filling[key] = started
             return started, True
+
+    def _submit(self, fill: Callable[[ChunkRef], OpenFile], chunk: ChunkRef) -> Future[OpenFile]:
+        try:
+            return self._pool.submit(fill, chunk)
+        except RuntimeError as error:  # the pool's only word for: shut down
+            raise ShuttingDown("cold reads have ended") from error
 
     def _guess(self, chunk: ChunkRef) -> OpenFile:
         try:

@@ -36,7 +36,7 @@ FETCH_POLICY = RetryPolicy(attempts=4, first_delay_s=0.1, max_delay_s=2.0, deadl
 
 HEDGE_SHARE = 0.05
 HEDGE_BURST = 2.0
-HEDGE_AFTER_MEDIANS = 2.0
+HEDGE_AFTER_MEDIANS = 1.75  # so that a late GET takes less than three times the median in all
 LEAST_HEDGE_DELAY_S = 0.02
 MIN_SAMPLES = 8
 SAMPLES = 64

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,10 +19,12 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.index_bundle import IndexBundle, pack_bundle
 from cold_tier.object_keys import SegmentKeys, new_unique, segment_keys
 from cold_tier.object_store import ObjectStat, ObjectStore, crc32c_checksum
+from cold_tier.ranged_reader import FETCH_POLICY
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
 from record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024
+READ_BACK_BYTES = 16 * 1024 * 1024
 
 
 class SegmentFiles(Protocol):
@@ -198,11 +201,18 @@ def confirm_object(
             )
         return
     found = 0
-    if size_bytes:
-        for piece in store.get_range(stat.key, 0, size_bytes):
-            found = crc32c_of(piece, found)
+    for start in range(0, size_bytes, READ_BACK_BYTES):
+        end = min(start + READ_BACK_BYTES, size_bytes)
+        found = FETCH_POLICY.run(partial(_crc_on, store, stat.key, start, end, found))
     if found != crc32c:
         raise StoreUnavailable(f"{stat.key}: read back with CRC-32C {found:08x}, not {crc32c:08x}")
+
+
+def _crc_on(store: ObjectStore, key: str, start: int, end: int, crc: int) -> int:
+    """The CRC-32C up to `end` of an object whose CRC-32C up to `start` is `crc`."""
+    for piece in store.get_range(key, start, end):
+        crc = crc32c_of(piece, crc)
+    return crc
 
 
 def _read_optional(path: Path | None) -> bytes:

@@ -188,7 +188,7 @@ def test_hedges_are_paid_from_a_budget():
     assert hedging.delay_s() is None
     for _ in range(100):
         hedging.record(0.1)
-    assert hedging.delay_s() == pytest.approx(0.2)
+    assert hedging.delay_s() == pytest.approx(0.175)
     for _ in range(1000):
         hedging.earn()
     assert [hedging.spend() for _ in range(3)] == [True, True, False]

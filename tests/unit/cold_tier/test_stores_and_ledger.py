@@ -1,0 +1,162 @@
+import os
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.folder import FolderStore
+from cold_tier.memory import named_store
+from cold_tier.object_keys import new_unique, parse_segment, segment_keys
+from cold_tier.open import open_store
+from cold_tier.retry import RetryPolicy
+from cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
+from record_format.errors import ConfigurationError, ObjectExists, StoreUnavailable
+
+
+def test_nothing_appears_under_a_key_before_it_is_whole(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path)
+    seen = []
+    real = os.fsync
+
+    def look(fd):
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            seen.append((tmp_path / "a" / "k").exists())
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", look)
+    store.put("a/k", b"body", if_absent=True)
+    assert seen == [False]
+    assert (tmp_path / "a" / "k").read_bytes() == b"body"
+
+
+def test_the_folder_of_a_new_object_is_synced_after_it_appeared(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path)
+    synced = []
+    real = os.fsync
+
+    def look(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            synced.append((path, sorted(entry.name for entry in path.iterdir())))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", look)
+    store.put("a/b/k", b"body")
+    assert synced[-1] == (tmp_path / "a" / "b", ["k"])
+    assert {path for path, _ in synced} == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path)
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreUnavailable, match="No space left"):
+        store.put("a/k", b"body")
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_old_temp_files_are_swept_and_new_ones_left(tmp_path):
+    FolderStore(tmp_path)
+    temp = tmp_path / ".tierlog-tmp"
+    (temp / "old").write_bytes(b"")
+    (temp / "new").write_bytes(b"")
+    past = time.time() - 3 * 86_400
+    os.utime(temp / "old", (past, past))
+    store = FolderStore(tmp_path)
+    assert [p.name for p in temp.iterdir()] == ["new"]
+    assert store.list("", limit=10) == []
+
+
+def test_puts_and_deletes_that_share_folders_do_not_hurt_each_other(tmp_path):
+    store = FolderStore(tmp_path)
+
+    def work(writer):
+        for step in range(60):
+            key = f"a/b/{step % 3}/{writer}"
+            store.put(key, b"x", if_absent=True)
+            store.delete([key])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert store.list("", limit=10) == []
+
+
+def test_two_openings_of_one_folder_are_one_store(tmp_path):
+    one, two = FolderStore(tmp_path), open_store(tmp_path.as_uri())
+    one.put("k", b"x", if_absent=True)
+    with pytest.raises(ObjectExists):
+        two.put("k", b"y", if_absent=True)
+    assert two.url == tmp_path.as_uri()
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        FolderStore(tmp_path / "file")
+
+
+def test_a_memory_store_is_found_again_by_its_name():
+    name = new_unique()
+    open_store(f"memory://{name}").put("k", b"x")
+    assert named_store(name).get("k", max_bytes=1) == b"x"
+    assert open_store(f"memory://{name}").url == f"memory://{name}"
+
+
+def test_segment_names_come_apart_as_they_were_made():
+    keys = segment_keys("f/segments/", base_offset=17, leader_epoch=3, unique="ab12")
+    assert keys.log == "f/segments/00000000000000000017-3-ab12.log"
+    assert parse_segment(keys.log) == (17, 3, "ab12", "log")
+    assert parse_segment(keys.indexes) == (17, 3, "ab12", "indexes")
+    for other in ("f/00000000000000000017-3-ab12.txt", "f/17-3-ab.log", "", "a/b"):
+        assert parse_segment(other) is None
+    assert len({new_unique() for _ in range(100)}) == 100
+
+
+def test_the_purpose_follows_from_operation_and_key():
+    log = "topics/t/i/0/segments/x.log"
+    assert purpose_of("put", log) == purpose_of("head", log) == "offload"
+    assert purpose_of("get", log) == "cold_read"
+    assert purpose_of("put", "topics/t/i/0/manifest/1.json") == "manifest"
+    assert purpose_of("list", log) == "list"
+    assert purpose_of("delete", log) == "delete"
+    assert purpose_of("put", "probe/run/x") == "probe"
+
+
+def test_the_ledger_adds_up_and_costs_what_the_table_says():
+    ledger = StoreLedger()
+    for _ in range(2000):
+        ledger.count("put", "t/segments/x.log", sent_bytes=5)
+    ledger.count("get", "t/segments/x.log", failures=1)
+    ledger.count("get", "t/segments/x.log", requests=0, received_bytes=2_000_000_000)
+    usage = ledger.usage()
+    assert usage["offload", "put"] == (2000, 0, 10_000, 0)
+    assert usage["cold_read", "get"] == (1, 1, 0, 2_000_000_000)
+    assert (ledger.requests(), ledger.requests("cold_read")) == (2001, 1)
+    cost = ledger.cost(PriceTable(put_per_1000=1.0, get_per_1000=1.0, received_per_gb=0.5))
+    assert cost["offload"] == pytest.approx(2.0)
+    assert cost["cold_read"] == pytest.approx(1.001)
+
+
+def test_delays_grow_have_jitter_and_end():
+    delays = []
+    policy = RetryPolicy(
+        attempts=6, first_delay_s=1, max_delay_s=4, sleep=delays.append, jitter=lambda: 1.0
+    )
+    with pytest.raises(StoreUnavailable):
+        policy.run(_down)
+    assert delays == [1, 2, 4, 4, 4]
+    assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.1)
+
+
+def _down():
+    raise StoreUnavailable("down")
+
+
+def test_a_body_with_its_crc_given_is_taken_where_it_is_right(tmp_path):
+    FolderStore(tmp_path).put("k", b"abc", crc32c=crc32c(b"abc"))
