@@ -21,6 +21,7 @@ from broker.background import BackgroundTask
 from broker.bucket import Bucket
 from broker.copier import Copier, OffloadProgress
 from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.janitor import Janitor
 from broker.log_opener import LogOpener
 from broker.partition import Partition
@@ -68,13 +69,27 @@ class Broker:
         self._topics_lock = threading.RLock()
         self._closing = False
         self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
-        self._opener = LogOpener(folder, settings, bucket, self._appenders, clock)
         self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
         self.janitor = Janitor(
             self.partitions, settings, clock=clock, save_log_starts=self._save_log_starts
         )
+        self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
+        self._reserve = DiskReserve(
+            folder.path,
+            reserve_bytes=settings.disk_reserve_bytes or 0,
+            reliefs=(self._shrink_cache, self.janitor.relieve_disk),
+        )
+        self._opener = LogOpener(
+            folder,
+            settings,
+            bucket,
+            self._appenders,
+            clock=clock,
+            check_room=self._reserve.refuse_when_breached,
+        )
         self._tasks = [
-            BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S),
+            BackgroundTask("disk-reserve", self._reserve.check, interval_s=CHECK_S),
+            self._copying,
             BackgroundTask(
                 "janitor",
                 self.janitor.run_round,
@@ -141,7 +156,7 @@ class Broker:
             self.registry.put(record)
             topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
             self._topics[name] = topic
-        self._tasks[0].wake()
+        self._copying.wake()
         return topic.describe()
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
@@ -192,7 +207,7 @@ class Broker:
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.log.update_config(changed)
-        self._tasks[0].wake()
+        self._copying.wake()
         return topic.describe()
 
     def delete_topic(self, name: str) -> None:
@@ -205,7 +220,7 @@ class Broker:
         for partition in topic.partitions.values():
             partition.log.close()
         self._opener.set_aside(topic.record)
-        self._tasks[0].wake()
+        self._copying.wake()
 
     # --- the log start ----------------------------------------------------------------------------
 
@@ -236,7 +251,7 @@ class Broker:
             partition.check_leadership()
             partition.log.roll(reason="offload")
         self.copier.hurry(partitions)
-        self._tasks[0].wake()
+        self._copying.wake()
         if wait_ms is not None and self.copier.wait_until_done(
             partitions, timeout_s=wait_ms / 1000
         ):
@@ -293,6 +308,9 @@ class Broker:
         if self.bucket is not None:
             self.bucket.close()
         self.folder.close(clean=clean)
+
+    def _shrink_cache(self, missing_bytes: int) -> bool:
+        return self.bucket is not None and self.bucket.cache.shrink(missing_bytes) > 0
 
     def _copy_round(self) -> None:
         if self.bucket is not None and self.bucket.settle(self.registry):

@@ -19,6 +19,7 @@ import structlog
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, ProbeResult
+from broker.pace import Pace
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.chunk_cache import ChunkCache
@@ -108,8 +109,12 @@ class Bucket:
                 part_bytes=self._settings.offload_part_bytes,
                 chunk_bytes=self._settings.cache_chunk_bytes,
             )
+            bandwidth = self._settings.offload_bandwidth
             self._uploader = SegmentUploader(
-                self.store, limits=limits, read_back_whole=traits.read_back_whole
+                self.store,
+                limits=limits,
+                read_back_whole=traits.read_back_whole,
+                pace=Pace(bandwidth) if bandwidth else None,
             )
             self.is_ours, self.unavailable = True, None
 

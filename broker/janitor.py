@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
@@ -60,7 +59,6 @@ class Janitor:
             except TierlogError as error:
                 log.warning("retention waits", partition=str(partition), error=str(error))
             self._maybe_collect(partition)
-        self._relieve_disk()
 
     def check_fences(self) -> None:
         """Look for foreign epochs; a partition that lost its leadership says so from then on."""
@@ -84,6 +82,8 @@ class Janitor:
         self._retain(partition)
         self._retain_local(partition)
         partition.log.reap(self._clock())
+        idle_ms = self._settings.producer_id_expiration_ms
+        partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Move the log start: durable when this returns, in the bucket too where that is up."""
@@ -155,21 +155,20 @@ class Janitor:
             partition.log.delete_local(end)
             log.info("local segments let go", partition=str(partition), before_offset=end)
 
-    def _relieve_disk(self) -> None:
-        """Below the reserve the oldest covered segments go, whatever their retention."""
-        reserve = self._settings.disk_reserve_bytes or 0
-        while _free_bytes(self._settings) < reserve:
-            freed = False
-            for partition in list(self._partitions()):
-                if partition.cold is None or partition.log.config.compacts:
-                    continue
-                oldest = next((f for f in local_facts(partition) if not f.active), None)
-                if oldest and oldest.end_offset <= removable_end(partition):
-                    partition.log.delete_local(oldest.end_offset)
-                    partition.log.reap(self._clock(), at_once=True)
-                    freed = True
-            if not freed:
-                return
+    def relieve_disk(self, missing_bytes: int) -> bool:
+        """Let the oldest covered segment of each partition go, whatever its retention."""
+        freed = 0
+        for partition in list(self._partitions()):
+            oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
+            covered = partition.cold is not None and not partition.log.config.compacts
+            if oldest and covered and oldest.end_offset <= removable_end(partition):
+                partition.log.delete_local(oldest.end_offset)
+                partition.log.reap(self._clock(), at_once=True)
+                freed += oldest.size_bytes
+                log.warning("segment let go: the disk is full", partition=str(partition))
+            if freed >= missing_bytes:
+                break
+        return freed > 0
 
 
 def removable_end(partition: Partition) -> int:
@@ -211,8 +210,3 @@ def facts_of(partition: Partition) -> list[SegmentFacts]:
         if entry.base_offset < local_start
     ]
     return cold + local
-
-
-def _free_bytes(settings: BrokerSettings) -> int:
-    disk = os.statvfs(settings.data_dir)
-    return disk.f_frsize * disk.f_bavail

@@ -55,10 +55,13 @@ class LogOpener:
         settings: BrokerSettings,
         bucket: Bucket | None,
         executor: Executor,
+        *,
         clock: Callable[[], int],
+        check_room: Callable[[], None],
     ) -> None:
         self._folder, self._settings, self._bucket = folder, settings, bucket
         self._executor, self._clock = executor, clock
+        self._check_room = check_room
         self._timer = FlushTimer()
         self._files = OpenFiles()
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
@@ -73,7 +76,12 @@ class LogOpener:
         opened = list(self._executor.map(self._open, wanted))
         self._begin_epochs(opened)
         return [
-            Partition(log_, GroupCommit(log_, self._executor, self._timer), cold)
+            Partition(
+                log_,
+                GroupCommit(log_, self._executor, self._timer),
+                cold,
+                check_room=self._check_room,
+            )
             for log_, cold in opened
         ]
 

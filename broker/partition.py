@@ -67,10 +67,17 @@ class Fetched(NamedTuple):
 class Partition:
     """One partition of the broker. Thread-safe."""
 
-    def __init__(self, log: PartitionLog, commits: GroupCommit, cold: ColdLog | None) -> None:
+    def __init__(
+        self,
+        log: PartitionLog,
+        commits: GroupCommit,
+        cold: ColdLog | None,
+        *,
+        check_room: Callable[[], None],
+    ) -> None:
         self.log, self.cold = log, cold
         self.topic, self.number = log.topic, log.partition
-        self._commits = commits
+        self._commits, self._check_room = commits, check_room
         self._waiters: dict[int, tuple[int, Callable[[], None]]] = {}
         self._waiters_lock = threading.Lock()
         self._next_waiter = 0
@@ -110,9 +117,11 @@ class Partition:
     ) -> Future[AppendResult]:
         """Queue the batches for the next group commit; does not block.
 
-        The future holds the offsets once `acks` is met, or the error that refused them.
+        The future holds the offsets once `acks` is met, or the error that refused them. Raises
+        FencedError, DiskFull.
         """
         self.check_leadership()
+        self._check_room()
         return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
     # --- reading ----------------------------------------------------------------------------------

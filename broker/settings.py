@@ -39,7 +39,6 @@ class BrokerSettings:
     shutdown_timeout_ms: int = 30_000
 
     append_threads: int = 8
-    read_threads: int = 16
 
     allow_single_writer_store: bool = False
     take_over: bool = False

@@ -175,9 +175,6 @@ TABLE: Final[tuple[Setting, ...]] = (
         flag_kind=Kind.SECONDS,
     ),
     _broker("append.threads", Kind.COUNT, "Threads that write and flush.", least=1, most=1024),
-    _broker(
-        "read.threads", Kind.COUNT, "Threads that read the disk and the store.", least=1, most=1024
-    ),
     _http("http.body.max.bytes", Kind.BYTES, "Largest body of a request.", least=1),
     _http("http.expanded.max.bytes", Kind.BYTES, "Largest body after decompression.", least=1),
     _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),
@@ -186,5 +183,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http("http.header.max.bytes", Kind.BYTES, "Largest head of a request.", least=1024),
     _http("http.header.timeout.ms", Kind.MS, "How long a request's head may take.", least=1),
     _http("http.body.idle.timeout.ms", Kind.MS, "How long a body may stand still.", least=1),
+    _http(
+        "http.read.threads", Kind.COUNT, "Threads that wait for disk and store.", least=1, most=1024
+    ),
     _http("http.keep.alive.ms", Kind.MS, "How long an idle connection is kept.", least=1),
 )

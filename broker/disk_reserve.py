@@ -1,0 +1,69 @@
+"""Keeps a reserve of disk free: cached chunks go first, then covered segments, then writes are
+refused.
+
+* Looked at every CHECK_S, which costs one statvfs; a disk that fills faster answers ENOSPC, and the
+  hot tier says DiskFull by itself.
+* Writes are taken again as soon as the reserve is back. Reads never stop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from record_format.errors import DiskFull
+
+log = structlog.get_logger(__name__)
+
+CHECK_S: Final = 2.0
+
+Relief = Callable[[int], bool]
+
+
+def free_bytes(path: Path) -> int:
+    """What an ordinary user may still write there."""
+    disk = os.statvfs(path)
+    return disk.f_frsize * disk.f_bavail
+
+
+class DiskReserve:
+    """`reliefs`, in order: each is told how much is missing and says whether it freed some."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        reserve_bytes: int,
+        reliefs: tuple[Relief, ...],
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        self._path, self._reserve_bytes = path, reserve_bytes
+        self._reliefs, self._free = reliefs, free
+        self._breached = False
+
+    def check(self) -> None:
+        """Look, make room where it is needed, and remember whether writes may go on."""
+        missing = self._missing()
+        for relief in self._reliefs:
+            while missing > 0 and relief(missing):
+                missing = self._missing()
+        if (missing > 0) is not self._breached:
+            self._breached = missing > 0
+            if self._breached:
+                log.error("disk reserve reached: writes are refused", missing_bytes=missing)
+            else:
+                log.info("disk reserve is back: writes are taken again")
+
+    def refuse_when_breached(self) -> None:
+        if self._breached:
+            raise DiskFull(
+                f"less than disk.reserve.bytes ({self._reserve_bytes}) is free below {self._path}",
+                retry_after_s=CHECK_S,
+            )
+
+    def _missing(self) -> int:
+        return self._reserve_bytes - self._free(self._path)

@@ -1,0 +1,30 @@
+from broker.pace import Pace
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_the_rate_holds_over_many_parts():
+    clock = Clock()
+    pace = Pace(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
+    for _ in range(50):
+        pace(100)
+    assert abs(clock.now - 100.0 - 4.9) < 0.2, "5,000 bytes, the last begins after 4.9 s"
+
+
+def test_an_idle_second_is_saved_up_and_no_more():
+    clock = Clock()
+    pace = Pace(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
+    clock.now += 3600
+    pace(1000)
+    pace(1000)
+    assert clock.slept == []
+    pace(1000)
+    assert clock.slept == [1.0]
