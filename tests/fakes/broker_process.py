@@ -1,0 +1,67 @@
+"""A broker in a process of its own, as a user starts it: for tests that kill it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class BrokerProcess:
+    """`tierlog serve` on `root`/data with `root`/bucket as its store; one port for all its lives."""
+
+    def __init__(self, root: Path, *flags: str) -> None:
+        self.root, self.flags, self.port = root, flags, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "BrokerProcess":
+        command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
+        command += ["--data-dir", str(self.root / "data"), "--store", f"file://{self.root}/bucket"]
+        command += ["--listen", f"127.0.0.1:{self.port}", *self.flags]
+        self.log = open(self.root / "broker.log", "ab")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")}
+        self.process = subprocess.Popen(
+            command,
+            stdout=self.log,
+            stderr=self.log,
+            env=environment,
+            cwd=Path(__file__).parents[2],
+        )
+        self.wait_until_ready()
+        return self
+
+    def wait_until_ready(self) -> None:
+        transport = httpx.HTTPTransport(retries=0)
+        with httpx.Client(transport=transport, timeout=2) as client:
+            while True:
+                assert self.process.poll() is None, (self.root / "broker.log").read_text()[-2000:]
+                try:
+                    if client.get(f"{self.url}/readyz").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    continue
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        self.process.send_signal(how)
+        code = self.process.wait(60)
+        self.process = None
+        self.log.close()
+        return code
