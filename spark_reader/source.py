@@ -10,22 +10,20 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_reader.filters import NO_FILTERS, take
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions, parse_options, wants_headers
-from spark_reader.plan import EMPTY, Split
+from spark_reader.plan import EMPTY
 from spark_reader.planner import Planner
-from spark_reader.ranges import LossPolicy
-from spark_reader.reading import ReadRequest, read_split
+from spark_reader.reading import ReadRequest
+from spark_reader.source_partition import SplitPartition, read_partition, say
 
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -64,6 +62,13 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         options = parse_options(self.options, streaming=False)
         return TierlogReader(options, columns_of(schema))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
+        # Spark before 4.2 lacks what this module imports, and reads batches all the same.
+        from spark_reader.stream_source import TierlogStreamReader
+
+        options = parse_options(self.options, streaming=True)
+        return TierlogStreamReader(options, columns_of(schema))
+
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """The columns of a schema given with `spark.read.schema`: any of ours, as they are."""
@@ -76,18 +81,6 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
                 f"this source's: {allowed}"
             )
     return tuple(schema.fieldNames())
-
-
-class SplitPartition(InputPartition):  # type: ignore[misc]
-    """A split, as Spark carries it."""
-
-    def __init__(self, split: Split) -> None:
-        super().__init__(None)
-        self.split = split
-
-    def __repr__(self) -> str:
-        split = self.split
-        return f"{split.topic}-{split.partition}[{split.start_offset}, {split.end_offset})"
 
 
 class _PushFilters:
@@ -129,32 +122,3 @@ class TierlogReader(DataSourceReader):  # type: ignore[misc]
             cut=self.filters.cut,
             isolation=self._options.isolation,
         )
-
-
-def read_partition(
-    partition: SplitPartition, options: ReadOptions, request: ReadRequest
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one of our partitions, on an executor."""
-    if partition.split == EMPTY:
-        return
-    _freeze_once()
-    yield from read_split(partition.split, request, LossPolicy(options.fail_on_data_loss, say))
-
-
-def say(text: str) -> None:
-    """To the log of the Python worker, which is its standard error."""
-    print(f"tierlog: {text}", file=sys.stderr, flush=True)
-
-
-_frozen: list[bool] = []
-
-
-def _freeze_once() -> None:
-    """Take what was imported out of the garbage collector's sight.
-
-    Spark's worker collects after every task: with numba and pyarrow loaded, 70 ms each.
-    """
-    if not _frozen:
-        gc.collect()
-        gc.freeze()
-        _frozen.append(True)

@@ -1,0 +1,108 @@
+"""Where a stream stands, and how far the next micro-batch goes: pure.
+
+A stream's offsets, as Spark keeps them in its checkpoint (JSON):
+
+    {"flights": {"id": "<topic id>", "offsets": {"0": 1234, "1": 99}}}
+
+Rules that keep it honest:
+
+* The number of a partition is the next offset to read. The topic id tells a topic from another of
+  the same name that came after it.
+* A limit is shared among partitions by what each has to give, as Spark's Kafka source does; a
+  partition that has something moves by at least one offset, so that none starves.
+* Offsets that a restore left out are no backlog: limits do not count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from record_format.errors import CorruptDataError
+
+PartitionName = tuple[str, int]
+
+
+class CorruptCheckpoint(CorruptDataError):
+    """A stream's checkpoint holds offsets that this source did not write."""
+
+
+class StreamOffsets(NamedTuple):
+    """Next offsets by topic and partition, and the ids of the topics."""
+
+    topic_ids: Mapping[str, str]
+    offsets: Mapping[PartitionName, int]
+
+    def to_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            topic: {"id": topic_id, "offsets": {}} for topic, topic_id in self.topic_ids.items()
+        }
+        for (topic, partition), offset in sorted(self.offsets.items()):
+            document[topic]["offsets"][str(partition)] = offset
+        return document
+
+
+def from_document(document: Mapping[str, Any]) -> StreamOffsets:
+    """Raises CorruptCheckpoint."""
+    try:
+        ids = {str(topic): str(one["id"]) for topic, one in document.items()}
+        offsets = {
+            (topic, int(partition)): int(offset)
+            for topic, one in document.items()
+            for partition, offset in one["offsets"].items()
+        }
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CorruptCheckpoint(f"no offsets of a tierlog stream: {document!r}"[:300]) from error
+    return StreamOffsets(ids, offsets)
+
+
+class Backlog(NamedTuple):
+    """What one partition has to give: [start_offset, end_offset)."""
+
+    name: PartitionName
+    start_offset: int
+    end_offset: int
+
+    @property
+    def offsets(self) -> int:
+        return max(0, self.end_offset - self.start_offset)
+
+
+def past_gap(offset: int, gaps: Iterable[tuple[int, int]]) -> int:
+    """`offset`, or the end of the gap that it lies in."""
+    for start, end in gaps:
+        if start <= offset < end:
+            return end
+    return offset
+
+
+def limit_offsets(backlogs: Sequence[Backlog], limit: int) -> dict[PartitionName, int]:
+    """The end of each partition's part of about `limit` offsets in all."""
+    total = sum(one.offsets for one in backlogs)
+    if total <= limit:
+        return {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
+    return {
+        one.name: one.start_offset + min(one.offsets, max(1, one.offsets * limit // total))
+        if one.offsets
+        else one.start_offset
+        for one in backlogs
+    }
+
+
+def end_within_bytes(backlog: Backlog, sizes: Iterable[tuple[int, int, int]], limit: int) -> int:
+    """How far `limit` bytes go, at least one offset.
+
+    `sizes` says (start offset, end offset, bytes) in offset order; inside one the bytes are taken
+    to lie evenly.
+    """
+    left = limit
+    for start, end, size in sizes:
+        first, last = max(start, backlog.start_offset), min(end, backlog.end_offset)
+        if first >= last:
+            continue
+        share = size * (last - first) // (end - start)
+        if share > left:
+            reached = first + (last - first) * left // share
+            return max(reached, backlog.start_offset + 1)
+        left -= share
+    return backlog.end_offset

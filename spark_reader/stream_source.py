@@ -1,0 +1,218 @@
+"""The streaming side of `format("tierlog")`: where a stream begins, how far each batch goes.
+
+Rules that keep it honest:
+
+* Spark's checkpoint is the only truth about progress; nothing is committed anywhere else. What is
+  kept between calls is a look at the log that is not older than the batch it serves.
+* A batch is a range of offsets, so a repeated batch has the same rows.
+* Another topic under the same name, or offsets that are gone, are data loss.
+
+Spark 4.2 or newer: earlier ones have no limits for Python sources.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from record_format.record_walk import I64_MAX
+from spark_reader.catalog import PartitionFacts
+from spark_reader.options import ReadOptions
+from spark_reader.planner import Planner
+from spark_reader.ranges import OffsetRange, resolve_start, within
+from spark_reader.reading import ReadRequest
+from spark_reader.source_partition import SplitPartition, read_partition, say
+from spark_reader.stream_offsets import (
+    Backlog,
+    PartitionName,
+    StreamOffsets,
+    end_within_bytes,
+    from_document,
+    limit_offsets,
+    past_gap,
+)
+
+Facts = dict[PartitionName, PartitionFacts]
+
+
+class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options, self._columns = options, columns
+        self._facts: Facts = {}
+        self._target: dict[PartitionName, int] | None = None
+        self._last_batch_ms = _steady_ms()
+
+    # --- where to begin ---------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        planner, facts = self._look()
+        starts = {
+            name: within(
+                one,
+                resolve_start(
+                    one, self._options.starting, first_at_time=planner.catalog.first_at_time
+                ),
+                one.end_offset,
+                loss=planner.loss,
+            )[0]
+            for name, one in facts.items()
+        }
+        return _document(facts, starts)
+
+    # --- how far ----------------------------------------------------------------------------------
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark hands it back to `latestOffset`, or ReadAllAvailable where no limit may count."""
+        trigger = self._options.trigger
+        if trigger.max_offsets or trigger.min_offsets or trigger.max_bytes:
+            return ReadMaxRows(trigger.max_offsets or I64_MAX)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        _, facts = self._look()
+        self._target = {name: one.end_offset for name, one in facts.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        planner, facts = self._look()
+        begun = from_document(start)
+        self._check_ids(begun, facts, planner)
+        self._check_ends(begun, facts, planner)
+        backlogs = [self._backlog(one, begun) for one in facts.values()]
+        if isinstance(limit, ReadAllAvailable):
+            ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
+        elif self._is_too_little(backlogs):
+            return start
+        else:
+            ends = self._limited(backlogs, planner)
+        self._last_batch_ms = _steady_ms()
+        return _document(facts, ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        facts = self._facts or self._look()[1]
+        return _document(facts, {name: one.end_offset for name, one in facts.items()})
+
+    def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
+        """A partition that the stream does not know yet begins with its first record."""
+        name = (facts.topic, facts.partition)
+        start = facts.log_start_offset
+        if begun.topic_ids.get(facts.topic, facts.topic_id) == facts.topic_id:
+            start = begun.offsets.get(name, start)
+        gaps = facts.manifest.gaps if facts.manifest else ()
+        end = facts.end_offset
+        if self._target is not None:
+            end = min(end, self._target.get(name, 0))
+        return Backlog(name, past_gap(start, ((g.start_offset, g.end_offset) for g in gaps)), end)
+
+    def _is_too_little(self, backlogs: list[Backlog]) -> bool:
+        """Whether to wait for more; never for a run that ends with what there is."""
+        trigger = self._options.trigger
+        if trigger.min_offsets is None or self._target is not None:
+            return False
+        waited_ms = _steady_ms() - self._last_batch_ms
+        enough = sum(one.offsets for one in backlogs) >= trigger.min_offsets
+        return not enough and waited_ms < trigger.max_delay_ms
+
+    def _limited(self, backlogs: list[Backlog], planner: Planner) -> dict[PartitionName, int]:
+        trigger = self._options.trigger
+        ends = limit_offsets(backlogs, trigger.max_offsets or I64_MAX)
+        if trigger.max_bytes is None:
+            return ends
+        total = sum(one.offsets for one in backlogs)
+        for one in backlogs:
+            if one.offsets:
+                budget = trigger.max_bytes * one.offsets // total
+                short = one._replace(end_offset=ends[one.name])
+                ends[one.name] = end_within_bytes(short, self._sizes(short, planner), budget)
+        return ends
+
+    def _sizes(self, backlog: Backlog, planner: Planner) -> Iterator[tuple[int, int, int]]:
+        facts = self._facts[backlog.name]
+        start, end = backlog.start_offset, backlog.end_offset
+        cold_end = min(end, facts.cold_end_offset)
+        for entry in planner.catalog.entries(facts, start=start, end=cold_end):
+            yield entry.base_offset, entry.next_offset, entry.size_bytes
+        if end > facts.cold_end_offset:
+            start = max(start, facts.cold_end_offset)
+            yield from planner.catalog.tail_sizes(facts, start=start, end=end)
+
+    # --- what to read -----------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
+        begun, ends = from_document(start), from_document(end)
+        planner = self._planner()
+        facts = self._facts
+        if any(name not in facts or facts[name].end_offset < o for name, o in ends.offsets.items()):
+            planner, facts = self._look()
+        self._check_ids(ends, facts, planner)
+        ranges: list[OffsetRange] = []
+        for name, end_offset in ends.offsets.items():
+            if (one := facts.get(name)) is None:
+                planner.loss.report(f"{name[0]}-{name[1]} is no longer there")
+                continue
+            first = min(one.log_start_offset, end_offset)
+            if begun.topic_ids.get(one.topic) == one.topic_id:
+                first = begun.offsets.get(name, first)
+            if first < end_offset:
+                ranges.append(OffsetRange(one, *within(one, first, end_offset, loss=planner.loss)))
+        return [SplitPartition(split) for split in planner.splits(ranges)]
+
+    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+        request = ReadRequest(
+            access=self._options.access,
+            columns=self._columns,
+            isolation=self._options.isolation,
+        )
+        return read_partition(partition, self._options, request)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the log keeps what retention says, whoever has read it."""
+
+    def stop(self) -> None:
+        self._facts = {}
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _planner(self) -> Planner:
+        return Planner(self._options, report=say, warn=say)
+
+    def _look(self) -> tuple[Planner, Facts]:
+        planner = self._planner()
+        self._facts = {(one.topic, one.partition): one for one in planner.catalog.partitions()}
+        return planner, self._facts
+
+    def _check_ends(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
+        """A log that ends before the stream's place was set back, by a restore without a gap."""
+        for name, one in facts.items():
+            offset = begun.offsets.get(name, 0)
+            if offset > one.end_offset and begun.topic_ids.get(one.topic) == one.topic_id:
+                planner.loss.report(
+                    f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {offset}"
+                )
+
+    def _check_ids(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
+        ids = {one.topic: one.topic_id for one in facts.values()}
+        for topic, topic_id in begun.topic_ids.items():
+            if ids.get(topic, topic_id) != topic_id:
+                planner.loss.report(
+                    f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
+                    f"{topic_id})"
+                )
+
+
+def _document(facts: Facts, offsets: dict[PartitionName, int]) -> dict[str, Any]:
+    ids = {one.topic: one.topic_id for one in facts.values()}
+    return StreamOffsets(ids, offsets).to_document()
+
+
+def _steady_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,144 @@
+"""Streams: the reader's own calls, then Spark's, over a log that goes on being written."""
+
+import json
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from spark_reader.options import parse_options
+from spark_reader.ranges import DataLoss
+from spark_reader.stream_source import TierlogStreamReader
+from tests.fakes.two_tiers import two_tiers
+
+
+@pytest.fixture
+def own(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=2)
+        yield tiers
+
+
+def reader(tiers, **given):
+    given = {"store": tiers.store_url, "server": tiers.url, "subscribe": "t", **given}
+    given.setdefault("startingOffsets", "earliest")
+    return TierlogStreamReader(parse_options(given, streaming=True), ("partition", "offset"))
+
+
+def place(document):
+    return {int(p): o for p, o in document["t"]["offsets"].items()}
+
+
+def rows(stream, start, end):
+    splits = stream.partitions(start, end)
+    read = [row for split in splits for batch in stream.read(split) for row in batch.to_pylist()]
+    return sorted((row["partition"], row["offset"]) for row in read)
+
+
+def expected(start, end):
+    first, last = place(start), place(end)
+    return sorted((p, o) for p in last for o in range(first.get(p, 0), last[p]))
+
+
+def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own):
+    own.produce("t", 1000)
+    own.offload("t")
+    own.produce("t", 100)
+    stream = reader(own, maxOffsetsPerTrigger="700")
+    limit = stream.getDefaultReadLimit()
+    start, seen = stream.initialOffset(), []
+    while (end := stream.latestOffset(start, limit)) != start:
+        assert rows(stream, start, end) == expected(start, end)
+        seen += rows(stream, start, end)
+        start = end
+        if len(seen) == 1400:
+            own.produce("t", 50)
+    assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(1150)]
+    assert place(stream.reportLatestOffset()) == {0: 1150, 1: 1150}
+
+
+def test_a_stream_starts_at_the_latest_and_takes_new_partitions_from_their_beginning(own):
+    own.produce("t", 50)
+    stream = reader(own, startingOffsets="latest")
+    start = stream.initialOffset()
+    assert place(start) == {0: 50, 1: 50}
+    own.broker.alter_topic("t", partitions=3)
+    own.written["t", 2] = []
+    own.produce("t", 50)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert place(end) == {0: 100, 1: 100, 2: 50}
+    assert rows(stream, start, end) == expected({"t": {"offsets": {"0": 50, "1": 50}}}, end)
+
+
+def test_limits_by_bytes_and_a_minimum(own):
+    own.produce("t", 1000)
+    stream = reader(own, maxBytesPerTrigger="20k")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    assert all(0 < offset < 200 for offset in place(end).values())
+    assert place(stream.latestOffset(start, ReadAllAvailable())) == {0: 1000, 1: 1000}
+
+    patient = reader(own, minOffsetsPerTrigger="5000", maxTriggerDelay="1h")
+    start = patient.initialOffset()
+    assert patient.latestOffset(start, patient.getDefaultReadLimit()) == start
+    hasty = reader(own, minOffsetsPerTrigger="5000", maxTriggerDelay="0ms")
+    assert place(hasty.latestOffset(start, hasty.getDefaultReadLimit())) == {0: 1000, 1: 1000}
+
+
+def test_available_now_ends_with_what_there_was(own):
+    own.produce("t", 100)
+    stream = reader(own)
+    stream.prepareForTriggerAvailableNow()
+    own.produce("t", 100)
+    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert place(end) == {0: 100, 1: 100}
+
+
+def test_trimmed_offsets_and_another_topic_are_data_loss(own):
+    own.produce("t", 500)
+    stream = reader(own)
+    start = stream.initialOffset()
+    own.broker.trim("t", 0, 300)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(DataLoss, match="t-0: offsets 0 to 300 are gone"):
+        stream.partitions(start, end)
+    own.broker.delete_topic("t")
+    own.create("t", partitions=2)
+    own.produce("t", 50)
+    with pytest.raises(DataLoss, match="topic 't' is another now"):
+        stream.latestOffset(end, ReadAllAvailable())
+    lenient = reader(own, failOnDataLoss="false")
+    again = lenient.latestOffset(end, ReadAllAvailable())
+    assert rows(lenient, end, again) == [(p, o) for p in (0, 1) for o in range(50)]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
+def test_spark_restarts_from_its_checkpoint_without_loss_or_repeat(spark, own, tmp_path):
+    own.produce("t", 300)
+    own.offload("t")
+
+    def run():
+        options = {"store": own.store_url, "server": own.url, "subscribe": "t"}
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "250"}
+        frame = spark.readStream.format("tierlog").schema("partition int, offset bigint")
+        query = (
+            frame.options(**options)
+            .load()
+            .writeStream.format("json")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(120)
+        return query
+
+    query = run()
+    assert len(query.recentProgress) >= 3
+    sources = [json.loads(progress.json)["sources"][0] for progress in query.recentProgress]
+    assert sources[0]["endOffset"]["t"]["id"] == sources[0]["latestOffset"]["t"]["id"]
+    own.produce("t", 100)
+    run()
+    read = spark.read.schema("partition int, offset bigint").json(str(tmp_path / "out")).collect()
+    assert sorted((row.partition, row.offset) for row in read) == [
+        (p, o) for p in (0, 1) for o in range(400)
+    ]

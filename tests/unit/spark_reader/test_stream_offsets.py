@@ -1,0 +1,57 @@
+import random
+
+import pytest
+
+from spark_reader.stream_offsets import (
+    Backlog,
+    CorruptCheckpoint,
+    StreamOffsets,
+    end_within_bytes,
+    from_document,
+    limit_offsets,
+    past_gap,
+)
+
+
+def test_offsets_survive_the_checkpoint():
+    offsets = StreamOffsets({"a": "id-a", "b": "id-b"}, {("a", 0): 5, ("a", 11): 7, ("b", 2): 0})
+    document = offsets.to_document()
+    assert document == {
+        "a": {"id": "id-a", "offsets": {"0": 5, "11": 7}},
+        "b": {"id": "id-b", "offsets": {"2": 0}},
+    }
+    assert from_document(document) == offsets
+
+
+@pytest.mark.parametrize("document", [{"a": {"0": 5}}, {"a": 5}, {"a": {"id": "x", "offsets": 3}}])
+def test_offsets_of_another_source_are_refused(document):
+    with pytest.raises(CorruptCheckpoint):
+        from_document(document)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_limit_is_shared_and_every_partition_moves(seed):
+    rng = random.Random(seed)
+    backlogs = []
+    for number in range(rng.randrange(1, 8)):
+        start = rng.randrange(100)
+        backlogs.append(Backlog(("t", number), start, start + rng.choice((0, 1, 50, 10**9))))
+    limit = rng.randrange(1, 200)
+    ends = limit_offsets(backlogs, limit)
+    taken = [ends[one.name] - one.start_offset for one in backlogs]
+    assert sum(taken) <= max(limit, len(backlogs)) + len(backlogs)
+    for one, count in zip(backlogs, taken, strict=True):
+        assert (1 if one.offsets else 0) <= count <= one.offsets
+
+
+def test_bytes_become_offsets_by_the_sizes_of_segments():
+    sizes = [(0, 100, 1000), (100, 200, 10_000), (250, 300, 50)]
+    whole = Backlog(("t", 0), 0, 300)
+    assert [end_within_bytes(whole, sizes, limit) for limit in (0, 10, 1000, 2000, 10**6)] == [
+        *(1, 1, 100, 110, 300)
+    ]
+    assert end_within_bytes(Backlog(("t", 0), 150, 160), sizes, 500) == 155
+
+
+def test_a_gap_is_stepped_over():
+    assert [past_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
