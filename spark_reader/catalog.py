@@ -138,14 +138,15 @@ class Catalog:
         if self._connections.has_store:
             manifest, is_pinned = self._manifest(topic, partition)
         start, cold_end = _cold_range(manifest)
+        if manifest is not None and self._options.isolation == "read_committed":
+            # How a transaction ended that is open there only the tail knows: the broker's to read.
+            cold_end = self._cold_stable_end(manifest, self._manifests(topic, partition))
         end = cold_end
         if self._with_broker and not is_pinned:
             offsets = self._connections.broker.offsets(topic.name, partition)
             start = max(start, offsets.log_start_offset)
             end = max(start, self._readable_end(offsets))
             cold_end = max(start, cold_end)
-        elif manifest is not None and self._options.isolation == "read_committed":
-            end = self._cold_stable_end(manifest, self._manifests(topic, partition))
         return PartitionFacts(
             topic=topic.name,
             topic_id=topic.topic_id,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -81,9 +82,12 @@ class TwoTiers:
 
 
 @contextmanager
-def two_tiers(root: Path) -> Iterator[TwoTiers]:
+def two_tiers(root: Path, *, adopted: Sequence[Path] = ()) -> Iterator[TwoTiers]:
+    """`adopted`: partition folders of a Kafka's, to begin with."""
     store_url = f"file://{root / 'bucket'}"
     data = root / "data"
+    for folder in adopted:
+        shutil.copytree(folder, data / folder.name)
     settings = BrokerSettings(data_dir=data, cache_bytes=64 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=open_store(store_url))
     http = HttpSettings()

@@ -10,6 +10,7 @@ from spark_reader.options import parse_options
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
+from tests.fakes.bucket import FIXTURES
 from tests.fakes.two_tiers import two_tiers
 
 
@@ -24,7 +25,9 @@ class Run:
         self.lost.clear()
 
     def rows(self):
-        request = ReadRequest(access=self.options.access, columns=COLUMNS)
+        request = ReadRequest(
+            access=self.options.access, columns=COLUMNS, isolation=self.options.isolation
+        )
         loss = LossPolicy(self.options.fail_on_data_loss, self.lost.append)
         found = {}
         for split in self.splits:
@@ -107,3 +110,19 @@ def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path
         assert lenient.rows() == {("moving", 0): written[400:]}
         assert lenient.lost
         assert Run(tiers, subscribe="moving").rows() == {("moving", 0): written[400:]}
+
+
+def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):
+    committed = json.loads((FIXTURES / "txn-0.read_committed.offsets.json").read_text())
+    everything = (FIXTURES / "txn-0.records.jsonl").read_text().splitlines()
+    with two_tiers(tmp_path, adopted=[FIXTURES / "txn-0"]) as tiers:
+        for offloaded in (False, True):
+            if offloaded:
+                tiers.offload("txn")
+            for store in (tiers.store_url, None):
+                run = Run(tiers, subscribe="txn", store=store, isolationLevel="read_committed")
+                assert [row[0] for row in run.rows()["txn", 0]] == committed
+                run = Run(tiers, subscribe="txn", store=store)
+                assert len(run.rows()["txn", 0]) == len(everything)
+        ending = {"server": None, "tier": "cold", "isolationLevel": "read_committed"}
+        assert [r[0] for r in Run(tiers, subscribe="txn", **ending).rows()["txn", 0]] == committed
