@@ -27,6 +27,7 @@ from tierlog.setting_table import TABLE, Kind, Part, Setting
 CLIENT_VARIABLES: Final = frozenset(
     ("TIERLOG_SERVER", "TIERLOG_TOKEN", "TIERLOG_TOKEN_FILE", "TIERLOG_CA_FILE", "TIERLOG_CONFIG")
 )
+TEST_VARIABLES: Final = "TIERLOG_TEST_"
 DEFAULT_PORT: Final = 8640
 
 _SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
@@ -83,11 +84,17 @@ def _told(
     for variable, raw in sorted(environment.items()):
         if variable in by_variable:
             yield by_variable[variable], raw, variable
-        elif variable.startswith("TIERLOG_") and variable not in CLIENT_VARIABLES:
+        elif _is_misspelt(variable):
             raise ConfigurationError(f"{variable}: there is no such setting")
     for name, raw in flags.items():
         if raw is not None:
             yield by_name[name], raw, by_name[name].flag_name
+
+
+def _is_misspelt(variable: str) -> bool:
+    if not variable.startswith("TIERLOG_") or variable in CLIENT_VARIABLES:
+        return False
+    return not variable.startswith(TEST_VARIABLES)
 
 
 def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:

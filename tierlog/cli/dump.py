@@ -51,7 +51,7 @@ def dump(
 
 
 def _files(argument: Path) -> list[Path]:
-    """A folder stands for its log files."""
+    """A folder stands for its log files, without those that are about to be unlinked."""
     from tierlog.dump.reading import UnknownFileKind, kind_of
 
     if not argument.is_dir():
@@ -62,7 +62,8 @@ def _files(argument: Path) -> list[Path]:
             kind_of(file)
         except UnknownFileKind:
             continue
-        known.append(file)
+        if file.suffix != ".deleted":
+            known.append(file)
     return known
 
 

@@ -45,7 +45,6 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
         "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
-        "doctor": Entry("doctor", "Look for what this machine lacks.", "Storage"),
     }
 )
 
@@ -145,10 +144,9 @@ def fail(text: str) -> NoReturn:
 def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tierlog"
-    if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stdout.write(error.format_message() + "\n" if False else "")  # help was shown
-        return 2
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if not message:  # a group without a command: its help was printed
+        return 2
     _say(f"{message} (see {path} --help)")
     return 2
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+WIDE: Final = 240  # columns where nobody's window limits them
 
 
 class Output(StrEnum):
@@ -55,7 +57,10 @@ def print_table(
         table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
     for row in cells:
         table.add_row(*map(cell, row))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
+    console.print(table)
 
 
 def cell(value: object) -> str:

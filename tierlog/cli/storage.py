@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, moment, note, print_json, print_table, size
+from tierlog.cli.output import Output, cell, moment, note, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -27,9 +27,14 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
     document = client.storage_report()
     if output.is_json:
         print_json(document)
-    else:
-        rows = [(name, _shown(name, value)) for name, value in _flat(document)]
-        print_table("", ("", ""), rows)
+        return
+    plain = {name: value for name, value in document.items() if not isinstance(value, (list, dict))}
+    print_table("", ("", ""), [(name, _shown(name, value)) for name, value in plain.items()])
+    for name, value in document.items():
+        if isinstance(value, dict):
+            print_table(f"\n{name}", ("", ""), [(one, _shown(one, value[one])) for one in value])
+        elif isinstance(value, list) and value:
+            _print_rows(name, value)
 
 
 @app.command("segments")
@@ -159,21 +164,10 @@ def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:
     return [one.partition for one in client.describe_topic(topic).partitions]
 
 
-def _flat(document: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(document, list):
-        document = {_label(item, index): item for index, item in enumerate(document)}
-    if not isinstance(document, dict):
-        return [(prefix, document)]
-    rows: list[tuple[str, Any]] = []
-    for name, value in document.items():
-        rows += _flat(value, f"{prefix} {name}".strip())
-    return rows
-
-
-def _label(item: Any, index: int) -> str:
-    if isinstance(item, dict) and "partition" in item:
-        return f"{item.get('topic', '')}-{item['partition']}"
-    return str(index)
+def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:
+    columns = list(rows[0])
+    cells = [[_shown(column, row.get(column)) for column in columns] for row in rows]
+    print_table(f"\n{name}", [column.replace("_", " ") for column in columns], cells)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -181,7 +175,9 @@ def _shown(name: str, value: Any) -> str:
         return size(value)
     if isinstance(value, int) and name.endswith("_ms") and value > 10**12:
         return moment(value)
-    return "-" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return cell(value)
 
 
 def _int(value: object) -> int | None:

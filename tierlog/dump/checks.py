@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,7 @@ def _log_problems(name: str, items: Iterator[Item], *, base_offset: int) -> Iter
 
 
 def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Iterator[Problem]:
-    log = path.with_suffix(".log")
+    log = path.with_name(re.sub(r"\.(time)?index(?=\.|\Z)", ".log", path.name))
     if not log.exists():
         yield Problem(path.name, f"no {log.name} beside it to compare with")
         return

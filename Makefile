@@ -1,0 +1,53 @@
+# One command each; see README.md. Needs Python 3.11 or newer and make; Java only from what it finds.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.PHONY: help setup demo test check format s3 bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
+	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
+	@echo "make test     the tests"
+	@echo "make check    format, lint, types, the directions between the rooms"
+	@echo "make s3       a real S3 server on this machine, without Docker"
+	@echo "make bench    the figures"
+	@echo "make clean    remove .venv and what tools left behind"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/tierlog demo $(if $(KEEP),--keep)
+
+test: setup
+	$(BIN)/pytest -q -m "not soak" $(TESTS)
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+s3: setup
+	$(BIN)/python localstack/s3_server.py $(S3)
+
+bench: setup
+	@ls bench/*.py >/dev/null 2>&1 || { echo "there is nothing in bench/" >&2; exit 1; }
+	$(BIN)/python -m bench $(BENCH)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
