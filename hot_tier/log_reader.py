@@ -59,6 +59,8 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int) -> Lo
         base_offset = base_offset if slices else first
         slices.append(piece)
         next_offset, left_bytes = end, left_bytes - piece.size_bytes
+        if next_offset < segment.end.next_offset:
+            break  # a limit was met within the segment
     return LogRead(tuple(slices), base_offset, next_offset)
 
 

@@ -9,6 +9,7 @@
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
 | first bad byte at or above the recovery point | the file is cut there, later segments go |
 | first bad byte below the recovery point | refused (CorruptBatch): flushed bytes; `repair` cuts |
+| segment above it that ends before the next begins (and no compaction) | later segments go |
 | two segments that overlap | refused (CorruptDataError) |
 | log ends below the recovery point | the point is lowered, and the report says so |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
@@ -360,6 +361,8 @@ class _Recovery:
                 position, next_offset = header.position + header.size_bytes, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
+        if not reason and limit is not None and self._tail_is_lost(next_offset, limit):
+            reason = f"the segment ends in offset {next_offset - 1}, the next begins at {limit}"
         self._report.checked_bytes += position
         if reason:
             self._cut(segment, position, next_offset=next_offset, reason=reason)
@@ -386,6 +389,14 @@ class _Recovery:
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
         return take_batch(self._state.producers, header, data, now_ms=self._state.clock())
+
+    def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
+        """Whether a segment lacks its end: a crash can keep a later file and lose an earlier one's.
+
+        Compaction leaves such gaps too, but only in what it flushed.
+        """
+        flushed = limit <= self._recovery_point or self._state.config.compacts
+        return next_offset < limit and not flushed
 
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
         if limit is not None and header.last_offset >= limit:

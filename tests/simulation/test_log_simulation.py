@@ -1,0 +1,267 @@
+"""Seeded steps on a log, and the same steps on a plain list; they must agree after each.
+
+A crash may lose whatever was not synced. What was flushed stays, at its offset, and what else is
+left is a prefix of what was appended. A failure prints its seed; `TIERLOG_SEED` runs that one.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from hot_tier.append import Append
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
+from tests.fakes.lossy_disk import LossyDisk
+from tests.fakes.partition_logs import NOW_MS, TOPIC_ID, Clock, batch, produced, records_of
+
+SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(40)
+STEPS = 150
+
+
+class Line(NamedTuple):
+    """A record of the plain list."""
+
+    value: bytes
+    timestamp: int
+    producer: int
+    sequence: int
+    first: bool  # of its batch
+
+
+class World:
+    """The log under test beside the list."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = Random(seed)
+        self.folder = folder
+        self.clock = Clock()
+        self.lines: list[Line] = []
+        self.flushed = 0
+        self.log_start = 0
+        self.checkpoint = 0  # a recovery point that was saved at some time
+        self.epoch = 0
+        self.life = 0
+        self.config = LogConfig.parse(
+            {
+                "segment.bytes": self.random.choice((1024, 3000, 20_000)),
+                "index.interval.bytes": self.random.choice((0, 300, 4096)),
+                "segment.index.bytes": self.random.choice((48, 4096)),
+                "segment.ms": self.random.choice((1000, 10**9)),
+                "preallocate": self.random.random() < 0.2,
+            }
+        )
+        self.open(clean=False)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def open(self, *, clean: bool) -> None:
+        self.disk = LossyDisk(self.folder / str(self.life))
+        self.log = PartitionLog.open(
+            self.folder / str(self.life),
+            topic="t",
+            partition=0,
+            topic_id=TOPIC_ID,
+            config=self.config,
+            clock=self.clock,
+            clean=clean,
+            recovery_point=self.checkpoint,
+            log_start_offset=self.log_start,
+            jitter_seed=1,
+            disk=self.disk,
+        )
+        assert self.log.recovery.clean == clean or not self.lines
+        self.epoch += 1
+        self.log.bump_epoch(self.epoch)
+
+    def append(self) -> None:
+        appends = [self._new_append() for _ in range(self.random.choice((1, 1, 2, 5)))]
+        for outcome, (append, lines) in zip(
+            self.log.append([append for append, _ in appends]), appends, strict=True
+        ):
+            assert not isinstance(outcome, Exception)
+            assert outcome.base_offset == len(self.lines)
+            assert not outcome.duplicate
+            assert append is not None
+            self.lines += lines
+
+    def _new_append(self) -> tuple[Append, list[Line]]:
+        random = self.random
+        count = random.randint(1, 5)
+        values = [random.randbytes(random.choice((0, 10, 300))) for _ in range(count)]
+        times = [NOW_MS + random.randint(0, 3000) for _ in values]
+        # One producer an append: sequences in one call would depend on one another.
+        producer = random.choice((-1, 1 << 40 | len(self.lines) | random.getrandbits(20) << 41))
+        fields = (
+            {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0}
+            if producer >= 0
+            else {}
+        )
+        data = batch(values, timestamps=times, codec=random.choice((0, 0, 3, 4)), **fields)
+        lines = [
+            Line(value, timestamp, producer, number, number == 0)
+            for number, (value, timestamp) in enumerate(zip(values, times, strict=True))
+        ]
+        return Append(produced(data)), lines
+
+    def repeat(self) -> None:
+        """Send again what an idempotent producer sent before, and what would leave a gap."""
+        known = [n for n, line in enumerate(self.lines) if line.producer >= 0 and line.first]
+        known = [n for n in known if n >= self.log.local_log_start_offset]
+        if not known:
+            return
+        first = self.random.choice(known)
+        producer = self.lines[first].producer
+        lines = [line for line in self.lines if line.producer == producer]
+        fields = {"producer_id": producer, "producer_epoch": 0}
+        again = batch(
+            [line.value for line in lines],
+            timestamps=[line.timestamp for line in lines],
+            base_sequence=0,
+            **fields,
+        )
+        gap = batch([b"gap"], base_sequence=len(lines) + 1, **fields)
+        duplicate, refused = self.log.append([Append(produced(again)), Append(produced(gap))])
+        assert (duplicate.base_offset, duplicate.duplicate) == (first, True)
+        assert isinstance(refused, OutOfOrderSequence)
+
+    def flush(self) -> None:
+        assert self.log.flush() == len(self.lines)
+        self.flushed = len(self.lines)
+
+    def save_checkpoint(self) -> None:
+        self.checkpoint = self.log.recovery_point
+
+    def roll(self) -> None:
+        before = len(self.log.segments())
+        if self.log.roll(reason="test"):
+            self.flushed = len(self.lines)
+            assert len(self.log.segments()) == before + 1
+
+    def trim(self) -> None:
+        if self.flushed > self.log_start:
+            self.log_start = self.random.randint(self.log_start, self.flushed)
+            assert self.log.trim(self.log_start) == self.log_start
+
+    def delete(self) -> None:
+        """Delete what the log start has passed."""
+        self.log.delete_local(min(self.log_start, self.flushed))
+        assert self.log.local_log_start_offset == self.log_start
+        self.log.reap(self.clock(), at_once=self.random.random() < 0.5)
+
+    def read(self) -> None:
+        offset = self.random.randint(0, max(self.flushed, 1))
+        limit = self.random.choice((1, 500, 5000, 10**6))
+        if offset < self.log_start:
+            with pytest.raises(OffsetTrimmed):
+                self.log.read(offset, max_bytes=limit)
+        elif offset <= self.flushed:
+            end = self.random.choice((self.flushed, self._batch_end_before(self.flushed)))
+            if offset <= end:
+                self._check_records(offset, max_bytes=limit, end_offset=end)
+
+    def _batch_end_before(self, offset: int) -> int:
+        starts = [n for n, line in enumerate(self.lines[:offset]) if line.first]
+        return self.random.choice(starts) if starts else offset
+
+    def _check_records(self, offset: int, **limits: int) -> None:
+        end = limits.get("end_offset", self.flushed)
+        records = records_of(self.log, offset, **limits)
+        assert [(r.offset, r.value, r.timestamp) for r in records] == [
+            (offset + n, line.value, line.timestamp)
+            for n, line in enumerate(self.lines[offset:end])
+        ]
+
+    def look_up_time(self) -> None:
+        timestamp = NOW_MS + self.random.randint(-10, 3010)
+        later = (
+            (offset, line.timestamp)
+            for offset, line in enumerate(self.lines[: self.flushed])
+            if offset >= self.log_start and line.timestamp >= timestamp
+        )
+        assert self.log.offset_for_timestamp(timestamp) == next(later, None)
+
+    def restart(self) -> None:
+        assert self.log.close()
+        self.disk.close()
+        self.flushed = self.checkpoint = len(self.lines)
+        self.open(clean=True)
+
+    def crash(self) -> None:
+        """Lose the power: a new folder with what was synced and some of what was not."""
+        flushed = self.flushed
+        self.life += 1
+        self.disk.crash_into(self.folder / str(self.life), self.random)
+        self.open(clean=False)
+        end = self.log.log_end_offset
+        assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
+        del self.lines[end:]
+        self.flushed = self.checkpoint = end
+        self._check_records(max(self.log_start, self.log.local_log_start_offset))
+
+    # --- after each step --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        log = self.log
+        assert log.log_end_offset == len(self.lines)
+        assert log.high_watermark == log.recovery_point == self.flushed
+        assert log.log_start_offset == self.log_start
+        segments = log.segments()
+        assert segments[0].base_offset <= max(self.log_start, log.local_log_start_offset)
+        for left, right in pairwise(segments):
+            assert left.last_offset + 1 == right.base_offset
+        assert segments[-1].last_offset + 1 == len(self.lines)
+
+
+WEIGHTS = {
+    World.append: 30,
+    World.flush: 12,
+    World.read: 20,
+    World.repeat: 6,
+    World.look_up_time: 8,
+    World.roll: 3,
+    World.trim: 3,
+    World.delete: 4,
+    World.save_checkpoint: 4,
+    World.restart: 3,
+    World.crash: 5,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_log_agrees_with_a_plain_list(seed, tmp_path):
+    print(f"TIERLOG_SEED={seed}")
+    world = World(seed, tmp_path)
+    steps = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=STEPS)
+    for number, step in enumerate(steps):
+        print(number, step.__name__)
+        step(world)
+        world.check()
+    world.crash()
+    world.check()
+    world.log.close()
+    world.disk.close()
+
+
+class ForgetfulDisk(LossyDisk):
+    """Says that it synced, and did not: the planted bug."""
+
+    def sync_bytes(self, fd: int) -> None:
+        pass
+
+
+def test_the_simulation_notices_a_flush_that_did_not_happen(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.simulation.test_log_simulation.LossyDisk", ForgetfulDisk)
+
+    def run_all() -> None:
+        for seed in range(20):
+            test_the_log_agrees_with_a_plain_list(seed, tmp_path / str(seed))
+
+    with pytest.raises((AssertionError, CorruptDataError)):
+        run_all()
