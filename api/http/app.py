@@ -44,8 +44,10 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
         lifespan=lifespan,
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,
         exception_handlers={HTTPException: _problem_of_foreign_path},
     )
+    app.state.context = context
     schemas = openapi.Schemas(CALLS)
     app.router.routes.extend(CallRoute(app, call, schemas) for call in CALLS)
     made = app.openapi

@@ -31,6 +31,8 @@ class Context:
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
         self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
         self._turns: dict[str, itertools.count[int]] = {}
+        self._waiting: set[Callable[[], None]] = set()
+        self._stopping = False
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for disk or bucket."""
@@ -51,6 +53,21 @@ class Context:
         if turns is None:
             turns = self._turns[topic] = itertools.count()
         return next(turns)
+
+    def add_waiting(self, leave: Callable[[], None]) -> None:
+        """`leave` is called when the server stops; at once where it does already."""
+        self._waiting.add(leave)
+        if self._stopping:
+            leave()
+
+    def remove_waiting(self, leave: Callable[[], None]) -> None:
+        self._waiting.discard(leave)
+
+    def stop_waiting(self) -> None:
+        """Let every long poll answer with what there is, and every tail end."""
+        self._stopping = True
+        for leave in list(self._waiting):
+            leave()
 
     def close(self) -> None:
         self.readers.shutdown(wait=False, cancel_futures=True)

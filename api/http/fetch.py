@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -23,14 +23,12 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS, MIB
+from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
+from api.http.settings import MIB
+from api.http.tail import tail_of
 from broker.partition import Fetched, Partition
 from record_format.errors import OffsetTrimmed
 
-Isolation = Literal["read_uncommitted", "read_committed"]
-MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
-MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
-WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 FORMS: Final = (
@@ -69,25 +67,17 @@ class Found(NamedTuple):
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
-    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    if form == media_types.EVENTS:
+        return await tail_of(context, exchange, [partition], whole_topic=False)
+    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     found = await _fetch_enough(context, exchange, partition, position, query)
     context.metrics.fetched_bytes.labels(found.fetched.tier).inc(found.fetched.size_bytes)
     if form == media_types.BATCHES:
         return await _batches_answer(context, found, query)
     return await _records_answer(context, partition, found, query, form)
-
-
-async def read(
-    context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
-) -> Fetched:
-    """On the loop where everything is in memory, else in a thread."""
-    fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
-    if fetched is not None:
-        return fetched
-    return await context.read(partition.read, offset, max_bytes=max_bytes, committed=committed)
 
 
 async def _fetch_enough(
@@ -100,7 +90,7 @@ async def _fetch_enough(
     found = await _read_first(context, partition, position, query)
     if query.wait_ms == 0 or is_enough(found, query.min_bytes, query.max_bytes):
         return found
-    with LongPoll(exchange, wait_ms=query.wait_ms) as poll:
+    with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not is_enough(found, query.min_bytes, query.max_bytes):
             await poll.wait([Beyond(partition, found.fetched.high_watermark)])
             fetched = await read(

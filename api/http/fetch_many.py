@@ -18,9 +18,10 @@ from api.http import problems, record_json
 from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch import Isolation, MaxBytes, MinBytes, WaitMs, at_end, document, read
+from api.http.fetch import at_end, document
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
+from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
@@ -75,7 +76,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> Answer:
         await _place(context, one, position, wanted)
         for one, position in zip(wanted.partitions, positions, strict=True)
     ]
-    with LongPoll(exchange, wait_ms=wanted.wait_ms) as poll:
+    with LongPoll(context, exchange, wait_ms=wanted.wait_ms) as poll:
         places = await _read_all(context, places, wanted)
         while not poll.over and not _is_enough(places, wanted):
             await poll.wait(_beyonds(places))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from api.http.context import Context
 from api.http.exchange import Exchange
 from broker.partition import Partition
 
@@ -25,11 +26,12 @@ class Beyond(NamedTuple):
 class LongPoll:
     """The patience of one request. Used as a context; on the event loop."""
 
-    def __init__(self, exchange: Exchange, *, wait_ms: int) -> None:
+    def __init__(self, context: Context, exchange: Exchange, *, wait_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._exchange = exchange
+        self._context, self._exchange = context, exchange
         self._deadline = self._loop.time() + wait_ms / 1000
         self._over = wait_ms <= 0
+        self.left = False  # the client, or the server is about to
         self._woken = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -42,14 +44,20 @@ class LongPoll:
     async def wait(self, beyonds: Iterable[Beyond]) -> None:
         """Return when one of the high watermarks is above its offset, or `over`."""
         if self._watch is None:
-            self._watch = self._exchange.watch_for_leaving(self._end)
+            self._watch = self._exchange.watch_for_leaving(self.leave)
             self._timer = self._loop.call_at(self._deadline, self._end)
+            self._context.add_waiting(self.leave)
         self._woken.clear()
         with ExitStack() as registered:
             for partition, offset in beyonds:
                 registered.callback(partition.wait_beyond(offset, self._wake_from_thread))
             if not self._over:
                 await self._woken.wait()
+
+    def leave(self) -> None:
+        """The client is gone, or the server stops: nothing more is waited for."""
+        self.left = True
+        self._end()
 
     def _end(self) -> None:
         self._over = True
@@ -64,6 +72,7 @@ class LongPoll:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+            self._context.remove_waiting(self.leave)
         if self._timer is not None:
             self._timer.cancel()
 

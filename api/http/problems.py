@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
@@ -67,6 +68,8 @@ def shown_path(path: str) -> str:
     return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
+# In an error of the operating system: an absolute path, three or more parts deep.
+_MACHINE_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
 
@@ -177,7 +180,7 @@ def _detail(error: Exception, kind: Kind) -> str:
         return "the broker failed in a way it should not; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
         return error.detail
-    return str(error)
+    return _MACHINE_PATH.sub(lambda found: shown_path(found.group()), str(error))
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from api.http import fetch_many, partitions, running, shapes, topics
 from api.http.calls import Body, Call
 from api.http.fetch import FetchQuery, fetch
-from api.http.media_types import BATCHES, JSON, NDJSON, OCTETS
+from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
 from api.http.produce import (
     Accepted,
@@ -18,6 +18,7 @@ from api.http.produce import (
 )
 from api.http.produce_columns import RecordsIn
 from api.http.segments import get_segment
+from api.http.tail import TailQuery, tail_partition, tail_topic
 from broker.reports import StorageReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
@@ -175,6 +176,23 @@ def _produce(path: str, *, to_partition: bool) -> Call:
     )
 
 
+def _tail(path: str, *, whole_topic: bool) -> Call:
+    return Call(
+        method="GET",
+        path=path,
+        handler=tail_topic if whole_topic else tail_partition,
+        tag="records",
+        summary="Follow a topic" if whole_topic else "Follow a partition",
+        description=(
+            "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
+        ),
+        query=TailQuery,
+        headers={"Last-Event-ID": "the id of the last event: resumes after it"},
+        answer={EVENTS: Body(schema={"type": "string"})},
+        problems=(*READING, "offset-trimmed", "offset-past-end"),
+    )
+
+
 _RECORD_CALLS: Final = (
     _produce(_TOPIC + "/records", to_partition=False),
     _produce(_PARTITION + "/records", to_partition=True),
@@ -193,10 +211,13 @@ _RECORD_CALLS: Final = (
             JSON: Body(schema=shapes.FetchedPartition),
             NDJSON: Body(schema=LINES),
             BATCHES: Body(schema=BINARY),
+            EVENTS: Body(schema={"type": "string"}),
         },
         answer_headers=_LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
     ),
+    _tail(_PARTITION + "/tail", whole_topic=False),
+    _tail(_TOPIC + "/tail", whole_topic=True),
     Call(
         method="POST",
         path="/v1/fetch",

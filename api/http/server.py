@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.http import problems
+from api.http.context import Context
 from api.http.settings import HttpSettings
 from api.http.zerocopy import ConnectionLimits, ZeroCopyProtocol
 from record_format.errors import InvalidRequest, Throttled
@@ -70,6 +71,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.on_started is not None:
             self.on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        context: Context = self.config.app.state.context  # type: ignore[union-attr]
+        context.stop_waiting()
+        await super().shutdown(sockets)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,26 @@
+"""How a call reads a partition, and the limits that all reading calls share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from api.http.context import Context
+from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
+from broker.partition import Fetched, Partition
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
+MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
+
+
+async def read(
+    context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
+) -> Fetched:
+    """On the loop where everything is in memory, else in a thread."""
+    fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
+    if fetched is not None:
+        return fetched
+    return await context.read(partition.read, offset, max_bytes=max_bytes, committed=committed)

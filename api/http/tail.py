@@ -1,0 +1,187 @@
+"""Server-sent events: a partition or a topic as it grows.
+
+* A slow reader costs no memory: a page is read only after the last one went into its socket.
+* An event's id says where to resume: of a partition the record's offset, of a topic each
+  partition's, as `partition:offset,…`. `Last-Event-ID` wins over `offset` and resumes after those
+  records.
+* A fault in mid-stream is an event of its own, `error`, with the problem; then the stream ends.
+* Waiting costs one callback a partition: no thread, no polling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http import media_types, problems, record_json, strict_json
+from api.http.answers import AnyAnswer, StreamAnswer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.long_poll import Beyond, LongPoll
+from api.http.positions import LATEST, MAX_OFFSET, parse_position, resolve
+from api.http.problems import HeaderList
+from api.http.reading import Isolation, read
+from broker.partition import Fetched, Partition
+from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
+
+PAGE_BYTES: Final = 64 << 10
+_HEADERS: Final[HeaderList] = [
+    (b"content-type", media_types.EVENTS.encode() + b"; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+_COMMENT: Final = b":\n\n"
+_STAND: Final = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})\Z", re.ASCII)
+
+
+class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
+    offset: str | UnsetType = UNSET
+    timestamp: str | UnsetType = UNSET
+    isolation: Isolation = "read_uncommitted"
+    encoding: record_json.Encoding = "utf8"
+    max_bytes: Annotated[int, Meta(ge=1, le=1 << 20)] = PAGE_BYTES
+
+
+class Tail:
+    """Where each partition's reader stands."""
+
+    def __init__(self, context: Context, query: TailQuery, *, whole_topic: bool) -> None:
+        self._context, self._query, self._whole_topic = context, query, whole_topic
+        self._committed = query.isolation == "read_committed"
+        self.places: dict[Partition, int] = {}
+        self._seen: dict[Partition, int] = {}  # high watermarks
+
+    async def start(self, partitions: list[Partition], resumed: Mapping[int, int]) -> None:
+        """Find every partition's first offset. Raises OffsetTrimmed, OffsetPastEnd."""
+        position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
+        for partition in partitions:
+            offset = resumed.get(partition.number)
+            if offset is None:
+                offset = await resolve(
+                    self._context, partition, position, committed=self._committed
+                )
+            check_within(partition, offset)
+            self.places[partition] = offset
+
+    async def next_events(self) -> bytes:
+        """A page of each partition that has something, or nothing."""
+        parts = []
+        for partition, offset in self.places.items():
+            fetched = await read(
+                self._context,
+                partition,
+                offset,
+                max_bytes=self._query.max_bytes,
+                committed=self._committed,
+            )
+            self._seen[partition] = fetched.high_watermark
+            if fetched.slices:
+                parts.append(await self._events(partition, fetched, offset))
+        return b"".join(parts)
+
+    async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
+        self._context.metrics.fetched_bytes.labels(fetched.tier).inc(fetched.size_bytes)
+        page = await self._context.compute(
+            fetched.size_bytes,
+            lambda: record_json.read_page(fetched, offset=offset, max_bytes=self._query.max_bytes),
+        )
+        lines = record_json.event_lines(
+            page, partition=partition.number, encoding=self._query.encoding
+        )
+        events = [self._event(partition, at, line) for at, line in lines]
+        self.places[partition] = page.next_offset
+        return b"".join(events)
+
+    def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
+        if not self._whole_topic:
+            return b"id: %d\ndata: %b\n\n" % (offset, line)
+        # Each partition's last offset that was passed; -1 stands before the first.
+        self.places[partition] = offset + 1
+        stands = ",".join(f"{one.number}:{at - 1}" for one, at in self.places.items())
+        return b"id: %b\ndata: %b\n\n" % (stands.encode(), line)
+
+    def beyonds(self) -> list[Beyond]:
+        """Everything up to the high watermarks that were seen has been sent."""
+        return [Beyond(partition, seen) for partition, seen in self._seen.items()]
+
+
+async def tail_partition(context: Context, exchange: Exchange) -> AnyAnswer:
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    return await tail_of(context, exchange, [partition], whole_topic=False)
+
+
+async def tail_topic(context: Context, exchange: Exchange) -> AnyAnswer:
+    topic = context.broker.topic(exchange.topic)
+    partitions = [partition for _, partition in sorted(topic.partitions.items())]
+    return await tail_of(context, exchange, partitions, whole_topic=True)
+
+
+async def tail_of(
+    context: Context, exchange: Exchange, partitions: list[Partition], *, whole_topic: bool
+) -> StreamAnswer:
+    query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
+    media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
+    last_event_id = exchange.header(b"last-event-id")
+    resumed: dict[int, int] = {}
+    if last_event_id:
+        resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
+    tail = Tail(context, query, whole_topic=whole_topic)
+    await tail.start(partitions, resumed)
+    return StreamAnswer(_HEADERS, _stream(context, exchange, tail))
+
+
+def parse_last_event_id(
+    text: str, partitions: list[Partition], *, whole_topic: bool
+) -> dict[int, int]:
+    """Each partition's next offset. Raises InvalidRequest."""
+    stands = text.split(",") if whole_topic else [f"{partitions[0].number}:{text}"]
+    found: dict[int, int] = {}
+    for stand in stands:
+        match = _STAND.match(stand)
+        if match is None or int(match.group(2)) > MAX_OFFSET:
+            strict_json.refuse_field("Last-Event-ID", f"not an id of this stream: {text[:64]!r}")
+        found[int(match.group(1))] = int(match.group(2)) + 1
+    return found
+
+
+async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGenerator[bytes, None]:
+    yield _COMMENT  # so that the head of the answer leaves at once
+    heartbeat_ms = context.settings.heartbeat_ms
+    while True:
+        with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
+            while not poll.over:
+                try:
+                    events = await tail.next_events()
+                except TierlogError as error:
+                    yield _error_event(exchange, error)
+                    return
+                if events:
+                    yield events
+                else:
+                    await poll.wait(tail.beyonds())
+            if poll.left:
+                return
+        yield _COMMENT
+
+
+def _error_event(exchange: Exchange, error: TierlogError) -> bytes:
+    problem = problems.to_problem(error, request_id=exchange.request_id)
+    return b"event: error\ndata: %b\n\n" % problem.body()
+
+
+def check_within(partition: Partition, offset: int) -> None:
+    """Raise OffsetTrimmed or OffsetPastEnd, before the stream begins."""
+    now = partition.offsets()
+    if now.log_start_offset <= offset <= now.high_watermark:
+        return
+    kind = OffsetTrimmed if offset < now.log_start_offset else OffsetPastEnd
+    raise kind(
+        f"offset {offset} of {partition} is outside the log, "
+        f"[{now.log_start_offset}, {now.high_watermark}]",
+        log_start_offset=now.log_start_offset,
+        high_watermark=now.high_watermark,
+    )

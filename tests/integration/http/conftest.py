@@ -1,0 +1,108 @@
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.http.app import create_app
+from api.http.server import RunningServer
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+
+BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
+NDJSON = "application/x-ndjson"
+
+LIMITS = HttpSettings(body_max_bytes=4 << 20, expanded_max_bytes=8 << 20, records_max=50_000)
+
+
+class Api(httpx.Client):
+    """A client of a server with a real broker, on real files."""
+
+    broker: Broker
+    store: FaultyObjectStore
+    port: int
+    _names = itertools.count()
+
+    def topic(self, partitions: int = 1, **config: Any) -> str:
+        name = f"topic-{next(self._names)}"
+        wanted = {key.replace("_", "."): value for key, value in config.items()}
+        body = {"name": name, "partitions": partitions, "config": wanted}
+        assert self.post("/v1/topics", json=body).status_code == 201
+        return name
+
+    def produce(self, topic: str, *records: Any, **params: Any) -> httpx.Response:
+        return self.post(f"/v1/topics/{topic}/records", json={"records": records}, params=params)
+
+    def values(self, topic: str, *values: Any, partition: int = 0) -> Any:
+        body = {"records": [{"value": value} for value in values]}
+        answer = self.post(records_path(topic, partition), json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"][0]
+
+    def fetch(
+        self, topic: str, partition: int = 0, *, accept: str = "application/json", **params: Any
+    ) -> httpx.Response:
+        return self.get(records_path(topic, partition), params=params, headers={"accept": accept})
+
+    def cold_topic(self, values: int = 200) -> str:
+        """A topic with all but its active segment in the bucket alone."""
+        name = self.topic(segment_bytes=2048, local_retention_ms=0, retention_ms=-1)
+        for value in range(values):
+            if value % 20 == 0:
+                batch = [{"value": f"{n:060}"} for n in range(value, value + 20)]
+                assert self.produce(name, *batch).status_code == 200
+        done = self.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
+        assert done.json()["remaining_segments"] == 0, done.text
+        return name
+
+
+def records_path(topic: str, partition: int = 0) -> str:
+    return f"/v1/topics/{topic}/partitions/{partition}/records"
+
+
+@pytest.fixture(scope="module", params=["uvloop"])
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    root: Path = tmp_path_factory.mktemp("broker")
+    store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
+    settings = BrokerSettings(data_dir=root / "data", cache_bytes=64 << 20, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=store)
+    try:
+        with (
+            RunningServer(create_app(broker, LIMITS), LIMITS, loop=request.param) as server,
+            Api(base_url=server.url, timeout=30) as client,
+        ):
+            client.broker, client.store, client.port = broker, store, server.port
+            yield client
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def store_down(api: Api) -> Iterator[None]:
+    for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
+        api.store.fail(call, FailsBefore(), times=10**9)
+    yield
+    api.store.heal()
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"]
+    document: dict[str, Any] = answer.json()
+    assert document["code"] == code, document
+    assert document["status"] == status
+    assert document["type"] == f"urn:tierlog:problem:{code}"
+    assert document["title"]
+    assert document["detail"]
+    return document
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,0 +1,157 @@
+import socket
+
+import httpx
+import pytest
+
+from tests.integration.http.conftest import Api, problem
+
+
+def test_topics_are_made_listed_altered_and_deleted(api: Api) -> None:
+    made = api.post(
+        "/v1/topics", json={"name": "life", "partitions": 2, "config": {"retention.ms": "60000"}}
+    )
+    assert made.status_code == 201
+    assert made.headers["location"] == "/v1/topics/life"
+    shown = api.get("/v1/topics/life")
+    assert shown.json() == made.json()
+    assert shown.json()["config"] == {"retention.ms": 60000}
+    assert shown.json()["effective_config"]["segment.bytes"] == 1 << 30
+    assert len(shown.json()["partitions"]) == 2
+    problem(api.post("/v1/topics", json={"name": "life"}), 409, "topic-exists")
+    listed = api.get("/v1/topics", params={"prefix": "li"}).json()["topics"]
+    assert [(t["name"], t["partitions"]) for t in listed] == [("life", 2)]
+    changed = api.patch("/v1/topics/life", json={"config": {"retention.ms": None}, "partitions": 3})
+    assert changed.json()["config"] == {}
+    assert len(changed.json()["partitions"]) == 3
+    problem(api.patch("/v1/topics/life", json={"partitions": 1}), 409, "invalid-partition-count")
+    problem(api.patch("/v1/topics/life", json={}), 400, "invalid-request")
+    assert api.delete("/v1/topics/life").status_code == 204
+    problem(api.get("/v1/topics/life"), 404, "unknown-topic")
+    problem(api.delete("/v1/topics/life"), 404, "unknown-topic")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "loc"),
+    [
+        ({}, "invalid-request", None),
+        ({"name": "a b"}, "invalid-topic-name", None),
+        ({"name": ".."}, "invalid-topic-name", None),
+        ({"name": "x" * 250}, "invalid-topic-name", None),
+        ({"name": "ok", "partitions": 0}, "invalid-request", "partitions"),
+        ({"name": "ok", "partitions": "1"}, "invalid-request", "partitions"),
+        ({"name": "ok", "config": {"retention.days": 1}}, "invalid-config", None),
+        ({"name": "ok", "config": {"segment.bytes": 1}}, "invalid-config", None),
+        ({"name": "ok", "replicas": 1}, "invalid-request", "replicas"),
+    ],
+)
+def test_a_topic_that_cannot_be_is_refused_by_name(
+    api: Api, body: dict[str, object], code: str, loc: str | None
+) -> None:
+    refused = problem(api.post("/v1/topics", json=body), 400, code)
+    if loc is not None:
+        assert refused["errors"][0]["loc"] == loc
+    problem(api.get("/v1/topics/ok"), 404, "unknown-topic")
+
+
+def test_what_is_not_of_the_api_is_told(api: Api) -> None:
+    for path in (
+        "/v1",
+        "/v1/topics/",
+        "/nope",
+        "/v1/topics/a/partitions",
+        "/v1/topics/a%2Fpartitions/0",
+    ):
+        assert api.get(path).status_code in (404,), path
+    problem(api.get("/v1/nope"), 404, "not-found")
+    refused = api.put("/v1/topics")
+    problem(refused, 405, "method-not-allowed")
+    assert refused.headers["allow"] == "GET, HEAD, POST"
+    refused = api.post("/healthz")
+    problem(refused, 405, "method-not-allowed")
+    assert refused.headers["allow"] == "GET, HEAD"
+    problem(api.get("/v1/topics", headers={"accept": "image/png"}), 406, "not-acceptable")
+    problem(api.get("/v1/topics?x=1"), 400, "invalid-request")
+    problem(api.get("/healthz?x=1"), 400, "invalid-request")
+
+
+def test_health_metrics_and_storage_answer(api: Api) -> None:
+    assert api.get("/healthz").json() == {"status": "alive"}
+    assert api.get("/readyz").json()["ready"] is True
+    text = api.get("/metrics")
+    assert text.headers["content-type"].startswith("text/plain")
+    assert "tierlog_http_requests_total" in text.text
+    assert set(api.get("/v1/storage").json()) >= {"hot_bytes", "cold_bytes", "topics", "cache"}
+
+
+def test_ready_also_when_the_store_is_down(api: Api, store_down: None) -> None:
+    assert api.get("/readyz").status_code == 200
+
+
+def test_each_answer_has_a_request_id(api: Api) -> None:
+    for path in ("/healthz", "/nope", "/docs", "/openapi.json", "/v1/topics/nope"):
+        first, second = api.get(path), api.get(path)
+        assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert (
+        api.get("/healthz", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    )
+    assert (
+        api.get("/healthz", headers={"x-request-id": "no spaces"}).headers["x-request-id"]
+        != "no spaces"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "", "[::2]"],
+)
+def test_foreign_names_are_forbidden(api: Api, name: str) -> None:
+    problem(api.get("/v1/topics", headers={"host": name}), 403, "forbidden")
+    problem(api.get("/v1/topics", headers={"origin": f"http://{name}"}), 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost:80", "127.0.0.1", "127.1.2.3:99", "[::1]:8640", "LOCALHOST"]
+)
+def test_loopback_names_are_served(api: Api, name: str) -> None:
+    assert (
+        api.get("/v1/topics", headers={"host": name, "origin": f"http://{name}"}).status_code == 200
+    )
+
+
+def test_what_is_not_http_gets_a_problem(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+        sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        answer = sock.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"code":"invalid-request"' in answer
+
+
+def test_the_document_describes_every_call(api: Api) -> None:
+    document = api.get("/openapi.json").json()
+    fetch = document["paths"]["/v1/topics/{topic}/partitions/{partition}/records"]["get"]
+    assert {"offset", "timestamp", "max_bytes"} <= {p["name"] for p in fetch["parameters"]}
+    assert "application/x-ndjson" in fetch["responses"]["200"]["content"]
+    assert (
+        "offset-trimmed"
+        in fetch["responses"]["410"]["content"]["application/problem+json"]["examples"]
+    )
+    text = api.get("/openapi.json").text
+    for reference in set(_references(document)):
+        name = reference.rsplit("/", 1)[1]
+        assert name in document["components"]["schemas"], (name, text[:100])
+
+
+def _references(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [ref for value in node.values() for ref in _references(value)]
+    if isinstance(node, list):
+        return [ref for value in node for ref in _references(value)]
+    return []
+
+
+def test_one_connection_serves_many_requests(api: Api) -> None:
+    with httpx.Client(base_url=api.base_url, limits=httpx.Limits(max_connections=1)) as client:
+        for _ in range(20):
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/v1/topics/none").status_code == 404

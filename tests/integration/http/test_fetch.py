@@ -1,0 +1,278 @@
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from api.http.app import create_app
+from record_format.batch import iter_headers
+from record_format.decode import iter_records
+from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, problem, records_path
+
+
+def test_every_answer_carries_the_logs_headers(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a", "b", "c")
+    for accept in ("application/json", NDJSON, BATCHES):
+        answer = api.fetch(topic, accept=accept)
+        assert answer.headers["content-type"] == accept
+        assert answer.headers["log-start-offset"] == "0"
+        assert answer.headers["log-high-watermark"] == "3"
+        assert answer.headers["log-next-offset"] == "3"
+        assert answer.headers["log-up-to-date"] == "true"
+        assert answer.headers["log-tier"] == "hot"
+        head = api.head(records_path(topic), headers={"accept": accept})
+        assert head.status_code == 200
+        assert head.content == b""
+        assert head.headers["content-length"] == str(len(answer.content))
+        assert head.headers["log-next-offset"] == "3"
+
+
+def test_offset_keyword_and_time_choose_the_start(api: Api) -> None:
+    topic = api.topic(retention_ms=-1)
+    api.produce(topic, *[{"value": str(n), "timestamp": 1000 + 10 * n} for n in range(5)])
+
+    def values(**params: str) -> list[str]:
+        return [r["value"] for r in api.fetch(topic, **params).json()["records"]]
+
+    assert values() == values(offset="earliest") == values(offset="earliest-local") == list("01234")
+    assert values(offset="3") == ["3", "4"]
+    assert values(offset="5") == values(offset="latest") == []
+    assert values(timestamp="1011") == ["2", "3", "4"]
+    assert values(timestamp="1970-01-01T00:00:01.04Z") == ["4"]
+    answer = api.fetch(topic, timestamp="9999")
+    assert answer.json()["records"] == []
+    assert answer.headers["log-next-offset"] == "5"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"offset": "-1"},
+        {"offset": "first"},
+        {"offset": "1.0"},
+        {"offset": "1", "timestamp": "1"},
+        {"timestamp": "x"},
+        {"max_bytes": "0"},
+        {"max_bytes": str((64 << 20) + 1)},
+        {"max_bytes": "1e3"},
+        {"max_records": "0"},
+        {"min_bytes": "-1"},
+        {"wait_ms": "60001"},
+        {"wait_ms": ""},
+        {"isolation": "none"},
+        {"encoding": "hex"},
+        {"ofset": "1"},
+    ],
+)
+def test_a_bad_parameter_is_named_and_never_clamped(api: Api, params: dict[str, str]) -> None:
+    topic = api.topic()
+    refused = problem(api.fetch(topic, **params), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] in params
+
+
+def test_a_parameter_given_twice_is_refused(api: Api) -> None:
+    answer = api.get(records_path(api.topic()) + "?offset=0&offset=1")
+    problem(answer, 400, "invalid-request")
+
+
+def test_outside_the_log_is_410_below_and_416_above(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcde")
+    trimmed = api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
+    assert trimmed.json() == {"log_start_offset": 2}
+    refused = problem(api.fetch(topic, offset="1"), 410, "offset-trimmed")
+    assert (refused["log_start_offset"], refused["high_watermark"]) == (2, 5)
+    refused = problem(api.fetch(topic, offset="6"), 416, "offset-past-end")
+    assert (refused["log_start_offset"], refused["high_watermark"]) == (2, 5)
+    assert [r["offset"] for r in api.fetch(topic).json()["records"]] == [2, 3, 4]
+    assert api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1}).json() == {
+        "log_start_offset": 2
+    }
+    answer = api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 9})
+    problem(answer, 416, "offset-past-end")
+
+
+def test_limits_cut_at_records_in_json_and_at_batches_in_bytes(api: Api) -> None:
+    topic = api.topic()
+    for _ in range(3):
+        api.values(topic, *["x" * 100] * 4)
+    got = api.fetch(topic, max_records="5").json()
+    assert (len(got["records"]), got["next_offset"]) == (5, 5)
+    got = api.fetch(topic, max_bytes="1").json()
+    assert (len(got["records"]), got["next_offset"]) == (1, 1)
+    got = api.fetch(topic, max_bytes="250", offset="3", accept=NDJSON)
+    assert got.headers["log-next-offset"] == "4"
+    whole = api.fetch(topic, accept=BATCHES).content
+    one = api.fetch(topic, accept=BATCHES, max_bytes="1", offset="5")
+    assert [h.base_offset for h in iter_headers(one.content)] == [4]
+    assert one.headers["log-next-offset"] == "8"
+    assert one.headers["log-up-to-date"] == "false"
+    few = api.fetch(topic, accept=BATCHES, max_records="7", offset="1")
+    assert [h.base_offset for h in iter_headers(few.content)] == [0, 4]
+    assert few.headers["log-next-offset"] == "8"
+    assert few.content == whole[: len(few.content)]
+
+
+def test_encodings_show_text_bytes_or_json(api: Api) -> None:
+    topic = api.topic()
+    api.produce(
+        topic,
+        {"value": {"a": [1, "x\ny"]}, "key": "k"},
+        {"value": "plain"},
+        {"value_base64": "/w==", "headers": [{"name": "h", "value_base64": "/w=="}]},
+        {"value_base64": "ewoiYSI6DQogMQp9"},
+    )
+    by_json = api.fetch(topic, encoding="json").json()["records"]
+    assert by_json[0]["value"] == {"a": [1, "x\ny"]}
+    assert by_json[1]["value"] == "plain"
+    assert by_json[2]["value_base64"] == "/w=="
+    assert by_json[2]["headers"] == [{"name": "h", "value_base64": "/w=="}]
+    assert by_json[3]["value"] == {"a": 1}
+    lines = api.fetch(topic, encoding="json", accept=NDJSON).text.splitlines()
+    assert [json.loads(line)["partition"] for line in lines] == [0] * 4
+    assert '"value":{"a": 1}' in lines[3].replace('{"a":  1}', '{"a": 1}')
+    base64 = api.fetch(topic, encoding="base64").json()["records"]
+    assert base64[0]["key_base64"] == "aw=="
+    assert base64[1]["key_base64"] is None
+    assert "value" not in base64[0]
+
+
+def test_a_long_poll_is_woken_by_a_record(api: Api) -> None:
+    topic = api.topic()
+    timer = threading.Timer(
+        0.2,
+        lambda: httpx.post(
+            api.base_url.join(records_path(topic)), json={"records": [{"value": "a"}]}
+        ),
+    )
+    timer.start()
+    began = time.monotonic()
+    got = api.fetch(topic, wait_ms="20000").json()
+    timer.join()
+    assert [r["value"] for r in got["records"]] == ["a"]
+    assert 0.15 < time.monotonic() - began < 10
+
+
+def test_a_long_poll_ends_in_time_with_what_there_is(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    began = time.monotonic()
+    got = api.fetch(topic, wait_ms="200", min_bytes="100000").json()
+    assert len(got["records"]) == 1
+    assert 0.15 < time.monotonic() - began < 5
+
+
+def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> None:
+    topic = api.topic()
+    partition = api.broker.partition(topic, 0)
+    with socket.create_connection(("127.0.0.1", api.port)) as sock:
+        sock.sendall(
+            f"GET {records_path(topic)}?wait_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        )
+        _until(lambda: bool(partition._waiters))
+    _until(lambda: not partition._waiters)
+
+
+def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    api.values(topic, "a", partition=0)
+    api.values(topic, "b", "c", partition=1)
+    wanted = [
+        {"topic": topic, "partition": 1, "offset": 1},
+        {"topic": "nope", "partition": 0},
+        {"topic": topic, "partition": 0, "offset": 9},
+        {"topic": topic, "partition": 0, "offset": "earliest"},
+    ]
+    got = api.post("/v1/fetch", json={"partitions": wanted}).json()["partitions"]
+    assert [r["value"] for r in got[0]["records"]] == ["c"]
+    assert got[1]["error"]["code"] == "unknown-topic"
+    assert got[2]["error"]["code"] == "offset-past-end"
+    assert [r["value"] for r in got[3]["records"]] == ["a"]
+    assert got[3]["high_watermark"] == 1
+
+
+def test_a_fetch_of_many_waits_for_any_of_them(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in (0, 1)]
+    timer = threading.Timer(
+        0.2,
+        lambda: httpx.post(
+            api.base_url.join(records_path(topic, 1)), json={"records": [{"value": "a"}]}
+        ),
+    )
+    timer.start()
+    got = api.post("/v1/fetch", json={"partitions": wanted, "wait_ms": 20000}).json()["partitions"]
+    timer.join()
+    assert [len(one["records"]) for one in got] == [0, 1]
+    began = time.monotonic()
+    wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in (0, 1)]
+    assert api.post("/v1/fetch", json={"partitions": wanted, "wait_ms": 100}).status_code == 200
+    assert time.monotonic() - began < 5
+
+
+def test_cold_and_hot_are_read_alike(api: Api) -> None:
+    topic = api.cold_topic()
+    expected = [f"{n:060}" for n in range(200)]
+    got, offset, tiers = [], 0, set()
+    while len(got) < 200:
+        page = api.fetch(topic, offset=str(offset), max_bytes="3000").json()
+        got += [r["value"] for r in page["records"]]
+        offset = page["next_offset"]
+        tiers.add(page["tier"])
+    assert got == expected
+    assert "cold" in tiers
+    raw = b""
+    offset = 0
+    while offset < 200:
+        answer = api.fetch(topic, offset=str(offset), accept=BATCHES)
+        raw += answer.content
+        offset = int(answer.headers["log-next-offset"])
+    assert [r.value.decode() for r in iter_records(raw) if r.value] == expected
+
+
+def test_a_store_that_is_down_makes_cold_reads_503_and_leaves_the_rest(
+    api: Api, store_down: None
+) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    assert api.fetch(topic).status_code == 200
+
+
+def test_cold_reads_without_the_store_come_again_later(api: Api) -> None:
+    from tests.fakes.faulty_object_store import FailsBefore
+
+    topic = api.cold_topic(400)
+    for call in ("get", "get_range", "head", "list"):
+        api.store.fail(call, FailsBefore(), times=10**9)
+    try:
+        refused = api.fetch(topic, offset="0")
+        problem(refused, 503, "store-unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        problem(api.get(f"/v1/topics/{topic}/partitions/0/segments/0"), 503, "store-unavailable")
+    finally:
+        api.store.heal()
+    assert api.fetch(topic, offset="0").status_code == 200
+
+
+@pytest.mark.anyio
+async def test_without_the_extension_files_are_read_in_pieces(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *["x" * 900_000] * 2)
+    app = create_app(api.broker, LIMITS)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get(
+            records_path(topic), params={"max_bytes": 4 << 20}, headers={"accept": BATCHES}
+        )
+    assert len(answer.content) > 1_800_000
+    assert answer.content == api.fetch(topic, accept=BATCHES, max_bytes=str(4 << 20)).content
+
+
+def _until(condition: object) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.005)
+    assert condition()  # type: ignore[operator]

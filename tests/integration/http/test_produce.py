@@ -1,0 +1,330 @@
+import base64
+import gzip
+import time
+from typing import Any
+
+import httpx
+import pytest
+import zstandard
+
+from record_format.encode import encode_batch
+from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
+
+NOW = int(time.time() * 1000)
+
+
+def batch(*values: bytes, **more: Any) -> bytes:
+    return bytes(encode_batch(list(values), timestamps=[NOW] * len(values), **more))
+
+
+def post(api: Api, topic: str, content: bytes, media_type: str, **params: Any) -> httpx.Response:
+    headers = {"content-type": media_type, **params.pop("headers", {})}
+    return api.post(records_path(topic), content=content, headers=headers, params=params)
+
+
+def test_json_values_keep_their_source_text_and_strings_become_text(api: Api) -> None:
+    topic = api.topic()
+    body = b'{"records":[{"value":"a\\u00e9"},{"value":{"b":1.0,  "b":2}},{"value":null},{},{"value":12e3}]}'
+    assert post(api, topic, body, "application/json").status_code == 200
+    records = api.fetch(topic).json()["records"]
+    assert [r["value"] for r in records] == ["aé", '{"b":1.0,  "b":2}', None, None, "12e3"]
+
+
+def test_keys_headers_times_and_bytes_come_back_as_they_went(api: Api) -> None:
+    topic = api.topic()
+    record = {
+        "key_base64": base64.b64encode(b"\xff\x00").decode(),
+        "value_base64": "",
+        "headers": [
+            {"name": "h", "value": "x"},
+            {"name": "h", "value_base64": "/w=="},
+            {"name": "n"},
+        ],
+        "timestamp": "2026-01-02T03:04:05.678+01:00",
+    }
+    other = {"key": "k", "value": "v", "headers": {"a": "b"}, "timestamp": 1_767_000_000_000}
+    assert api.produce(topic, record, other).status_code == 200
+    first, second = api.fetch(topic).json()["records"]
+    assert first["key_base64"] == "/wA="
+    assert "key" not in first
+    assert first["value"] == ""
+    assert first["timestamp"] == 1_767_319_445_678
+    assert first["headers"] == [
+        {"name": "h", "value": "x"},
+        {"name": "h", "value_base64": "/w=="},
+        {"name": "n", "value": None},
+    ]
+    assert second["headers"] == [{"name": "a", "value": "b"}]
+    assert second["timestamp"] == 1_767_000_000_000
+
+
+def test_ndjson_is_a_value_a_line_or_with_envelope_a_record_a_line(api: Api) -> None:
+    topic = api.topic()
+    assert post(api, topic, b'"a"\n\n {"b": 1} \r\nnull\n', NDJSON).status_code == 200
+    assert post(api, topic, b'{"key":"k","value":7}\n', NDJSON, envelope=1).status_code == 200
+    records = api.fetch(topic).json()["records"]
+    assert [(r["key"], r["value"]) for r in records] == [
+        (None, "a"),
+        (None, '{"b": 1}'),
+        (None, None),
+        ("k", "7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "envelope", "loc"),
+    [
+        (b'"a"\n"b\n', 0, "line 2"),
+        (b"1\n[1,\n2]", 0, "line 2"),
+        (b"1 2", 0, "line 1"),
+        (b'{"value":1}\n\n{"valu":1}', 1, "line 3.valu"),
+        (b'{"timestamp":"yesterday"}', 1, "line 1.timestamp"),
+    ],
+)
+def test_a_bad_line_is_named(api: Api, body: bytes, envelope: int, loc: str) -> None:
+    topic = api.topic()
+    refused = problem(post(api, topic, body, NDJSON, envelope=envelope), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] == loc
+    assert api.fetch(topic).json()["high_watermark"] == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "loc"),
+    [
+        ({"key": "a", "key_base64": "YQ=="}, "records[1].key_base64"),
+        ({"value_base64": "not base64"}, "records[1].value_base64"),
+        ({"vlaue": 1}, "records[1].vlaue"),
+        ({"partition": "0"}, "records[1].partition"),
+        ({"partition": -1}, "records[1].partition"),
+        ({"timestamp": 1.5}, "records[1].timestamp"),
+        ({"timestamp": "2026-01-01T00:00:00"}, "records[1].timestamp"),
+        ({"headers": [{"value": "a"}]}, "records[1].headers[0].name"),
+        (
+            {"headers": [{"name": "a", "value": "b", "value_base64": "YQ=="}]},
+            "records[1].headers[0].value_base64",
+        ),
+        ({"headers": {"a": 1}}, "records[1].headers[...]"),
+    ],
+)
+def test_a_bad_member_is_named_and_nothing_is_appended(api: Api, record: Any, loc: str) -> None:
+    topic = api.topic()
+    refused = problem(api.produce(topic, {"value": "good"}, record), 400, "invalid-request")
+    found = refused["errors"][0]
+    assert (
+        found["loc"] == loc
+        or found["loc"].startswith(loc.split("[...]", maxsplit=1)[0])
+        or "missing" in found["msg"]
+    )
+    assert api.fetch(topic).json()["high_watermark"] == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"records":{}}',
+        b'{"records":[{"value":NaN}]}',
+        b'{"records":[]} x',
+        b'{"records":[{"value":"\xff"}]}',
+        b'{"records":[{"value":' + b"[" * 5000 + b"]" * 5000 + b"}]}",
+    ],
+)
+def test_malformed_json_is_an_invalid_request(api: Api, body: bytes) -> None:
+    problem(post(api, api.topic(), body, "application/json"), 400, "invalid-request")
+
+
+def test_a_request_without_a_record_is_refused(api: Api) -> None:
+    topic = api.topic()
+    problem(api.produce(topic), 400, "invalid-record")
+    problem(post(api, topic, b"\n \n", NDJSON), 400, "invalid-record")
+    problem(post(api, topic, b"", BATCHES), 400, "invalid-record")
+
+
+def test_octets_are_one_record_with_a_key_from_the_query(api: Api) -> None:
+    topic = api.topic()
+    octets = "application/octet-stream"
+    assert post(api, topic, b"\x00\xff", octets, key="k").status_code == 200
+    assert post(api, topic, b"", octets, key_base64="/w==").status_code == 200
+    records = api.fetch(topic, encoding="base64").json()["records"]
+    assert [(r["key_base64"], r["value_base64"]) for r in records] == [
+        ("aw==", "AP8="),
+        ("/w==", ""),
+    ]
+    problem(post(api, topic, b"", octets, key="a", key_base64="YQ=="), 400, "invalid-request")
+    problem(post(api, topic, b"{}", NDJSON, key="a"), 400, "invalid-request")
+
+
+def test_raw_batches_are_stored_as_they_were_sent(api: Api) -> None:
+    topic = api.topic()
+    sent = batch(b"a", b"b") + batch(b"c", codec=4)
+    answer = post(api, topic, sent, BATCHES)
+    assert answer.json()["results"][0]["records"] == 3
+    got = api.fetch(topic, accept=BATCHES).content
+    assert len(got) == len(sent)
+    assert got[17:61] == sent[17:61]  # from the checksum on
+    assert [r["value"] for r in api.fetch(topic).json()["records"]] == ["a", "b", "c"]
+
+
+def test_a_bad_batch_is_refused_with_its_position_and_nothing_is_appended(api: Api) -> None:
+    topic = api.topic()
+    good, bad = batch(b"a"), bytearray(batch(b"b"))
+    bad[-2] ^= 1
+    refused = problem(post(api, topic, good + bytes(bad), BATCHES), 400, "corrupt-batch")
+    assert refused["position"] == len(good)
+    problem(post(api, topic, good + b"xx", BATCHES), 400, "corrupt-batch")
+    problem(
+        post(
+            api,
+            topic,
+            batch(b"a", transactional=True, producer_id=5, producer_epoch=0, base_sequence=0),
+            BATCHES,
+        ),
+        400,
+        "invalid-record",
+    )
+    assert api.fetch(topic).json()["high_watermark"] == 0
+    answer = api.post(
+        f"/v1/topics/{topic}/records", content=good, headers={"content-type": BATCHES}
+    )
+    problem(answer, 415, "unsupported-media-type")
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_compressed_bodies_are_expanded_within_the_limit(api: Api, encode: Any) -> None:
+    topic = api.topic()
+    name = "gzip" if encode is gzip.compress else "zstd"
+    headers = {"content-encoding": name}
+    assert post(api, topic, encode(b'"a"\n'), NDJSON, headers=headers).status_code == 200
+    problem(post(api, topic, b"no", NDJSON, headers=headers), 400, "invalid-request")
+    bomb = encode(b" " * (9 << 20))
+    refused = problem(post(api, topic, bomb, NDJSON, headers=headers), 413, "request-too-large")
+    assert refused["limit_bytes"] == 8 << 20
+    problem(
+        post(api, topic, b"no", NDJSON, headers={"content-encoding": "br"}),
+        415,
+        "unsupported-media-type",
+    )
+
+
+def test_limits_of_size_and_number_are_refused_not_clamped(api: Api) -> None:
+    topic = api.topic(max_message_bytes=1000)
+    refused = problem(api.produce(topic, {"value": "x" * 2000}), 413, "record-too-large")
+    assert refused["limit_bytes"] == 1000
+    assert refused["size_bytes"] > 2000
+    assert api.produce(topic, *[{"value": "x" * 500}] * 5).status_code == 200  # cut into batches
+    refused = problem(post(api, topic, b"x" * (5 << 20), NDJSON), 413, "request-too-large")
+    assert refused["limit_bytes"] == 4 << 20
+    problem(post(api, topic, b"1\n" * 60_000, NDJSON), 413, "request-too-large")
+    assert api.fetch(topic).json()["high_watermark"] == 5
+
+
+def test_acks_decide_what_is_answered(api: Api) -> None:
+    topic = api.topic()
+    answer = api.produce(topic, {"value": "a"}, {"value": "b"}, acks="0")
+    assert answer.status_code == 202
+    assert answer.json() == {"topic": topic, "accepted": 2}
+    for acks in ("1", "all", "-1"):
+        assert api.produce(topic, {"value": "c"}, acks=acks).status_code == 200
+    problem(api.produce(topic, {"value": "c"}, acks="2"), 400, "invalid-request")
+    assert len(api.fetch(topic, min_bytes=10_000, wait_ms=300).json()["records"]) == 5
+
+
+def test_keys_go_where_kafkas_clients_send_them_and_others_take_turns(api: Api) -> None:
+    topic = api.topic(partitions=4)
+    result = api.produce(topic, {"key": "21", "value": "a"}, {"partition": 3, "key": "21"}).json()
+    assert {r["partition"]: r["records"] for r in result["results"]} == {0: 1, 3: 1} or len(
+        result["results"]
+    ) == 2
+    turns = [api.produce(topic, {"value": "x"}, {"value": "y"}).json()["results"] for _ in range(4)]
+    assert sorted(one[0]["partition"] for one in turns) == [0, 1, 2, 3]
+    problem(api.produce(topic, {"partition": 4}), 404, "unknown-partition")
+    answer = api.post(
+        records_path(topic, 1), json={"records": [{"partition": 1}, {"partition": 2}]}
+    )
+    problem(answer, 400, "invalid-request")
+
+
+def test_a_conditional_append_needs_the_log_to_end_there(api: Api) -> None:
+    topic = api.topic()
+    body = {"records": [{"value": "a"}]}
+    assert (
+        api.post(records_path(topic), json=body, headers={"If-Offset-Match": "0"}).status_code
+        == 200
+    )
+    answer = api.post(records_path(topic), json=body, headers={"If-Offset-Match": "0"})
+    assert problem(answer, 412, "offset-mismatch")["log_end_offset"] == 1
+    for bad in ("-1", "x", "1,2"):
+        problem(
+            api.post(records_path(topic), json=body, headers={"If-Offset-Match": bad}),
+            400,
+            "invalid-request",
+        )
+    problem(
+        api.post(f"/v1/topics/{topic}/records", json=body, headers={"If-Offset-Match": "1"}),
+        400,
+        "invalid-request",
+    )
+
+
+def test_an_idempotent_producer_repeats_without_duplicates(api: Api) -> None:
+    topic = api.topic()
+    me = api.post("/v1/producers").json()
+    assert 2**32 <= me["producer_id"] < 2**53
+
+    def send(sequence: int, epoch: int = 0) -> httpx.Response:
+        headers = {
+            "Producer-Id": str(me["producer_id"]),
+            "Producer-Epoch": str(epoch),
+            "Producer-Sequence": str(sequence),
+        }
+        return api.post(
+            records_path(topic), json={"records": [{"value": "a"}, {"value": "b"}]}, headers=headers
+        )
+
+    assert send(0).json()["results"][0]["duplicate"] is False
+    again = send(0).json()["results"][0]
+    assert (again["duplicate"], again["base_offset"], again["last_offset"]) == (True, 0, 1)
+    problem(send(3), 409, "out-of-order-sequence")
+    assert send(2).status_code == 200
+    assert send(0, epoch=1).status_code == 200
+    problem(send(4), 409, "producer-fenced")
+    answer = api.post(records_path(topic), json={"records": [{}]}, headers={"Producer-Id": "1"})
+    problem(answer, 400, "invalid-request")
+
+
+def test_records_that_would_expire_at_once_are_warned_of(api: Api) -> None:
+    topic = api.topic()
+    answer = api.produce(topic, {"value": "old", "timestamp": "2013-01-01T00:00:00Z"})
+    assert answer.status_code == 200
+    assert [w["code"] for w in answer.json()["warnings"]] == ["older-than-retention"]
+    assert api.produce(api.topic(retention_ms=-1), {"timestamp": 1}).json()["warnings"] == []
+
+
+def test_the_brokers_time_is_told_where_the_topic_keeps_it(api: Api) -> None:
+    topic = api.topic(message_timestamp_type="LogAppendTime", compression_type="zstd")
+    result = api.produce(topic, {"value": "a", "timestamp": 5}).json()["results"][0]
+    assert result["log_append_time"] >= NOW
+    assert api.fetch(topic).json()["records"][0]["timestamp"] == result["log_append_time"]
+    assert api.fetch(topic, accept=BATCHES).content[22] & 7 == 4
+
+
+def test_times_out_of_bounds_are_invalid_records(api: Api) -> None:
+    topic = api.topic(message_timestamp_before_max_ms=1000)
+    refused = problem(api.produce(topic, {}, {"timestamp": 5}), 400, "invalid-record")
+    assert refused["errors"][0]["loc"] == "records[1].timestamp"
+
+
+def test_an_unknown_topic_partition_type_or_parameter_is_told(api: Api) -> None:
+    topic = api.topic()
+    problem(api.produce("nope", {"value": 1}), 404, "unknown-topic")
+    problem(api.post(records_path(topic, 7), json={"records": [{}]}), 404, "unknown-partition")
+    problem(api.post(f"/v1/topics/{topic}/partitions/x/records"), 400, "invalid-request")
+    refused = problem(post(api, topic, b"", "text/csv"), 415, "unsupported-media-type")
+    assert NDJSON in refused["accepted"]
+    refused = problem(api.produce(topic, {}, ack="1"), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] == "ack"
+    problem(
+        post(api, topic, b"{}", "application/json; charset=utf-16"), 415, "unsupported-media-type"
+    )

@@ -1,0 +1,112 @@
+from tests.integration.http.conftest import Api, problem
+
+
+def paths(topic: str) -> str:
+    return f"/v1/topics/{topic}/partitions/0"
+
+
+def test_the_list_covers_the_log_in_pages(api: Api) -> None:
+    topic = api.cold_topic()
+    listed = api.get(paths(topic) + "/segments").json()
+    assert listed["next_from_offset"] is None
+    segments = listed["segments"]
+    assert segments[0]["base_offset"] == 0
+    for one, following in zip(segments, segments[1:], strict=False):
+        assert one["last_offset"] + 1 == following["base_offset"]
+    assert {one["tier"] for one in segments} >= {"cold"}
+    assert all(len(one["crc32c"]) == 8 for one in segments if not one["active"])
+    paged, start = [], 0
+    while start is not None:
+        page = api.get(paths(topic) + "/segments", params={"limit": 3, "from_offset": start}).json()
+        assert len(page["segments"]) <= 3
+        paged += page["segments"]
+        start = page["next_from_offset"]
+    assert paged == segments
+    problem(api.get(paths(topic) + "/segments?limit=10001"), 400, "invalid-request")
+
+
+def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
+    topic = api.cold_topic()
+    segment = api.get(paths(topic) + "/segments").json()["segments"][0]
+    assert segment["tier"] == "cold"
+    path = paths(topic) + "/segments/0"
+    whole = api.get(path)
+    assert whole.status_code == 200
+    assert len(whole.content) == segment["size_bytes"]
+    etag = whole.headers["etag"]
+    assert whole.headers["cache-control"] == "private, no-cache"
+    assert whole.headers["accept-ranges"] == "bytes"
+    size = len(whole.content)
+    for header, start, end in (
+        ("bytes=0-9", 0, 10),
+        ("bytes=10-", 10, size),
+        ("bytes=-7", size - 7, size),
+        (f"bytes={size - 1}-{size + 500}", size - 1, size),
+    ):
+        part = api.get(path, headers={"range": header})
+        assert part.status_code == 206
+        assert part.content == whole.content[start:end]
+        assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+    assert api.get(path, headers={"range": "bytes=5-2"}).status_code == 200
+    assert api.get(path, headers={"range": "lines=1-2"}).status_code == 200
+    assert api.get(path, headers={"range": "bytes=0-1,4-5"}).content == whole.content
+    assert api.get(path, headers={"range": "bytes=0-1", "if-range": etag}).status_code == 206
+    assert api.get(path, headers={"range": "bytes=0-1", "if-range": '"other"'}).status_code == 200
+    for tags in (etag, f'"x", W/{etag}', "*"):
+        unchanged = api.get(path, headers={"if-none-match": tags})
+        assert unchanged.status_code == 304
+        assert unchanged.headers["etag"] == etag
+        assert unchanged.content == b""
+    assert api.get(path, headers={"if-none-match": '"x"'}).status_code == 200
+    head = api.head(path, headers={"range": "bytes=0-9"})
+    assert (head.status_code, head.headers["content-length"], head.content) == (206, "10", b"")
+    refused = api.get(path, headers={"range": f"bytes={size}-"})
+    problem(refused, 416, "range-not-satisfiable")
+    assert refused.headers["content-range"] == f"bytes */{size}"
+
+
+def test_the_active_segment_is_given_up_to_the_high_watermark(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    first = api.get(paths(topic) + "/segments/0")
+    api.values(topic, "b")
+    second = api.get(paths(topic) + "/segments/0")
+    assert second.content.startswith(first.content)
+    assert len(second.content) > len(first.content)
+    assert first.headers["etag"] != second.headers["etag"]
+
+
+def test_an_unknown_segment_is_told(api: Api) -> None:
+    topic = api.topic()
+    problem(api.get(paths(topic) + "/segments/7"), 404, "unknown-segment")
+    problem(api.get(paths(topic) + "/segments/-7"), 404, "unknown-segment")
+    problem(api.get(paths(topic) + "/segments/x"), 400, "invalid-request")
+
+
+def test_the_manifest_in_force_and_its_versions_are_shown(api: Api) -> None:
+    topic = api.cold_topic()
+    manifest = api.get(paths(topic) + "/manifest").json()
+    assert manifest["version"] >= 1
+    assert manifest["leader_epoch"] >= 1
+    assert manifest["owner"]
+    assert manifest["log_start_offset"] == 0
+    assert manifest["segments"][0]["base_offset"] == 0
+    older = api.get(paths(topic) + "/manifest", params={"version": 1})
+    assert older.json()["version"] == 1
+    page = api.get(paths(topic) + "/manifest", params={"limit": 1}).json()
+    assert len(page["segments"]) == 1
+    assert page["next_from_offset"] == manifest["segments"][1]["base_offset"]
+    problem(api.get(paths(topic) + "/manifest?version=99999"), 404, "unknown-manifest-version")
+
+
+def test_offsets_are_told_also_by_time(api: Api) -> None:
+    topic = api.topic(retention_ms=-1)
+    api.produce(topic, {"value": "a", "timestamp": 1000}, {"value": "b", "timestamp": 2000})
+    path = paths(topic) + "/offsets"
+    assert api.get(path).json()["high_watermark"] == 2
+    assert api.get(path, params={"timestamp": 1001}).json() == {"offset": 1, "timestamp": 2000}
+    assert api.get(path, params={"timestamp": "1970-01-01T00:00:01Z"}).json() == {
+        "offset": 0,
+        "timestamp": 1000,
+    }
+    assert api.get(path, params={"timestamp": 2001}).json() == {"offset": None, "timestamp": None}

@@ -1,0 +1,116 @@
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from tests.integration.http.conftest import Api, problem, records_path
+
+
+class Events:
+    """The events of one stream, read as they come."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.headers = answer.headers
+        self._lines = answer.iter_lines()
+
+    def take(self, count: int) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = []
+        event: dict[str, str] = {}
+        while len(found) < count:
+            line = next(self._lines)
+            if not line and event:
+                found.append(event)
+                event = {}
+            elif line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                event[name] = value
+        return found
+
+
+@contextmanager
+def tail(api: Api, path: str, **headers: str) -> Iterator[Events]:
+    with api.stream(
+        "GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    ) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield Events(answer)
+
+
+def test_records_arrive_as_they_are_produced_and_the_id_resumes(api: Api) -> None:
+    topic = api.topic()
+    path = f"/v1/topics/{topic}/partitions/0/tail"
+    api.values(topic, "before")
+    with tail(api, path) as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        api.values(topic, "a", "b")
+        first, second = events.take(2)
+        assert (first["id"], second["id"]) == ("1", "2")
+        assert json.loads(first["data"])["value"] == "a"
+        assert json.loads(first["data"])["partition"] == 0
+    with tail(api, path, last_event_id="1") as events:
+        assert events.take(1)[0]["id"] == "2"
+    with tail(api, path + "?offset=earliest") as events:
+        assert [e["id"] for e in events.take(3)] == ["0", "1", "2"]
+    with tail(api, records_path(topic) + "?offset=1", accept="text/event-stream") as events:
+        assert [e["id"] for e in events.take(2)] == ["1", "2"]
+
+
+def test_a_topics_tail_resumes_every_partition(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    path = f"/v1/topics/{topic}/tail"
+    for partition in (0, 1):
+        api.values(topic, "a", "b", partition=partition)
+    with tail(api, path + "?offset=earliest") as events:
+        seen = events.take(3)
+    with tail(api, path, last_event_id=seen[-1]["id"]) as events:
+        rest = events.take(1)
+    got = [(d["partition"], d["offset"]) for d in (json.loads(e["data"]) for e in seen + rest)]
+    assert sorted(got) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a", "b", "c")
+    api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
+    path = f"/v1/topics/{topic}/partitions/0/tail"
+    problem(api.get(path, headers={"last-event-id": "0"}), 410, "offset-trimmed")
+    problem(api.get(path, params={"offset": "9"}), 416, "offset-past-end")
+    problem(api.get(path, headers={"last-event-id": "x"}), 400, "invalid-request")
+
+
+def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
+    topic = api.topic()
+    partition = api.broker.partition(topic, 0)
+    with tail(api, f"/v1/topics/{topic}/partitions/0/tail"):
+        _until(lambda: bool(partition._waiters))
+    _until(lambda: not partition._waiters)
+
+
+def _until(condition: object) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.005)
+    assert condition()  # type: ignore[operator]
+
+
+def test_many_readers_get_every_record_in_order(api: Api) -> None:
+    topic = api.topic()
+    got: list[list[str]] = []
+
+    def follow() -> None:
+        with httpx.Client(base_url=api.base_url, timeout=20) as client, client.stream(
+            "GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest"
+        ) as answer:
+            got.append([json.loads(e["data"])["value"] for e in Events(answer).take(100)])
+
+    readers = [threading.Thread(target=follow) for _ in range(5)]
+    for reader in readers:
+        reader.start()
+    for start in range(0, 100, 10):
+        api.values(topic, *[str(n) for n in range(start, start + 10)])
+    for reader in readers:
+        reader.join()
+    assert got == [[str(n) for n in range(100)]] * 5
