@@ -16,10 +16,11 @@ from typing import Final
 
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.ranged_reader import ChunkRef, RangedReader
-from record_format.errors import ShuttingDown, Throttled
+from record_format.errors import DiskFull, ShuttingDown, Throttled
 from record_format.file_slice import OpenFile
 
 ROOM_WAIT_S: Final = 10.0
+SHRINK_CHUNKS: Final = 4
 
 
 class ChunkFills:
@@ -104,14 +105,23 @@ class ChunkFills:
 
     def _fill(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
         try:
-            self._cache.reserve(chunk.size_bytes, wait_s=room_wait_s)
             try:
-                temp = self._reader.fetch(chunk, self._cache.new_temp)
-            except BaseException:
-                self._cache.unreserve(chunk.size_bytes)
-                raise
-            return self._cache.publish(chunk, temp)
+                return self._fill_once(chunk, room_wait_s=room_wait_s)
+            except DiskFull:
+                # The disk is shorter than the cache's limit: cached chunks are what can go.
+                if not self._cache.shrink(SHRINK_CHUNKS * chunk.size_bytes):
+                    raise
+                return self._fill_once(chunk, room_wait_s=room_wait_s)
         finally:
             # After `publish`: whoever finds no fill under way finds the chunk.
             with self._lock:
                 self._filling.pop((chunk.unique, chunk.number), None)
+
+    def _fill_once(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
+        self._cache.reserve(chunk.size_bytes, wait_s=room_wait_s)
+        try:
+            temp = self._reader.fetch(chunk, self._cache.new_temp)
+        except BaseException:
+            self._cache.unreserve(chunk.size_bytes)
+            raise
+        return self._cache.publish(chunk, temp)

@@ -77,6 +77,18 @@ def _first_header(body: bytes, position: int, path: Path) -> BatchHeader:
     return parse_header(body)
 
 
+def describe_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> Chunk:
+    """The chunk table's entry for `body`, whole batches that lie at `position` in `file`.
+
+    Every batch is checked. `next_offset`: what comes before it ends there. Raises CorruptBatch.
+    """
+    headers = list(iter_headers(body))
+    end = headers[-1].end_position if headers else 0
+    if end != len(body):
+        raise CorruptBatch("the last batch is cut", file=file, position=position + end)
+    return _chunk_of(_Batches(position, body, headers), next_offset=next_offset, file=file)
+
+
 def _chunk_of(batches: _Batches, *, next_offset: int, file: str) -> Chunk:
     position, body, headers = batches
     has_gap = has_transactions = False

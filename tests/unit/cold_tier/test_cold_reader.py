@@ -1,8 +1,10 @@
 import gc
+import os
 import random
 import threading
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +18,9 @@ from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.errors import (
     CorruptObject,
+    DiskFull,
     MissingObject,
+    ShuttingDown,
     StoreUnavailable,
     UnknownFormatVersion,
 )
@@ -356,3 +360,42 @@ def test_an_error_keeps_no_file_open(store, cache, written):
     finally:
         gc.enable()
     reader.close()
+
+
+def test_a_short_disk_costs_cached_chunks_and_not_the_read(store, cache, written, monkeypatch):
+    segment = upload(store, written)
+    reader = ColdReader(store, cache)
+    chunks = reader._indexes.get(segment).table.chunks
+    reader.read(segment, 0, max_bytes=1)
+    real, short = os.write, [True]
+
+    def write(fd, body):
+        if short:
+            short.clear()
+            raise OSError(28, "No space left on device")
+        return real(fd, body)
+
+    monkeypatch.setattr(os, "write", write)
+    assert reader.read(segment, chunks[1].first_offset, max_bytes=1).slices
+    assert cache.usage().chunks == 1
+    short.append(True)
+    cache.shrink(1 << 30)
+    with pytest.raises(DiskFull):
+        reader.read(segment, chunks[2].first_offset, max_bytes=1)
+    assert cache.usage().reserved_bytes == 0
+    assert reader.read(segment, chunks[2].first_offset, max_bytes=1).slices
+    reader.close()
+
+
+def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
+    segment = upload(store, written)
+    reader = ColdReader(store, cache)
+    reader.close()
+    with pytest.raises(ShuttingDown):
+        reader.read(segment, 0, max_bytes=1)
+
+
+@pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
+def test_a_chunk_table_that_is_not_of_the_manifests_segment_is_refused(reader, segment, wrong):
+    with pytest.raises(CorruptObject, match="another segment"):
+        reader.read(replace(segment, **wrong), 5, max_bytes=1)

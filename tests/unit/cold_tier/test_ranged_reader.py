@@ -204,3 +204,33 @@ def test_read_chunk_is_checked_too(store):
     store.fail("get_range", WrongBytes(3), times=2)
     with pytest.raises(CorruptObject):
         read_chunk(store, ref(), policy=QUICK)
+
+
+def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
+    begun, won = threading.Event(), threading.Event()
+    taken = []
+
+    class SlowAfterItsFirstPiece:
+        """The first GET gives one piece and then waits until the other has won."""
+
+        def get_range(self, key, start, end):
+            pieces = store.get_range(key, start, end)
+            if begun.is_set():
+                yield from pieces
+                return
+            begun.set()
+            for piece in pieces:
+                taken.append(piece)
+                yield piece
+                assert won.wait(30)
+
+    names = itertools.count()
+    reader = RangedReader(
+        SlowAfterItsFirstPiece(), requests_max=2, policy=QUICK, hedging=QuickToHedge()
+    )
+    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    won.set()
+    reader.close()
+    assert path.read_bytes() == BODY[1000:700_000]
+    assert len(taken) <= 2
+    assert list(tmp_path.iterdir()) == [path]
