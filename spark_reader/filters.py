@@ -12,33 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import datasource as spark
 
 from record_format.arrow import Cut
 from record_format.record_walk import I64_MAX, I64_MIN
+from spark_reader.plan import NO_FILTERS, Filters
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL: Final = frozenset(
     ("topic", "partition", "offset", "timestamp", "timestampType", "headers")
 )
-
-
-class Filters(NamedTuple):
-    """None: all topics, all partitions."""
-
-    cut: Cut = Cut()
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-
-    def admits(self, topic: str, partition: int) -> bool:
-        return (self.topics is None or topic in self.topics) and (
-            self.partitions is None or partition in self.partitions
-        )
-
-
-NO_FILTERS: Final = Filters()
 
 
 def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, list[Any]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import MutableMapping
@@ -33,7 +34,7 @@ for argument do
   shift
   [ "$argument" = "{missing}" ] || set -- "$@" "$argument"
 done
-exec '{java}' "$@"
+exec {java} "$@"
 """
 
 
@@ -80,7 +81,7 @@ def _packaged_java(environment: MutableMapping[str, str]) -> Path:
     runtime = Path(package.origin).parent / "java-runtime"
     home = _cache_folder(environment) / "java"
     wrapper = home / "bin" / "java"
-    text = _WRAPPER.format(missing=_MISSING_MODULE, java=runtime / "bin" / "java")
+    text = _WRAPPER.format(missing=_MISSING_MODULE, java=shlex.quote(str(runtime / "bin" / "java")))
     if not wrapper.exists() or wrapper.read_text() != text:
         _write_executable(wrapper, text)
     return home

@@ -71,6 +71,22 @@ class Split:
         return bool(self.chunks)
 
 
+class Filters(NamedTuple):
+    """What narrows a read further. None: all topics, all partitions."""
+
+    cut: Cut = Cut()
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+
+    def admits(self, topic: str, partition: int) -> bool:
+        return (self.topics is None or topic in self.topics) and (
+            self.partitions is None or partition in self.partitions
+        )
+
+
+NO_FILTERS: Final = Filters()
+
+
 class SplitLimits(NamedTuple):
     split_bytes: int
     min_splits: int | None = None

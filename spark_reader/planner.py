@@ -12,10 +12,11 @@ from record_format.arrow import Cut
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import pieces
-from spark_reader.filters import NO_FILTERS, Filters
 from spark_reader.options import ReadOptions
 from spark_reader.plan import (
+    NO_FILTERS,
     ChunkPiece,
+    Filters,
     PartitionWork,
     Split,
     SplitLimits,

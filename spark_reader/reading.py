@@ -23,9 +23,8 @@ from record_format.arrow import ArrowDecoder, Cut, DecodeRequest
 from record_format.errors import MissingObject, OffsetOutOfRange, OffsetTrimmed
 from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
-from spark_reader.filters import NO_FILTERS
 from spark_reader.options import Isolation
-from spark_reader.plan import Split
+from spark_reader.plan import NO_FILTERS, Split
 from spark_reader.ranges import DataLoss, LossPolicy
 from tierlog.client.calls import Limits
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from spark_reader.filters import NO_FILTERS, take
+from spark_reader.filters import take
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions, parse_options, wants_headers
-from spark_reader.plan import EMPTY
+from spark_reader.plan import EMPTY, NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.reading import ReadRequest
 from spark_reader.source_partition import SplitPartition, read_partition, say

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from record_format import errors
+    from spark_reader.arrow_reader import read_arrow
     from tierlog.client import (
         AsyncClient,
         Client,
@@ -39,12 +40,15 @@ __all__ = [
     "RetryPolicy",
     "__version__",
     "errors",
+    "read_arrow",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("record_format.errors")
+    if name == "read_arrow":  # takes the extra `arrow`
+        return import_module("spark_reader.arrow_reader").read_arrow
     if name in __all__:
         return getattr(import_module("tierlog.client"), name)
     raise AttributeError(f"module 'tierlog' has no attribute {name!r}")

