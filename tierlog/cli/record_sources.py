@@ -132,6 +132,9 @@ def _check_json(line: bytes, number: int) -> None:
         raise InvalidRequest(f"line {number}: {error}") from error
 
 
+_ABSENT: Final = msgspec.Raw(b"null")
+
+
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     value: str | None = None
@@ -139,9 +142,9 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    key: msgspec.Raw | None = None
+    key: msgspec.Raw = _ABSENT
     key_base64: bytes | None = None
-    value: msgspec.Raw | None = None
+    value: msgspec.Raw = _ABSENT
     value_base64: bytes | None = None
     headers: list[_Header] | dict[str, str | None] = []
     timestamp: int | str | None = None
@@ -164,11 +167,11 @@ def _enveloped(line: bytes, number: int) -> NewRecord:
     )
 
 
-def _text_or_source(raw: msgspec.Raw | None) -> bytes | None:
+def _text_or_source(raw: msgspec.Raw) -> bytes | None:
     """The bytes that the API makes of a JSON value: a string's text, else its source."""
-    if raw is None or bytes(raw).strip() == b"null":
-        return None
     source = bytes(raw).strip()
+    if source == b"null":
+        return None
     return msgspec.json.decode(source, type=str).encode() if source[:1] == b'"' else source
 
 

@@ -1,0 +1,85 @@
+"""A real broker in a process of its own, and the command line in others."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("TIERLOG_")},
+    "PYTHONPATH": str(ROOT),
+}
+
+
+class Program:
+    """`tierlog` with a server in its environment."""
+
+    def __init__(self, server: str = "") -> None:
+        self.environment = ENVIRONMENT | ({"TIERLOG_SERVER": server} if server else {})
+        self.server = server
+
+    def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "tierlog.cli.main", *map(str, arguments)],
+            check=False,
+            input=stdin,
+            capture_output=True,
+            env=self.environment,
+            cwd=cwd,
+            timeout=120,
+        )
+
+    def ok(self, *arguments, stdin: bytes = b"") -> bytes:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    def fails(self, code: int, *arguments, stdin: bytes = b"") -> str:
+        """Its one line on stderr."""
+        done = self.run(*arguments, stdin=stdin)
+        said = done.stderr.decode()
+        assert done.returncode == code, said
+        assert said.count("\n") == 1, said
+        assert said.startswith("tierlog: "), said
+        return said
+
+
+class RunningBroker:
+    """`tierlog …` until `stop`; `server` once its ready line came."""
+
+    def __init__(self, *arguments, cwd: Path) -> None:
+        self.log = (cwd / "broker.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tierlog.cli.main", *map(str, arguments)],
+            stdout=self.log,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+            cwd=cwd,
+            env=ENVIRONMENT,
+        )
+        self.server = self._wait(cwd / "broker.log")
+
+    def _wait(self, log: Path) -> str:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for line in log.read_text().splitlines():
+                if "listens on http" in line:
+                    server = line.split("listens on ")[1].split(",")[0].strip()
+                    if httpx.get(f"{server}/readyz", trust_env=False).status_code == 200:
+                        return server
+            assert self.process.poll() is None, log.read_text()
+            time.sleep(0.02)
+        raise AssertionError(log.read_text())
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(60)
+        finally:
+            self.log.close()

@@ -1,0 +1,155 @@
+"""The command line as people and scripts use it, against a broker in its own process."""
+
+import json
+import time
+
+import pytest
+
+SMALL = ("--config", "segment.bytes=16384", "--config", "local.retention.bytes=16384")
+
+
+def lines_of(output: bytes) -> list[bytes]:
+    return output.splitlines()
+
+
+def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
+    made = json.loads(tierlog.ok("topic", "create", "t1", "--partitions", "2"))
+    assert [one["partition"] for one in made["partitions"]] == [0, 1]
+    listed = json.loads(tierlog.ok("topic", "list", "--prefix", "t1"))
+    assert listed["topics"] == [
+        {"name": "t1", "topic_id": made["topic_id"], "partitions": 2, "config": {}}
+    ]
+    altered = json.loads(tierlog.ok("topic", "alter", "t1", "--config", "retention.ms=5000000"))
+    assert altered["config"] == {"retention.ms": 5000000}
+    altered = json.loads(tierlog.ok("topic", "alter", "t1", "--unset", "retention.ms"))
+    assert altered["config"] == {}
+    assert (
+        len(json.loads(tierlog.ok("topic", "alter", "t1", "--partitions", "3"))["partitions"]) == 3
+    )
+    assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
+    assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
+    tierlog.ok("topic", "delete", "t1", "--yes")
+    assert "no topic 't1'" in tierlog.fails(1, "topic", "describe", "t1")
+
+
+def test_lines_come_back_as_they_were_also_bytes_that_are_no_text(tierlog):
+    tierlog.ok("topic", "create", "lines")
+    sent = [b"one", b"", b"\xff\xfe", "zwölf".encode()]
+    report = json.loads(tierlog.ok("produce", "lines", stdin=b"\n".join(sent) + b"\n"))
+    assert report["records"] == 4
+    assert lines_of(tierlog.ok("consume", "lines")) == sent
+    shown = [
+        json.loads(line) for line in lines_of(tierlog.ok("consume", "lines", "--format", "json"))
+    ]
+    assert [one.get("value") for one in shown] == ["one", "", None, "zwölf"]
+    assert shown[2]["value_base64"] == "//4="
+    assert lines_of(tierlog.ok("consume", "lines", "--offset", "1", "-n", "2")) == sent[1:3]
+
+
+def test_keys_decide_the_partition(tierlog):
+    tierlog.ok("topic", "create", "keyed", "--partitions", "3")
+    tierlog.ok("produce", "keyed", "--key-separator", ":", stdin=b"a:1\nb:2\na:3\nb:4\n")
+    shown = [
+        json.loads(line) for line in lines_of(tierlog.ok("consume", "keyed", "--format", "json"))
+    ]
+    by_key = {}
+    for record in shown:
+        by_key.setdefault(record["key"], []).append((record["partition"], record["value"]))
+    assert {key: [v for _, v in found] for key, found in by_key.items()} == {
+        "a": ["1", "3"],
+        "b": ["2", "4"],
+    }
+    assert all(len({p for p, _ in found}) == 1 for found in by_key.values())
+    said = tierlog.fails(1, "produce", "keyed", "--key-separator", ":", stdin=b"nothing\n")
+    assert "line 1" in said
+
+
+def test_formats_are_read_as_what_they_are(tierlog, tmp_path):
+    tierlog.ok("topic", "create", "formats")
+    (tmp_path / "rows.csv").write_text("name,city\nanna,Köln\nben,\n")
+    tierlog.ok("produce", "formats", tmp_path / "rows.csv")
+    tierlog.ok("produce", "formats", "--format", "ndjson", stdin=b'{"a": 1.50}\n\n[1,\t2]\n')
+    enveloped = {
+        "key": "k",
+        "value_base64": "/w==",
+        "timestamp": "2024-01-01T00:00:00Z",
+        "headers": {"h": "x"},
+    }
+    tierlog.ok("produce", "formats", "--format", "envelope", stdin=json.dumps(enveloped).encode())
+    values = lines_of(tierlog.ok("consume", "formats"))
+    assert values == [
+        '{"name":"anna","city":"Köln"}'.encode(),
+        b'{"name":"ben","city":null}',
+        b'{"a": 1.50}',
+        b"[1,\t2]",
+        b"\xff",
+    ]
+    last = json.loads(tierlog.ok("consume", "formats", "--offset", "4", "--format", "json"))
+    assert (last["key"], last["timestamp"]) == ("k", 1704067200000)
+    assert last["headers"] == [{"name": "h", "value": "x"}]
+    said = tierlog.fails(1, "produce", "formats", "--format", "ndjson", stdin=b"{}\n{broken\n")
+    assert "line 2" in said
+
+
+def test_parquet_rows_become_json(tierlog, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": [1, 2], "x": [0.5, float("nan")], "s": ["a", None]}), file)
+    tierlog.ok("topic", "create", "parquet")
+    tierlog.ok("produce", "parquet", file)
+    values = [json.loads(line) for line in lines_of(tierlog.ok("consume", "parquet"))]
+    assert values == [{"n": 1, "x": 0.5, "s": "a"}, {"n": 2, "x": None, "s": None}]
+
+
+def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
+    tierlog.ok("topic", "create", "from")
+    tierlog.ok("topic", "create", "to")
+    tierlog.ok("produce", "from", "--batch-records", "2", stdin=b"a\nb\nc\nd\ne\n")
+    batches = tierlog.ok("consume", "from", "-p", "0", "--format", "batches")
+    tierlog.ok("produce", "to", "-p", "0", "--format", "batches", stdin=batches)
+    assert tierlog.ok("consume", "to", "-p", "0", "--format", "batches") == batches
+    said = tierlog.fails(2, "produce", "to", "-p", "0", "--format", "batches", stdin=batches[:-1])
+    assert "the last batch" in said
+    assert "--partition" in tierlog.fails(2, "consume", "from", "--format", "batches")
+
+
+def test_both_tiers_read_as_one(tierlog, broker):
+    tierlog.ok("topic", "create", "tiers", *SMALL)
+    sent = [b"record number %d" % number for number in range(5000)]
+    tierlog.ok("produce", "tiers", stdin=b"\n".join(sent))
+    done = json.loads(tierlog.ok("storage", "offload", "tiers"))
+    assert done["remaining_segments"] == 0
+    segments = json.loads(tierlog.ok("storage", "segments", "tiers"))["partitions"][0]["segments"]
+    deadline = time.monotonic() + 30
+    while segments[0]["tier"] != "cold":
+        assert time.monotonic() < deadline, segments
+        found = json.loads(tierlog.ok("storage", "segments", "tiers"))
+        segments = found["partitions"][0]["segments"]
+    assert segments[0]["base_offset"] == 0
+    assert [s["base_offset"] for s in segments[1:]] == [s["last_offset"] + 1 for s in segments[:-1]]
+    assert lines_of(tierlog.ok("consume", "tiers")) == sent
+    manifest = json.loads(tierlog.ok("storage", "manifest", "tiers"))
+    assert len(manifest["segments"]) == len([s for s in segments if s["tier"] != "hot"])
+    report = json.loads(tierlog.ok("storage", "report"))
+    assert report["cold_bytes"] > 0
+    assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
+    assert b"cold_bytes" in tierlog.ok("storage", "report", "--output", "text")
+    assert b"version" in tierlog.ok("storage", "manifest", "tiers", "--output", "text")
+    folder = broker.folder / ".tierlog" / "data" / "tiers-0"
+    assert tierlog.run("dump", folder, "--verify").returncode == 0
+    start = json.loads(tierlog.ok("storage", "trim", "tiers", "--before", "100"))
+    assert start == {"log_start_offset": 100}
+    assert lines_of(tierlog.ok("consume", "tiers", "-n", "1")) == [sent[100]]
+
+
+def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
+    assert "no topic 'missing'" in tierlog.fails(1, "consume", "missing")
+    assert "segment.bytes" in tierlog.fails(
+        1, "topic", "create", "bad", "--config", "segment.bytes=12"
+    )
+    assert "KEY=VALUE" in tierlog.fails(2, "topic", "create", "bad", "--config", "nothing")
+    assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
+    assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
+    tierlog.ok("topic", "create", "short")
+    assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")

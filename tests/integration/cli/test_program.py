@@ -1,0 +1,100 @@
+"""The program by itself: help, usage, exit codes, starting and stopping a broker."""
+
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.command_line import Program, RunningBroker
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+
+
+def test_help_names_every_command(offline):
+    shown = offline.ok("--help").decode()
+    for command in ("dev", "serve", "demo", "topic", "produce", "consume", "storage", "dump"):
+        assert f" {command} " in shown
+        assert "Usage" in offline.ok(command, "--help").decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nope",), "nope"),
+        (("topic", "create"), "NAME"),
+        (("consume", "t", "--colour"), "--colour"),
+        (("serve", "--cache-bytes", "1"), "data.dir"),
+        (("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
+        (("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
+    ],
+)
+def test_wrong_usage_is_one_line(offline, arguments, said):
+    done = offline.run(*arguments)
+    assert done.returncode in {1, 2}
+    text = done.stderr.decode()
+    assert text.count("\n") == 1, text
+    assert said in text
+
+
+def test_no_broker_is_one_line():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        server = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        assert "cannot reach the broker" in Program(server).fails(1, "topic", "list")
+
+
+def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "txn-0", tmp_path / "txn-0"))
+    assert offline.run("dump", folder, "--verify").returncode == 0
+    shown = offline.ok("dump", folder / "00000000000000000000.index").decode()
+    assert shown.startswith("Dumping 00000000000000000000.index\noffset: 35 position: 4754\n")
+    assert b'"kind":"batch"' in offline.ok("dump", folder, "--output", "json")
+    log = folder / "00000000000000000000.log"
+    log.write_bytes(log.read_bytes()[:-3])
+    done = offline.run("dump", folder, "--verify")
+    assert done.returncode == 3
+    assert b"invalid bytes at the end" in done.stdout
+    assert "no such file" in offline.fails(1, "dump", tmp_path / "00000000000000000001.log")
+    assert "not a file of a log" in offline.fails(1, "dump", tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path, number):
+    store = (tmp_path / "bucket").as_uri()
+    (tmp_path / "bucket").mkdir()
+    flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
+    first = RunningBroker(*flags, cwd=tmp_path)
+    Program(first.server).ok("topic", "create", "kept")
+    Program(first.server).ok("produce", "kept", stdin=b"a\nb\n")
+    assert first.stop(number) == 0
+    (tmp_path / "broker.log").unlink()
+    second = RunningBroker(*flags, cwd=tmp_path)
+    assert Program(second.server).ok("consume", "kept") == b"a\nb\n"
+    in_use = Program().run(*flags, cwd=tmp_path)
+    assert in_use.returncode == 1
+    assert "in use" in in_use.stderr.decode() or "another" in in_use.stderr.decode()
+    assert second.stop() == 0
+
+
+def test_a_killed_broker_lost_nothing_that_was_acknowledged(tmp_path):
+    first = RunningBroker("dev", "--port", "0", cwd=tmp_path)
+    Program(first.server).ok("topic", "create", "kept")
+    Program(first.server).ok("produce", "kept", stdin=b"\n".join(b"%d" % n for n in range(3000)))
+    assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+    (tmp_path / "broker.log").unlink()
+    second = RunningBroker("dev", "--port", "0", cwd=tmp_path)
+    assert len(Program(second.server).ok("consume", "kept").splitlines()) == 3000
+    assert second.stop() == 0
+
+
+def test_a_port_in_use_is_said_before_anything_is_opened(tmp_path):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        done = Program().run("dev", "--port", port, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr.decode()
+    assert not (tmp_path / ".tierlog" / "data").exists()
