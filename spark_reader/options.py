@@ -2,24 +2,22 @@
 
 Rules that keep it honest:
 
-* An option of Spark's Kafka source that has no meaning here is passed over (a job moves by changing
-  the format); one that looks like ours and is not is refused by name, with the nearest that exists.
-* Spark hands names over in lower case; errors show them as the documentation does.
-* Values of secrets are in no error and no repr.
+* What is read here is complete and consistent; nothing behind it checks an option again.
+* What options say of topics and partitions is compared with what there is by the catalog.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from cold_tier.open import S3Options
 from spark_reader import option_values as read
 from spark_reader.access import Access
 from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch
+from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 
 SPLIT_BYTES: Final = 64 * 1024 * 1024
@@ -64,68 +62,49 @@ class ReadOptions:
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
 
 
-class _Option(NamedTuple):
-    read: Callable[[str, str], Any]
-    secret: bool = False
-    streaming: bool = True
-    batch: bool = True
-
-
-_OPTIONS: Final[dict[str, _Option]] = {
-    "store": _Option(read.text),
-    "endpoint": _Option(read.text),
-    "region": _Option(read.text),
-    "pathStyle": _Option(read.boolean),
-    "accessKeyId": _Option(read.text, secret=True),
-    "secretAccessKey": _Option(read.text, secret=True),
-    "sessionToken": _Option(read.text, secret=True),
-    "server": _Option(read.text),
-    "token": _Option(read.text, secret=True),
-    "tokenFile": _Option(read.text),
-    "caFile": _Option(read.text),
-    "subscribe": _Option(read.topic_list),
-    "subscribePattern": _Option(read.pattern),
-    "assign": _Option(read.assignment),
-    "startingOffsets": _Option(read.offsets_or("earliest", "latest")),
-    "endingOffsets": _Option(read.offsets_or("latest"), streaming=False),
-    "startingTimestamp": _Option(read.time_ms),
-    "endingTimestamp": _Option(read.time_ms, streaming=False),
-    "startingOffsetsByTimestamp": _Option(read.times_by_partition),
-    "endingOffsetsByTimestamp": _Option(read.times_by_partition, streaming=False),
-    "startingOffsetsByTimestampStrategy": _Option(read.one_of("error", "latest")),
-    "minPartitions": _Option(read.count),
-    "maxRecordsPerPartition": _Option(read.count),
-    "splitBytes": _Option(read.size),
-    "maxOffsetsPerTrigger": _Option(read.count, batch=False),
-    "minOffsetsPerTrigger": _Option(read.count, batch=False),
-    "maxTriggerDelay": _Option(read.duration_ms, batch=False),
-    "maxBytesPerTrigger": _Option(read.size, batch=False),
-    "failOnDataLoss": _Option(read.boolean),
-    "includeHeaders": _Option(read.boolean),
-    "isolationLevel": _Option(read.one_of("read_uncommitted", "read_committed")),
-    "tier": _Option(read.one_of("all", "cold")),
-    "manifestVersion": _Option(read.versions_by_partition, streaming=False),
-    "pin": _Option(read.text, streaming=False),
+_OPTIONS: Final[dict[str, Option]] = {
+    "store": Option(read.text),
+    "endpoint": Option(read.text),
+    "region": Option(read.text),
+    "pathStyle": Option(read.boolean),
+    "accessKeyId": Option(read.text, secret=True),
+    "secretAccessKey": Option(read.text, secret=True),
+    "sessionToken": Option(read.text, secret=True),
+    "server": Option(read.text),
+    "token": Option(read.text, secret=True),
+    "tokenFile": Option(read.text),
+    "caFile": Option(read.text),
+    "subscribe": Option(read.topic_list),
+    "subscribePattern": Option(read.pattern),
+    "assign": Option(read.assignment),
+    "startingOffsets": Option(read.offsets_or("earliest", "latest")),
+    "endingOffsets": Option(read.offsets_or("latest"), uses=BATCH_ONLY),
+    "startingTimestamp": Option(read.time_ms),
+    "endingTimestamp": Option(read.time_ms, uses=BATCH_ONLY),
+    "startingOffsetsByTimestamp": Option(read.times_by_partition),
+    "endingOffsetsByTimestamp": Option(read.times_by_partition, uses=BATCH_ONLY),
+    "startingOffsetsByTimestampStrategy": Option(read.one_of("error", "latest")),
+    "minPartitions": Option(read.count),
+    "maxRecordsPerPartition": Option(read.count),
+    "splitBytes": Option(read.size),
+    "maxOffsetsPerTrigger": Option(read.count, uses=STREAM_ONLY),
+    "minOffsetsPerTrigger": Option(read.count, uses=STREAM_ONLY),
+    "maxTriggerDelay": Option(read.duration_ms, uses=STREAM_ONLY),
+    "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
+    "failOnDataLoss": Option(read.boolean),
+    "includeHeaders": Option(read.boolean),
+    "isolationLevel": Option(read.one_of("read_uncommitted", "read_committed")),
+    "tier": Option(read.one_of("all", "cold")),
+    "manifestVersion": Option(read.versions_by_partition, uses=BATCH_ONLY),
+    "pin": Option(read.text, uses=BATCH_ONLY),
 }
-_BY_LOWER: Final = {name.lower(): name for name in _OPTIONS}
-
-# Of Spark's Kafka source, without a meaning here.
-_KAFKAS: Final = frozenset(
-    (
-        "groupidprefix",
-        "kafkaconsumer.polltimeoutms",
-        "fetchoffset.numretries",
-        "fetchoffset.retryintervalms",
-    )
-)
-_FIRST_WORDS: Final = frozenset(re.split(r"(?=[A-Z])", name)[0] for name in _OPTIONS)
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Read and check all options. Raises InvalidOption."""
-    values = _values(given, streaming=streaming)
+    values = read_options(given, _OPTIONS, use=Use.STREAM if streaming else Use.BATCH)
     options = ReadOptions(
-        access=_access(values),
+        access=access_of(values),
         choice=_choice(values),
         starting=_starting(values, streaming=streaming),
         ending=_ending(values),
@@ -150,38 +129,8 @@ def wants_headers(given: Mapping[str, str]) -> bool:
     return read.boolean(name, lowered.get(name.lower(), "false"))
 
 
-def _values(given: Mapping[str, str], *, streaming: bool) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        name = _BY_LOWER.get(key.lower())
-        if name is None:
-            _refuse_if_like_ours(key)
-            continue
-        option = _OPTIONS[name]
-        if not (option.streaming if streaming else option.batch):
-            kind = "streams" if option.batch else "batch reads"
-            other = "batch reads" if option.batch else "streams"
-            raise InvalidOption(f"option {name} is for {other}, not for {kind}")
-        try:
-            values[name] = option.read(name, value)
-        except InvalidOption:
-            if option.secret:
-                raise InvalidOption(f"option {name}: its value is not usable") from None
-            raise
-    return values
-
-
-def _refuse_if_like_ours(key: str) -> None:
-    lowered = key.lower()
-    if lowered.startswith("kafka.") or lowered in _KAFKAS:
-        return
-    near = get_close_matches(lowered, _BY_LOWER, n=1, cutoff=0.8)
-    if near or any(lowered.startswith(word) for word in _FIRST_WORDS):
-        hint = f"; did you mean {_BY_LOWER[near[0]]}?" if near else "."
-        raise InvalidOption(f"there is no option {key!r}{hint} There are: {', '.join(_OPTIONS)}")
-
-
-def _access(values: Mapping[str, Any]) -> Access:
+def access_of(values: Mapping[str, Any]) -> Access:
+    """The options that say how to reach the bucket and the broker."""
     return Access(
         store=values.get("store"),
         server=values.get("server"),

@@ -1,0 +1,89 @@
+"""Reading options by a table: which there are, what each may be, where it may be used.
+
+Rules that keep it honest:
+
+* An option of Spark's Kafka source that has no meaning here is passed over (a job moves by changing
+  the format); one that looks like ours and is not is refused by name, with the nearest that exists.
+* Spark hands names over in lower case; errors show them as the documentation does.
+* Values of secrets are in no error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from spark_reader.option_values import InvalidOption
+
+
+class Use(StrEnum):
+    """What the options are given to."""
+
+    BATCH = "batch reads"
+    STREAM = "streams"
+    WRITE = "writes"
+
+
+BATCH_ONLY: Final = frozenset((Use.BATCH,))
+STREAM_ONLY: Final = frozenset((Use.STREAM,))
+
+
+class Option(NamedTuple):
+    """`read` takes name and text, and raises InvalidOption."""
+
+    read: Callable[[str, str], Any]
+    secret: bool = False
+    uses: frozenset[Use] = frozenset(Use)
+
+
+# Of Spark's Kafka source and sink, without a meaning here; and all that begins with `kafka.`.
+_KAFKAS: Final = frozenset(
+    (
+        "groupidprefix",
+        "kafkaconsumer.polltimeoutms",
+        "fetchoffset.numretries",
+        "fetchoffset.retryintervalms",
+    )
+)
+
+
+def read_options(
+    given: Mapping[str, str], table: Mapping[str, Option], *, use: Use
+) -> dict[str, Any]:
+    """The values by the names of the table. Raises InvalidOption."""
+    by_lower = {name.lower(): name for name in table}
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            _refuse_if_like_ours(key, by_lower)
+            continue
+        option = table[name]
+        if use not in option.uses:
+            raise InvalidOption(f"option {name} is for {', '.join(option.uses)}, not for {use}")
+        values[name] = _read(name, option, text)
+    return values
+
+
+def _read(name: str, option: Option, text: str) -> Any:
+    try:
+        return option.read(name, text)
+    except InvalidOption:
+        if option.secret:
+            raise InvalidOption(f"option {name}: its value is not usable") from None
+        raise
+
+
+def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
+    lowered = key.lower()
+    if lowered.startswith("kafka.") or lowered in _KAFKAS:
+        return
+    near = get_close_matches(lowered, by_lower, n=1, cutoff=0.8)
+    first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
+    if near or any(lowered.startswith(word) for word in first_words):
+        hint = f"; did you mean {by_lower[near[0]]}?" if near else "."
+        names = ", ".join(by_lower.values())
+        raise InvalidOption(f"there is no option {key!r}{hint} There are: {names}")
