@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hot_tier.disk import Buffer, Disk, is_disk_full, write_all
+from hot_tier.disk import Buffer, Disk, is_refusal, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
 from hot_tier.index_file import IndexImage
 from hot_tier.log_config import LogConfig
@@ -271,7 +271,7 @@ class ActiveSegment:
             self.offsets.write()
             self.times.write()
         except OSError as error:
-            if not is_disk_full(error):
+            if not is_refusal(error):
                 raise
 
     def drop_tail(self) -> None:
@@ -293,7 +293,9 @@ class ActiveSegment:
         self.disk.truncate(self._fd, self.segment.end.size_bytes)
 
     def release_indexes(self) -> None:
-        """Lookups go to the files from now on."""
+        """Lookups go to the files from now on; their descriptors are not needed any more."""
+        self.offsets.close()
+        self.times.close()
         self.segment.offsets = self.segment.times = None
 
     def sync_log(self) -> None:
@@ -302,10 +304,10 @@ class ActiveSegment:
     def sync_all(self) -> None:
         """Bytes, indexes and, where there are some, the aborted transactions and the snapshot."""
         self.sync_log()
-        self.offsets.sync()
-        self.times.sync()
         base = self.segment.base_offset
         for path in (
+            self.segment.path(OFFSET_INDEX),
+            self.segment.path(TIME_INDEX),
             self.segment.path(TRANSACTION_INDEX),
             path_of(self.segment.folder, base, SNAPSHOT),
         ):

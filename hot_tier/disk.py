@@ -21,7 +21,8 @@ if sys.platform == "darwin":
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
-DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+# No room, or no descriptor: the call did nothing, and may succeed later.
+REFUSED_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Disk:
@@ -85,5 +86,5 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
     return total
 
 
-def is_disk_full(error: OSError) -> bool:
-    return error.errno in DISK_FULL_ERRNOS
+def is_refusal(error: OSError) -> bool:
+    return error.errno in REFUSED_ERRNOS

@@ -36,6 +36,8 @@ class CommitLog(Protocol):
     def high_watermark(self) -> int: ...
     @property
     def offline(self) -> bool: ...
+    @property
+    def wants_flush(self) -> bool: ...
     def append(self, appends: list[Append]) -> list[AppendResult | TierlogError]: ...
     def flush(self) -> int: ...
 
@@ -188,7 +190,7 @@ class GroupCommit:
         if unflushed_records <= 0 or log.offline:
             return
         with self._lock:
-            if unflushed_records >= log.config.flush_messages:
+            if unflushed_records >= log.config.flush_messages or log.wants_flush:
                 self._flush_due = True
                 return
             if self._timer_set:

@@ -92,9 +92,6 @@ class IndexImage:
         self.write()
         self._disk.truncate(self._fd, len(self.image))
 
-    def sync(self) -> None:
-        self._disk.sync_bytes(self._fd)
-
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

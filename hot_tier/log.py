@@ -37,6 +37,8 @@ from hot_tier.segment_views import SegmentFacts, SegmentFiles, SegmentView, Segm
 from record_format.errors import OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
 
+UNFLUSHED_SEGMENTS_MAX = 16  # each of them keeps a descriptor
+
 
 class PartitionLog:
     """See the module. Thread-safe. Made by `open`."""
@@ -176,6 +178,11 @@ class PartitionLog:
     def first_append_ms(self) -> int | None:
         """When the active segment's first record came; None while it is empty."""
         return self._state.active.first_append_ms
+
+    @property
+    def wants_flush(self) -> bool:
+        """Whether so many sealed segments wait for a flush that one is due, whatever `flush.ms`."""
+        return len(self._state.unflushed) >= UNFLUSHED_SEGMENTS_MAX
 
     @property
     def offline(self) -> bool:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import is_disk_full
+from hot_tier.disk import is_refusal
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
@@ -65,6 +65,6 @@ def roll(state: LogState) -> None:
 
 def disk_error(state: LogState, error: OSError) -> TierlogError:
     """What a failed system call means: no room, or a log that is offline from now on."""
-    if is_disk_full(error):
+    if is_refusal(error):
         return DiskFull(f"{state.name}: {error.strerror}", retry_after_s=5.0)
     return state.go_offline(error)
