@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from hot_tier.file_names import LOG
@@ -146,7 +148,8 @@ def offset_for_timestamp(
     """
     segments = state.segments
     start_offset = max(segments.bases[0], state.log_start_offset)
-    for segment in segments.items[max(segments.number_of(start_offset), 0) :]:
+    first = max(segments.number_of(start_offset), _first_in_time(state, segments, timestamp))
+    for segment in segments.items[first:]:
         if segment.base_offset >= end_offset:
             return None
         if largest_timestamp(state, segment) < timestamp:
@@ -155,6 +158,18 @@ def offset_for_timestamp(
         if found is not None:
             return found if found[0] < end_offset else None
     return None
+
+
+def _first_in_time(state: LogState, segments: Segments, timestamp: int) -> int:
+    """Number of the first segment by whose end `timestamp` was reached; the active at most.
+
+    The largest timestamps so far, segment by segment, are kept until a segment comes or goes.
+    """
+    known = state.reached_timestamps
+    if known is None or known[0] is not segments:
+        sealed = (largest_timestamp(state, segment) for segment in segments.items[:-1])
+        known = state.reached_timestamps = (segments, tuple(accumulate(sealed, max)))
+    return bisect_left(known[1], timestamp)
 
 
 def largest_timestamp(state: LogState, segment: Segment) -> int:

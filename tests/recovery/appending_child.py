@@ -1,6 +1,6 @@
 """Appends with acks=all from several threads and prints each acknowledgement, until it is killed.
 
-Run as `python appending_child.py FOLDER`; prints `offset value` once the log said that it is flushed.
+Run as `python appending_child.py FOLDER`; prints `offset value` once that is flushed.
 """
 
 import sys
