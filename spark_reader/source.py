@@ -11,10 +11,16 @@ Rules that keep it honest:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from spark_reader.filters import take
@@ -24,6 +30,9 @@ from spark_reader.plan import EMPTY, NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.reading import ReadRequest
 from spark_reader.source_partition import SplitPartition, read_partition, say
+
+if TYPE_CHECKING:
+    from spark_reader.sink import WriteOptions
 
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -68,6 +77,28 @@ class TierlogSource(DataSource):  # type: ignore[misc]
 
         options = parse_options(self.options, streaming=True)
         return TierlogStreamReader(options, columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_reader.sink import TierlogWriter
+
+        return TierlogWriter(self._write_options(schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from spark_reader.sink import TierlogStreamWriter
+
+        return TierlogStreamWriter(self._write_options(schema, overwrite=overwrite))
+
+    def _write_options(self, schema: StructType, *, overwrite: bool) -> WriteOptions:
+        from spark_reader.sink import check_columns, parse_write_options
+
+        if overwrite:
+            raise InvalidOption(
+                "a log cannot be overwritten: write with mode append, or output mode append or "
+                "update"
+            )
+        options = parse_write_options(self.options)
+        check_columns(schema, options)
+        return options
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, Cut, DecodeRequest
+from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, Cut, DecodeRequest, warm
 from record_format.batch import (
     HEADER_SIZE,
     iter_headers,
@@ -293,3 +293,24 @@ def test_an_aborted_transaction_of_another_producer_changes_nothing():
     assert decode(buf, aborted=[AbortedTxn(8, 0, 5, 0)]) == decode(buf) != []
     assert decode(buf, aborted=[AbortedTxn(7, 0, 5, 0)]) == []
     assert decode(buf, aborted=[AbortedTxn(7, 1, 5, 0)]) != []
+
+
+def test_flipped_bytes_anywhere_are_refused_or_change_nothing_that_is_checked():
+    rng = random.Random(7)
+    log = log_of("codec-none-0") + log_of("codec-zstd-0")
+    decoder = ArrowDecoder(DecodeRequest("t", 0))
+    whole = sum(batch.num_rows for batch in decoder.decode(log))
+    refused = 0
+    for _ in range(300):
+        bad = bytearray(log)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        try:
+            # Base offset and leader epoch lie before the checksummed part.
+            assert sum(batch.num_rows for batch in decoder.decode(bad)) == whole
+        except CorruptBatch:
+            refused += 1
+    assert refused > 290
+
+
+def test_warming_is_decoding():
+    warm()

@@ -1,0 +1,167 @@
+"""The writing side of `format("tierlog")`, for batches and streams.
+
+Rules that keep it honest:
+
+* At least once, as Spark's Kafka sink: every attempt of a task is an idempotent producer of its
+  own, so that a request sent twice is appended once; rows of an attempt that failed may remain.
+* A task is done when everything it sent is flushed at the broker (acks=all); there is nothing left
+  to commit or to take back afterwards.
+* Only appending is known: overwriting a log is refused by name.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from record_format.batch import MAX_SEQUENCE, set_producer
+from record_format.codecs import CODEC_IDS, CODEC_NAMES
+from spark_reader import option_values as read
+from spark_reader.access import Access, Connections
+from spark_reader.option_table import Option, Use, read_options
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import access_of
+from spark_reader.sink_batches import COLUMN_TYPES, Batch, Batcher, Place, TopicShape, rows_of
+
+_OPTIONS: Final[dict[str, Option]] = {
+    "server": Option(read.text),
+    "token": Option(read.text, secret=True),
+    "tokenFile": Option(read.text),
+    "caFile": Option(read.text),
+    "topic": Option(read.text),
+    "compression": Option(read.one_of(*CODEC_NAMES.values())),
+    "includeHeaders": Option(read.boolean),
+    "checkpointLocation": Option(read.text),  # Spark's, and handed on to the sink of a stream
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    access: Access
+    topic: str | None
+    codec: int
+
+
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Raises InvalidOption."""
+    values = read_options(given, _OPTIONS, use=Use.WRITE)
+    if "server" not in values:
+        raise InvalidOption("option server: records are written to the broker; give its address")
+    return WriteOptions(
+        access=access_of(values),
+        topic=values.get("topic"),
+        codec=CODEC_IDS[values.get("compression", "none")],
+    )
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raises InvalidOption for a frame that cannot be written."""
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kind in found.items():
+        allowed = COLUMN_TYPES.get(name)
+        if allowed is None or kind not in allowed:
+            known = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in COLUMN_TYPES.items())
+            raise InvalidOption(f"column {name} {kind} cannot be written; there are: {known}")
+    if "value" not in found:
+        raise InvalidOption("there is no column value: it is what a record is about")
+    if "topic" not in found and options.topic is None:
+        raise InvalidOption("give the option topic, or a column topic")
+
+
+class Sink:
+    """What both writers share. Picklable."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task."""
+        producer = _Producer(self._options.access)
+        batcher = Batcher(
+            topic=self._options.topic,
+            shape_of=producer.shape_of,
+            codec=self._options.codec,
+            now_ms=_wall_ms,
+            first_sticky=random.randrange(1 << 16),
+        )
+        for rows in batches:
+            for row in rows_of(rows):
+                for batch in batcher.add(row):
+                    producer.send(batch)
+        for batch in batcher.flush():
+            producer.send(batch)
+        return WriterCommitMessage()
+
+
+class _Producer:
+    """One attempt of one task, as the broker knows it. Not shared."""
+
+    def __init__(self, access: Access) -> None:
+        self._broker = Connections(access).broker
+        self._identity = self._broker.init_producer()
+        self._sequences: dict[Place, int] = {}
+        self._shapes: dict[str, TopicShape] = {}
+
+    def shape_of(self, topic: str) -> TopicShape:
+        if topic not in self._shapes:
+            found = self._broker.describe_topic(topic)
+            limit = found.effective_config["max.message.bytes"]
+            self._shapes[topic] = TopicShape(len(found.partitions), int(limit))
+        return self._shapes[topic]
+
+    def send(self, batch: Batch) -> None:
+        """Append one batch and wait until it is flushed; a repeat by the client is known as one."""
+        sequence = self._sequences.get(batch.place, 0)
+        set_producer(
+            batch.data,
+            producer_id=self._identity.producer_id,
+            producer_epoch=self._identity.producer_epoch,
+            base_sequence=sequence,
+        )
+        self._broker.produce_batches(
+            batch.place.topic, bytes(batch.data), partition=batch.place.partition
+        )
+        self._sequences[batch.place] = (sequence + batch.records) & MAX_SEQUENCE
+
+
+class TierlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    def __init__(self, options: WriteOptions) -> None:
+        self._sink = Sink(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        """Nothing to do: what the tasks sent is there."""
+
+    def abort(self, messages: list[Any]) -> None:
+        """Nothing to take back: a log only grows."""
+
+
+class TierlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    def __init__(self, options: WriteOptions) -> None:
+        self._sink = Sink(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  Spark's name
+        """Nothing to do: what the tasks sent is there."""
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        """Nothing to take back: a log only grows."""
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

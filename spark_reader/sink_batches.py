@@ -1,0 +1,171 @@
+"""Rows in, record batches out: what a write sends, and in which order. No Spark here, no network.
+
+Rules that keep it honest:
+
+* The columns are those of Spark's Kafka sink: `value`, and if there are any `key`, `headers`,
+  `topic`, `partition`; also `timestamp`, which Kafka's sink lacks.
+* A row goes to its `partition`, or by murmur2 of its key as from any Kafka client; rows with
+  neither stick to one partition for a batch.
+* Memory is bounded: what waits to be sent is `FLUSH_BYTES` and one row at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from record_format.encode import Headers, encode_batches
+from record_format.errors import InvalidRecord
+from record_format.murmur2 import partition_for_key
+
+BATCH_BYTES: Final = 512 * 1024
+FLUSH_BYTES: Final = 16 * 1024 * 1024
+ROW_BYTES: Final = 64  # what a row costs besides its own bytes
+
+_BINARY: Final = ("binary", "string")
+COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "key": _BINARY,
+    "value": _BINARY,
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
+
+
+class Place(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Batch(NamedTuple):
+    """A record batch without a producer's fields yet."""
+
+    place: Place
+    data: bytearray
+    records: int
+
+
+@dataclass
+class _Pending:
+    """Rows of one partition that wait, by column."""
+
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class TopicShape(NamedTuple):
+    """What the broker says of a topic."""
+
+    partitions: int
+    max_message_bytes: int
+
+
+class Row(NamedTuple):
+    topic: str | None
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    timestamp: int | None
+    headers: Headers
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The rows of Spark's Arrow batch; strings become their UTF-8 bytes."""
+    empty = [None] * batch.num_rows
+    names = batch.schema.names
+
+    def column(name: str) -> Sequence[Any]:
+        if name not in names:
+            return empty
+        found = batch.column(name)
+        if name in {"key", "value"}:
+            found = found.cast(pa.binary())
+        if name == "timestamp":
+            found = found.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        listed: list[Any] = found.to_pylist()
+        return listed
+
+    columns = [column(name) for name in ("topic", "partition", "key", "value", "timestamp")]
+    for topic, partition, key, value, micros, headers in zip(
+        *columns, column("headers"), strict=True
+    ):
+        pairs = tuple((one["key"], one["value"]) for one in headers or ())
+        yield Row(topic, partition, key, value, None if micros is None else micros // 1000, pairs)
+
+
+class Batcher:
+    """Gathers rows by partition and gives batches when there is enough. One thread."""
+
+    def __init__(
+        self,
+        *,
+        topic: str | None,
+        shape_of: Callable[[str], TopicShape],
+        codec: int,
+        now_ms: Callable[[], int],
+        first_sticky: int = 0,
+    ) -> None:
+        self._topic, self._shape_of, self._codec, self._now_ms = topic, shape_of, codec, now_ms
+        self._pending: dict[Place, _Pending] = {}
+        self._sticky = first_sticky
+        self._size_bytes = 0
+
+    def add(self, row: Row) -> Iterator[Batch]:
+        """Take a row; gives what became ready to be sent. Raises InvalidRecord."""
+        topic = self._topic if self._topic is not None else row.topic
+        if topic is None:
+            raise InvalidRecord("a row without a topic, and no option topic says one for all")
+        place = Place(topic, self._partition(topic, row))
+        pending = self._pending.setdefault(place, _Pending())
+        size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")
+        size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
+        pending.values.append(row.value)
+        pending.keys.append(row.key)
+        pending.timestamps.append(self._now_ms() if row.timestamp is None else row.timestamp)
+        pending.headers.append(row.headers)
+        pending.size_bytes += size
+        self._size_bytes += size
+        if pending.size_bytes >= BATCH_BYTES:
+            yield from self._take(place)
+            if row.key is None and row.partition is None:
+                self._sticky += 1
+        elif self._size_bytes >= FLUSH_BYTES:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[Batch]:
+        """All that waits."""
+        for place in list(self._pending):
+            yield from self._take(place)
+
+    def _partition(self, topic: str, row: Row) -> int:
+        partitions = self._shape_of(topic).partitions
+        if row.partition is not None:
+            if not 0 <= row.partition < partitions:
+                raise InvalidRecord(
+                    f"a row for {topic}-{row.partition}; the topic has {partitions} partitions"
+                )
+            return row.partition
+        if row.key is not None:
+            return partition_for_key(row.key, partitions)
+        return self._sticky % partitions
+
+    def _take(self, place: Place) -> Iterator[Batch]:
+        pending = self._pending.pop(place)
+        self._size_bytes -= pending.size_bytes
+        has_headers = any(pending.headers)
+        for one in encode_batches(
+            pending.values,
+            keys=pending.keys,
+            timestamps=pending.timestamps,
+            headers=pending.headers if has_headers else None,
+            codec=self._codec,
+            max_bytes=self._shape_of(place.topic).max_message_bytes,
+        ):
+            yield Batch(place, one.batch, one.end - one.start)

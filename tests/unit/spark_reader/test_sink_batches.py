@@ -1,0 +1,77 @@
+import pyarrow as pa
+import pytest
+
+from record_format.batch import parse_header
+from record_format.decode import decode_batch
+from record_format.errors import InvalidRecord
+from record_format.murmur2 import partition_for_key
+from spark_reader import sink_batches
+from spark_reader.sink_batches import Batcher, Row, TopicShape, rows_of
+
+
+def row(value=b"v", *, topic=None, partition=None, key=None, timestamp=None, headers=()):
+    return Row(topic, partition, key, value, timestamp, headers)
+
+
+def batcher(topic="t", partitions=3, **given):
+    return Batcher(
+        topic=topic,
+        shape_of=lambda name: TopicShape(partitions, 1 << 20),
+        codec=given.pop("codec", 0),
+        now_ms=lambda: 77,
+        **given,
+    )
+
+
+def sent(one, rows):
+    batches = [batch for each in rows for batch in one.add(each)] + list(one.flush())
+    return [
+        (batch.place, record)
+        for batch in batches
+        for record in decode_batch(batch.data, parse_header(batch.data))
+    ]
+
+
+def test_rows_go_by_partition_then_by_key_then_together():
+    rows = [row(partition=2, key=b"a"), row(key=b"a"), row(), row(b"w")]
+    found = sent(batcher(first_sticky=1), rows)
+    places = {(place.partition, record.key, record.value) for place, record in found}
+    by_key = partition_for_key(b"a", 3)
+    assert places == {(2, b"a", b"v"), (by_key, b"a", b"v"), (1, None, b"v"), (1, None, b"w")}
+    assert {record.timestamp for _, record in found} == {77}
+
+
+def test_a_rows_topic_counts_unless_the_option_says_one_for_all():
+    rows = [row(topic="a"), row(topic="b")]
+    assert {place.topic for place, _ in sent(batcher(topic=None), rows)} == {"a", "b"}
+    assert {place.topic for place, _ in sent(batcher(topic="t"), rows)} == {"t"}
+    with pytest.raises(InvalidRecord, match="without a topic"):
+        sent(batcher(topic=None), [row()])
+    with pytest.raises(InvalidRecord, match="t-3; the topic has 3 partitions"):
+        sent(batcher(), [row(partition=3)])
+
+
+def test_batches_are_cut_and_what_waits_is_bounded(monkeypatch):
+    monkeypatch.setattr(sink_batches, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(sink_batches, "FLUSH_BYTES", 2500)
+    one = batcher(partitions=50)
+    ready = [b for n in range(29) for b in one.add(row(bytes(200), partition=n))]
+    assert sum(batch.records for batch in ready) == 20
+    full = [b for n in range(8) for b in one.add(row(bytes(500), partition=40))]
+    assert {batch.records for batch in full} >= {2}
+
+
+def test_arrow_rows_keep_nulls_headers_and_times():
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array(["k", None]),
+            "value": pa.array([None, b"\xff"], pa.binary()),
+            "headers": pa.array([[{"key": "h", "value": None}], None], pa.list_(header)),
+            "timestamp": pa.array([1_700_000_000_123_999, None], pa.timestamp("us", "UTC")),
+        }
+    )
+    assert list(rows_of(batch)) == [
+        Row(None, None, b"k", None, 1_700_000_000_123, (("h", None),)),
+        Row(None, None, None, b"\xff", None, ()),
+    ]
