@@ -47,7 +47,7 @@ from record_format.errors import (
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600
-PUBLISH_ATTEMPTS = 20  # a delete may take the empty folder away between mkdir and link
+PUBLISH_ATTEMPTS = 100  # a delete may take the empty folder away between mkdir and link
 
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.EISDIR)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -239,7 +239,7 @@ class FolderStore:
         try:
             folder.mkdir()
         except FileExistsError:
-            if not folder.is_dir():
+            if folder.is_file():  # a folder may be gone again by now: then the caller tries anew
                 raise NotADirectoryError(errno.ENOTDIR, "an object", str(folder)) from None
         _sync_folder(folder.parent)
 
