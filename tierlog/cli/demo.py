@@ -334,7 +334,7 @@ def _leave_running(stage: Stage) -> None:
     server = shlex.quote(stage.server)
     _say(
         f"""
-  It goes on: {stage.server}/    (the console; the API's pages at {stage.server}/docs)
+  It goes on at {stage.server}; the API is described at {stage.server}/docs
 
     tierlog consume {TOPIC} --server {server} --format json --max-records 3
     tierlog storage segments {TOPIC} --server {server}

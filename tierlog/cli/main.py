@@ -126,14 +126,23 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough: nothing failed, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_has_enough()
+    except SystemExit as error:
+        # The command line's library exits by itself where a pipe breaks.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _reader_has_enough()
+        raise
     except OutcomeUnknownError as error:
         return _say(f"{error} (outcome unknown)")
     except (TierlogError, OSError) as error:
         return _say(_text(error))
     return code if isinstance(code, int) else 0
+
+
+def _reader_has_enough() -> int:
+    """`| head` ended: nothing failed, and nothing more can be said."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def fail(text: str) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tierlog.cli import storage_check
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.output import Output, cell, moment, note, print_json, print_table, size
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from tierlog.client import Client
 
 app = typer.Typer(help="What is hot, what is cold, and the manifest.", no_args_is_help=True)
+app.add_typer(storage_check.app)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Partition = Annotated[

@@ -237,6 +237,10 @@ class AsyncClient:
     async def storage_report(self) -> dict[str, object]:
         return await self.call(calls.storage_report())
 
+    async def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
+        """Both tiers against the manifest; `deep` reads every byte, which may take long."""
+        return await self.call(calls.verify(topic, deep=deep))
+
     async def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
         return await self.call(calls.offload(topic, wait_ms=wait_ms))
 

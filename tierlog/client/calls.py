@@ -31,6 +31,7 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 Start = int | Literal["earliest", "latest", "earliest-local"]
 
 DEFAULT_FETCH_BYTES: Final = 1 << 20
+VERIFY_WAIT_S: Final = 3600.0
 
 
 class Limits(NamedTuple):
@@ -306,6 +307,17 @@ def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
         place=Place(topic),
     )
     return Call(request, _reader(answers.Offloaded))
+
+
+def verify(topic: str, *, deep: bool) -> Call[dict[str, object]]:
+    request = Request(
+        "POST",
+        f"{_topic_path(topic)}/verify",
+        query(deep=1 if deep else None),
+        extra_wait_s=VERIFY_WAIT_S,
+        place=Place(topic),
+    )
+    return Call(request, _reader(dict[str, object]))
 
 
 def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:

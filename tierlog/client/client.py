@@ -247,6 +247,10 @@ class Client:
     def storage_report(self) -> dict[str, object]:
         return self.call(calls.storage_report())
 
+    def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
+        """Both tiers against the manifest; `deep` reads every byte, which may take long."""
+        return self.call(calls.verify(topic, deep=deep))
+
     def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
         """Roll what is active and upload all that is rolled; with `wait_ms`, see it done."""
         return self.call(calls.offload(topic, wait_ms=wait_ms))

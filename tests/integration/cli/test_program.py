@@ -3,11 +3,13 @@
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.command_line import Program, RunningBroker
+from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 
@@ -58,6 +60,18 @@ def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
     assert b"invalid bytes at the end" in done.stdout
     assert "no such file" in offline.fails(1, "dump", tmp_path / "00000000000000000001.log")
     assert "not a file of a log" in offline.fails(1, "dump", tmp_path / "notes.txt")
+
+
+def test_a_reader_that_has_enough_is_no_failure():
+    file = FIXTURES / "compacted-codec-0" / "00000000000000000000.log"
+    dump = f'"{sys.executable}" -m tierlog.cli.main dump "{file}"'
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {dump} {file} {file} | head -n 1"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

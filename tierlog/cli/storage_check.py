@@ -1,0 +1,108 @@
+"""`tierlog storage verify`: through the broker, which checks both tiers, or on the bucket alone.
+
+Exit code 3 where there are problems: not an error of the command, and not a success.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.offline import EndpointOption, RegionOption, now_ms, opened_store
+from tierlog.cli.output import Output, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
+
+app = typer.Typer()
+
+FOUND_PROBLEMS = 3
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
+
+
+@app.command("verify")
+@client_command
+def verify(
+    client: Client,
+    topic: TopicArgument,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Check this bucket alone, without a broker.", metavar="URL"),
+    ] = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Check the manifest against the objects, and both tiers against each other."""
+    if store is not None:
+        report = _verify_offline(topic, store, endpoint, region, deep=deep)
+    else:
+        report = client.verify(topic, deep=deep)
+    if output.is_json:
+        print_json(report)
+    else:
+        print_report(topic, report)
+    if not report["ok"]:
+        raise typer.Exit(FOUND_PROBLEMS)
+
+
+def _verify_offline(
+    topic: str, url: str, endpoint: str | None, region: str | None, *, deep: bool
+) -> dict[str, Any]:
+    from broker.verify import find_topic, size_of, verify_bucket
+
+    with opened_store(url, endpoint, region) as store:
+        found = find_topic(store, topic)
+        total = size_of(store, found, clock=now_ms)
+        with progress_bar(f"verify {topic}", total_bytes=total) as advance:
+            report = verify_bucket(store, found, deep=deep, clock=now_ms, progress=advance)
+    return dict(msgspec.to_builtins(report))
+
+
+def print_report(topic: str, report: Mapping[str, Any]) -> None:
+    """A table of problems, then what was looked at."""
+    if report["problems"]:
+        print_problems(topic, report["problems"])
+    if left_out := report.get("problems_left_out", 0):
+        note(f"and {left_out} more")
+    looked_at = ", ".join(
+        f"{count} {name.replace('_', ' ')}" for name, count in report["checked"].items() if count
+    )
+    verdict = "ok" if report["ok"] else f"{len(report['problems'])} problems"
+    note(f"{topic}: {verdict}; checked {looked_at or 'nothing'}")
+
+
+def print_problems(topic: str, problems: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            one["kind"],
+            one["partition"],
+            one.get("object_key") or one.get("file"),
+            one["detail"],
+        )
+        for one in problems
+    ]
+    print_table(topic, ("problem", "partition", "where", "what"), rows)
+
+
+@contextmanager
+def progress_bar(title: str, *, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """On a terminal's stderr; nowhere else."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total_bytes)
+        yield lambda size_bytes: progress.update(task, advance=size_bytes)
