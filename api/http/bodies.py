@@ -45,13 +45,18 @@ class InflightBytes:
 
 @asynccontextmanager
 async def received_body(
-    exchange: Exchange, settings: HttpSettings, inflight: InflightBytes
+    exchange: Exchange,
+    settings: HttpSettings,
+    inflight: InflightBytes,
+    *,
+    limit: int | None = None,
 ) -> AsyncIterator[bytes | bytearray]:
     """The body as it was sent. Its bytes count as held until the block is left.
 
-    Raises RequestTooLarge, Throttled, StalledBody, ClientGone.
+    `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, StalledBody,
+    ClientGone.
     """
-    limit = settings.body_max_bytes
+    limit = settings.body_max_bytes if limit is None else limit
     held = announced = _announced_size(exchange, limit)
     inflight.take(held)
     try:

@@ -2,7 +2,8 @@
 
 * The event loop never waits for a disk or a bucket: `read` is for calls that may, `compute` for
   parsing and writing large bodies. Both pools are bounded.
-* Everything else here lives on the event loop and needs no lock.
+* Everything else here lives on the event loop and needs no lock, but for `next_turn`, which any
+  thread may call: two requests that meet there may take the same turn, and no harm is done.
 """
 
 from __future__ import annotations

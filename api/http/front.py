@@ -74,7 +74,7 @@ class TierlogApp(FastAPI):
                 await super().__call__(exchange.scope, exchange.receive, _with_id(exchange))
                 return
             status = str(getattr(answer, "status", 200))
-            await send_answer(exchange, answer)
+            await self._send(exchange, answer)
         except ClientGone:
             status = "gone"
         finally:
@@ -93,6 +93,14 @@ class TierlogApp(FastAPI):
             raise
         except Exception as error:  # noqa: BLE001  the one place where every exception is answered
             return self._refusal(exchange, error)
+
+    async def _send(self, exchange: Exchange, answer: AnyAnswer) -> None:
+        """A fault after the head was sent can only end the connection short: raised, and logged."""
+        try:
+            await send_answer(exchange, answer)
+        except (TierlogError, EOFError, OSError) as error:
+            self._log(exchange, error, "cut-short")
+            raise ConnectionAbortedError("the answer was cut short") from error
 
     def _find(self, exchange: Exchange) -> Call | None:
         scope = exchange.scope

@@ -19,6 +19,7 @@ from api.http.produce import (
 from api.http.produce_columns import RecordsIn
 from api.http.segments import get_segment
 from api.http.tail import TailQuery, tail_partition, tail_topic
+from api.http.verify import VERIFY_CALL
 from broker.reports import StorageReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
@@ -357,4 +358,4 @@ _RUNNING_CALLS: Final = (
     ),
 )
 
-CALLS: Final = (*_TOPIC_CALLS, *_RECORD_CALLS, *_LOG_CALLS, *_RUNNING_CALLS)
+CALLS: Final = (*_TOPIC_CALLS, *_RECORD_CALLS, *_LOG_CALLS, VERIFY_CALL, *_RUNNING_CALLS)

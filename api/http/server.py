@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from record_format.errors import InvalidRequest, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
+_CLOSE = (b"connection", b"close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,13 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.on_started is not None:
             self.on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that was obeyed is not raised again: the process exits 0."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         context: Context = self.config.app.state.context  # type: ignore[union-attr]
@@ -138,7 +147,7 @@ def _busy(app: Any) -> Any:
             return
         problem = problems.to_problem(Throttled("too many connections"), request_id="")
         body = problem.body()
-        headers = [*problem.headers, _length(body), (b"connection", b"close")]
+        headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -149,9 +158,13 @@ def _bad_request(detail: str) -> bytes:
     """The whole response to what is not HTTP."""
     problem = problems.to_problem(InvalidRequest(detail), request_id="")
     body = msgspec.json.encode(problem.document)
-    headers = [*problem.headers, _length(body), (b"connection", b"close")]
+    headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body
+
+
+def _new_id() -> tuple[bytes, bytes]:
+    return b"x-request-id", secrets.token_hex(8).encode()
 
 
 def _length(body: bytes) -> tuple[bytes, bytes]:

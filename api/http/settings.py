@@ -24,6 +24,7 @@ def wall_clock_ms() -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     body_max_bytes: int = 64 * MIB
+    control_body_max_bytes: int = MIB  # of calls that carry no records
     expanded_max_bytes: int = 256 * MIB
     records_max: int = 1_000_000
     connections_max: int = 10_000

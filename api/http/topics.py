@@ -48,8 +48,10 @@ async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.
     """A small JSON body. Raises what is wrong with it."""
     media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
     encoding = bodies.encoding_of(exchange)
-    async with bodies.received_body(exchange, context.settings, context.inflight) as body:
-        limit = context.settings.expanded_max_bytes
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
         return strict_json.decode(bodies.expand(body, encoding, max_bytes=limit), decoder)
 
 

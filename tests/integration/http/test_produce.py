@@ -24,7 +24,10 @@ def post(api: Api, topic: str, content: bytes, media_type: str, **params: Any) -
 
 def test_json_values_keep_their_source_text_and_strings_become_text(api: Api) -> None:
     topic = api.topic()
-    body = b'{"records":[{"value":"a\\u00e9"},{"value":{"b":1.0,  "b":2}},{"value":null},{},{"value":12e3}]}'
+    body = (
+        b'{"records":[{"value":"a\\u00e9"},{"value":{"b":1.0,  "b":2}},{"value":null},{},'
+        b'{"value":12e3}]}'
+    )
     assert post(api, topic, body, "application/json").status_code == 200
     records = api.fetch(topic).json()["records"]
     assert [r["value"] for r in records] == ["aé", '{"b":1.0,  "b":2}', None, None, "12e3"]

@@ -1,3 +1,5 @@
+import itertools
+
 from tests.integration.http.conftest import Api, problem
 
 
@@ -11,7 +13,7 @@ def test_the_list_covers_the_log_in_pages(api: Api) -> None:
     assert listed["next_from_offset"] is None
     segments = listed["segments"]
     assert segments[0]["base_offset"] == 0
-    for one, following in zip(segments, segments[1:], strict=False):
+    for one, following in itertools.pairwise(segments):
         assert one["last_offset"] + 1 == following["base_offset"]
     assert {one["tier"] for one in segments} >= {"cold"}
     assert all(len(one["crc32c"]) == 8 for one in segments if not one["active"])

@@ -101,9 +101,10 @@ def test_many_readers_get_every_record_in_order(api: Api) -> None:
     got: list[list[str]] = []
 
     def follow() -> None:
-        with httpx.Client(base_url=api.base_url, timeout=20) as client, client.stream(
-            "GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest"
-        ) as answer:
+        with (
+            httpx.Client(base_url=api.base_url, timeout=20) as client,
+            client.stream("GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest") as answer,
+        ):
             got.append([json.loads(e["data"])["value"] for e in Events(answer).take(100)])
 
     readers = [threading.Thread(target=follow) for _ in range(5)]

@@ -1,9 +1,9 @@
 """The protocol over real sockets, with a tiny application and plain files, on both event loops.
 
-What it leans on in uvicorn: RequestResponseCycle's `transport`, `flow`, `message_event`, `on_response`,
-`expected_content_length`, `chunked_encoding`, `keep_alive`, `disconnected`, `response_started`,
-`response_complete`, and HttpToolsProtocol's `cycle`, `pipeline`, `tasks`, `connections`. A uvicorn that
-changes one of them fails here.
+What it leans on in uvicorn: RequestResponseCycle's `transport`, `flow`, `message_event`,
+`on_response`, `expected_content_length`, `chunked_encoding`, `keep_alive`, `disconnected`,
+`response_started`, `response_complete`, and HttpToolsProtocol's `cycle`, `pipeline`, `tasks`,
+`connections`. A uvicorn that changes one of them fails here.
 """
 
 from __future__ import annotations

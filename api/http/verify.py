@@ -1,0 +1,41 @@
+"""`POST /v1/topics/{topic}/verify`: what is wrong is the answer, not an error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from api.http import strict_json
+from api.http.answers import Answer, json_answer
+from api.http.calls import Body, Call
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.media_types import JSON
+from api.http.topics import acceptable_json
+from broker.findings import VerifyReport
+
+
+class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`deep` reads every byte of both tiers."""
+
+    deep: bool = False
+
+
+async def verify(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
+    return json_answer(await context.read(context.broker.verify, exchange.topic, deep=query.deep))
+
+
+VERIFY_CALL: Final = Call(
+    method="POST",
+    path="/v1/topics/{topic}/verify",
+    handler=verify,
+    tag="log",
+    summary="Check both tiers of a topic against the manifest",
+    description="Problems are in the answer, each with its object or file. One at a time.",
+    query=VerifyQuery,
+    answer={JSON: Body(schema=VerifyReport)},
+    problems=("unknown-topic", "store-unavailable", "throttled"),
+)

@@ -1,0 +1,49 @@
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+SCRIPT = Path(__file__).with_name("serve_once.py")
+ROOT = Path(__file__).parents[3]
+
+
+def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        lines = (line for line in process.stdout if line.strip().isdigit())
+        url = f"http://127.0.0.1:{int(next(lines))}"
+        path = "/v1/topics/t/partitions/0/records"
+        answers: list[httpx.Response] = []
+        with httpx.Client(base_url=url, timeout=30) as client:
+            assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
+            body = {"records": [{"value": "a"}]}
+            assert client.post(path, json=body, params={"acks": "all"}).status_code == 200
+            waiting = threading.Thread(
+                target=lambda: answers.append(
+                    httpx.get(f"{url}{path}?offset=1&wait_ms=60000", timeout=30)
+                )
+            )
+            waiting.start()
+            deadline = time.monotonic() + 10
+            while "in_progress 2.0" not in client.get("/metrics").text:
+                assert time.monotonic() < deadline
+            process.send_signal(signal.SIGTERM)
+            waiting.join()
+        assert answers[0].status_code == 200
+        assert answers[0].json()["records"] == []
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

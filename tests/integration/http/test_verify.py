@@ -1,0 +1,24 @@
+"""`POST /v1/topics/{topic}/verify` through the front door."""
+
+
+def test_a_whole_topic_is_ok_and_a_lost_object_is_in_the_answer(api):
+    name = api.cold_topic()
+    answer = api.post(f"/v1/topics/{name}/verify", params={"deep": 1})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["ok"] is True
+    assert answer.json()["problems"] == []
+    assert answer.json()["checked"]["chunks"] > 0
+    cold = api.broker.partition(name, 0).cold
+    lost = next(cold.entries(0)).log_key
+    api.store.delete([lost])
+    report = api.post(f"/v1/topics/{name}/verify").json()
+    assert report["ok"] is False
+    assert [(one["kind"], one["object_key"]) for one in report["problems"]] == [
+        ("object-missing", cold.full_key(lost))
+    ]
+
+
+def test_parameters_and_topics_are_refused_by_name(api):
+    assert api.post("/v1/topics/nobody/verify").json()["code"] == "unknown-topic"
+    name = api.topic()
+    assert api.post(f"/v1/topics/{name}/verify", params={"depth": 1}).status_code == 400

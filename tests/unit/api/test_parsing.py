@@ -1,0 +1,177 @@
+import gzip
+from typing import Any
+
+import pytest
+import zstandard
+
+from api.http import bodies, media_types
+from api.http.byte_range import ByteRange, none_match, select_range
+from api.http.partitioner import split_by_partition
+from api.http.produce_columns import RecordColumns, parse_envelopes, parse_json, parse_values
+from api.http.refusals import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
+from api.http.times import parse_time
+from record_format.errors import InvalidRequest, RequestTooLarge, UnknownPartition
+from record_format.murmur2 import partition_for_key
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("0", 0),
+        ("1767225600000", 1_767_225_600_000),
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01t01:00:00.0019+01:00", 1),
+        ("1970-01-01T00:00:00.5-00:30", 1_800_500),
+        ("1970-01-01 01:00:00 01:00", 0),
+        ("2024-02-29T23:59:59.999Z", 1_709_251_199_999),
+    ],
+)
+def test_times_are_milliseconds_or_rfc_3339(text: str, ms: int) -> None:
+    assert parse_time(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "1.5",
+        "now",
+        "2024-01-01",
+        "2024-01-01T00:00:00",
+        "2023-02-29T00:00:00Z",
+        "1e3",
+        "٣",
+        "1960-01-01T00:00:00Z",
+        "2024-01-01T00:00:00+24:00",
+        "2024-01-01T00:00:00+01:60",
+        "9" * 19,
+    ],
+)
+def test_other_texts_are_no_time(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_time(text)
+
+
+OFFERED = ("application/json", "application/x-ndjson", "text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (None, "application/json"),
+        ("*/*", "application/json"),
+        ("text/*", "text/event-stream"),
+        ("application/x-ndjson, application/json;q=0.5", "application/x-ndjson"),
+        ("application/json;q=0, */*;q=0.1", "application/x-ndjson"),
+        ("text/html, application/xhtml+xml, */*;q=0.8", "application/json"),
+        ("APPLICATION/JSON", "application/json"),
+        ("", "application/json"),
+    ],
+)
+def test_accept_chooses_by_quality_and_then_by_order(accept: str | None, chosen: str) -> None:
+    assert media_types.preferred(accept, offered=OFFERED) == chosen
+
+
+@pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "*/*;q=0", "nonsense"])
+def test_nothing_acceptable_is_refused_with_what_there_is(accept: str) -> None:
+    with pytest.raises(NotAcceptable) as refused:
+        media_types.preferred(accept, offered=OFFERED)
+    assert refused.value.offered == list(OFFERED)
+
+
+def test_a_media_type_is_compared_without_its_parameters_but_the_charset() -> None:
+    take = OFFERED
+    assert media_types.content_type("Application/JSON; charset=UTF-8", accepted=take) == take[0]
+    assert media_types.content_type(None, accepted=take) == take[0]
+    for bad in ("text/csv", "", "application/json; charset=latin-1"):
+        with pytest.raises(UnsupportedMediaType):
+            media_types.content_type(bad, accepted=take)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (None, ByteRange(0, 100, partial=False)),
+        ("bytes=0-0", ByteRange(0, 1, partial=True)),
+        ("bytes=99-", ByteRange(99, 100, partial=True)),
+        ("bytes=-200", ByteRange(0, 100, partial=True)),
+        ("bytes=50-1000", ByteRange(50, 100, partial=True)),
+        ("bytes=9-3", ByteRange(0, 100, partial=False)),
+        ("bytes=-", ByteRange(0, 100, partial=False)),
+        ("bytes=0-1,5-6", ByteRange(0, 100, partial=False)),
+        ("items=0-1", ByteRange(0, 100, partial=False)),
+    ],
+)
+def test_ranges_are_selected_as_rfc_9110_says(header: str | None, expected: ByteRange) -> None:
+    assert select_range(header, None, etag='"e"', size_bytes=100) == expected
+
+
+def test_a_range_outside_is_refused_and_if_range_needs_the_strong_tag() -> None:
+    for header in ("bytes=100-", "bytes=-0"):
+        with pytest.raises(RangeNotSatisfiable):
+            select_range(header, None, etag='"e"', size_bytes=100)
+    assert select_range("bytes=0-1", 'W/"e"', etag='"e"', size_bytes=100).partial is False
+    assert select_range("bytes=0-1", '"e"', etag='"e"', size_bytes=100).partial is True
+    assert none_match(None, '"e"')
+    assert none_match('"f"', '"e"')
+    assert not none_match('W/"e"', '"e"')
+
+
+@pytest.mark.parametrize(
+    ("name", "encode"), [("gzip", gzip.compress), ("zstd", zstandard.compress)]
+)
+def test_encodings_are_expanded_stream_by_stream_up_to_the_limit(name: str, encode: Any) -> None:
+    data = bytes(range(256)) * 1000
+    twice = encode(data) + encode(data)
+    assert bodies.expand(twice, name, max_bytes=len(data) * 2) == data * 2
+    with pytest.raises(RequestTooLarge):
+        bodies.expand(twice, name, max_bytes=len(data) * 2 - 1)
+    for bad in (twice[:-1], b"", b"junk", twice + b"x"):
+        with pytest.raises(InvalidRequest):
+            bodies.expand(bad, name, max_bytes=1 << 30)
+
+
+def test_json_strings_become_text_and_other_values_stay_as_written() -> None:
+    body = '{"records":[{"key":"ä\\n","value":{"b":1.0,"a":[ ]}},{"value":""},{"value":"null"}]}'
+    columns = parse_json(body.encode(), records_max=10)
+    assert columns.values == [b'{"b":1.0,"a":[ ]}', b"", b"null"]
+    assert columns.keys == ["ä\n".encode(), None, None]
+    assert columns.headers is None
+    assert columns.timestamps is None
+
+
+@pytest.mark.parametrize("parse", [parse_json, parse_values, parse_envelopes])
+def test_no_text_and_too_many_records_are_refused(parse: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(b'{"value":"\xff"}', records_max=10)
+    many = (
+        b'{"records":[' + b",".join([b"{}"] * 11) + b"]}" if parse is parse_json else b"{}\n" * 11
+    )
+    with pytest.raises(RequestTooLarge):
+        parse(many, records_max=10)
+
+
+def test_what_could_become_too_many_objects_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(RequestTooLarge):
+        parse_json(b'{"records":[' + b"{" * 100, records_max=10)
+    with pytest.raises(RequestTooLarge):
+        parse_values(b"\n" * 100, records_max=10)
+
+
+def test_a_records_own_partition_wins_over_its_key_and_the_key_over_the_turn() -> None:
+    columns = RecordColumns(
+        values=[b"a", b"b", b"c", b"d"],
+        keys=[b"k", None, b"k", None],
+        partitions=[None, None, 2, None],
+        timestamps=[1, 2, 3, 4],
+    )
+    by_key = partition_for_key(b"k", 5)
+    split = split_by_partition(columns, topic="t", existing=range(5), count=5, turn=6)
+    expected: dict[int, list[bytes]] = {}
+    for target, value in ((by_key, b"a"), (1, b"b"), (2, b"c"), (1, b"d")):
+        expected.setdefault(target, []).append(value)
+    assert {target: part.values for target, part in split.items()} == expected
+    assert split[1].timestamps[-1] == 4  # type: ignore[index]
+    with pytest.raises(UnknownPartition):
+        split_by_partition(columns, topic="t", existing=[0, 1], count=2, turn=0)

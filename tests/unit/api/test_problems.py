@@ -1,0 +1,74 @@
+import inspect
+
+from api.http import problems, refusals
+from record_format import errors
+
+
+def test_every_class_of_the_error_tree_has_its_own_answer() -> None:
+    known = {
+        errors.TierlogError,
+        errors.RequestError,
+        errors.ObjectExists,
+        errors.OffsetOutOfRange,
+        errors.TooLarge,
+    }
+    for module in (errors, refusals):
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            own = issubclass(kind, Exception) and kind.__module__ == module.__name__
+            if (
+                own
+                and kind not in known
+                and kind not in (refusals.ClientGone, refusals.AppendedInPart)
+            ):
+                found = next((base for base in kind.__mro__ if base in problems.TABLE), None)
+                assert found is not None, kind
+
+
+def test_a_bug_says_nothing_of_itself_but_the_request_id() -> None:
+    problem = problems.to_problem(KeyError("secret"), request_id="r-1")
+    assert problem.status == 500
+    assert problem.document["request_id"] == "r-1"
+    assert b"secret" not in problem.body()
+
+
+def test_retriable_refusals_say_when() -> None:
+    for error in (errors.StoreUnavailable("x", retry_after_s=2.2), errors.Throttled("x")):
+        headers = dict(problems.to_problem(error, request_id="").headers)
+        assert int(headers[b"retry-after"]) >= 1
+    assert (
+        dict(
+            problems.to_problem(
+                errors.StoreUnavailable("x", retry_after_s=2.2), request_id=""
+            ).headers
+        )[b"retry-after"]
+        == b"3"
+    )
+
+
+def test_a_write_to_a_log_that_went_offline_has_an_unknown_outcome() -> None:
+    error = errors.LogOfflineError("t-0: the disk failed: '/var/lib/tierlog/data/t-0/00.log'")
+    written = problems.to_problem(error, request_id="", writing=True)
+    assert written.document["outcome"] == "unknown"
+    assert written.document["detail"] == "t-0: the disk failed: 't-0/00.log'"
+    assert "outcome" not in problems.to_problem(error, request_id="").document
+
+
+def test_a_part_that_was_appended_is_told_with_the_fault() -> None:
+    error = refusals.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
+    problem = problems.to_problem(error, request_id="", writing=True)
+    assert problem.status == 503
+    assert problem.document["results"] == [{"partition": 0}]
+    assert problem.document["outcome"] == "unknown"
+
+
+def test_corrupt_files_and_objects_are_named_without_this_machines_folders() -> None:
+    local = errors.CorruptBatch("bad", file="/srv/data/t-0/00000000000000000000.log", position=7)
+    document = problems.to_problem(local, request_id="").document
+    assert (document["code"], document["file"], document["position"]) == (
+        "corrupt-log",
+        "t-0/00000000000000000000.log",
+        7,
+    )
+    missing = errors.MissingObject("gone", file="prefix/topics/t/x.log")
+    document = problems.to_problem(missing, request_id="").document
+    assert (document["status"], document["object_key"]) == (502, "prefix/topics/t/x.log")

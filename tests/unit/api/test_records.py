@@ -1,0 +1,94 @@
+"""Pages of records, and batches left out, over real files of encoded batches."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from api.http.batch_filter import filter_batches
+from api.http.record_json import read_page, write_array, write_lines
+from broker.partition import Fetched
+from record_format.batch import iter_headers
+from record_format.encode import encode_batch
+from record_format.errors import CorruptBatch
+from record_format.file_slice import FileSlice, OpenFile
+from record_format.index_layouts import AbortedTxn
+
+
+def fetched(path: Path, *batches: bytes, aborted: tuple[AbortedTxn, ...] = ()) -> Fetched:
+    data = b"".join(batches)
+    path.write_bytes(data)
+    end = list(iter_headers(data))[-1].next_offset
+    slices = (FileSlice(OpenFile(path), 0, len(data)),)
+    return Fetched(slices, end, end, 0, end, end, "hot", aborted)
+
+
+def batch(base: int, *values: bytes | None, producer_id: int = -1, control: bool = False) -> bytes:
+    more = {"producer_epoch": 0, "base_sequence": 0} if producer_id >= 0 else {}
+    return bytes(
+        encode_batch(
+            list(values),
+            timestamps=[base] * len(values),
+            base_offset=base,
+            producer_id=producer_id,
+            transactional=producer_id >= 0,
+            control=control,
+            **more,
+        )
+    )
+
+
+ABORT = b"\x00\x00\x00\x00\x00\x00"
+
+
+def test_control_and_aborted_batches_and_records_below_do_not_show(tmp_path: Path) -> None:
+    transactions = fetched(
+        tmp_path / "log",
+        batch(0, b"a", b"b"),
+        batch(2, b"gone", producer_id=7),
+        batch(3, b"kept", producer_id=8),
+        batch(4, ABORT, producer_id=7, control=True),
+        batch(5, b"later", producer_id=7),
+        aborted=(AbortedTxn(7, 2, 4, 2),),
+    )
+    page = read_page(transactions, offset=1, max_bytes=1000)
+    shown = json.loads(b"[" + write_array(page, "utf8") + b"]")
+    assert [(r["offset"], r["value"]) for r in shown] == [(1, "b"), (3, "kept"), (5, "later")]
+    assert page.next_offset == 6
+    left = filter_batches(transactions, offset=1, max_records=None)
+    kept = [h.base_offset for piece in left.slices for h in iter_headers(piece.read())]
+    assert kept == [0, 3, 5]
+    assert len(left.slices) == 3
+
+
+def test_a_page_ends_at_its_limit_but_never_before_one_record(tmp_path: Path) -> None:
+    whole = fetched(tmp_path / "log", batch(0, b"x" * 10, b"y" * 10), batch(2, b"z" * 10))
+    for max_bytes, count in ((1, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3)):
+        page = read_page(whole, offset=0, max_bytes=max_bytes)
+        assert (page.record_count, page.next_offset) == (count, count)
+    page = read_page(whole, offset=1, max_bytes=1000, max_records=1)
+    assert (page.record_count, page.next_offset) == (1, 2)
+
+
+def test_lines_hold_one_record_each_whatever_their_values(tmp_path: Path) -> None:
+    pretty = b'{\n "a": "b\\nc"\r\n}'
+    some = fetched(tmp_path / "log", batch(0, pretty, b"not\njson", b"\xff", None, b"1e400"))
+    page = read_page(some, offset=0, max_bytes=1000)
+    lines = write_lines(page, partition=3, encoding="json").split(b"\n")
+    assert lines[-1] == b""
+    assert len(lines) == 6
+    assert b'"value":{ "a": "b\\nc"}' in lines[0]
+    assert json.loads(lines[1])["value"] == "not\njson"
+    assert json.loads(lines[2])["value_base64"] == "/w=="
+    assert json.loads(lines[3])["value"] is None
+    assert b'"value":1e400' in lines[4]
+
+
+def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
+    data = bytearray(batch(0, b"a") + batch(1, b"b"))
+    data[-2] ^= 1
+    bad = fetched(tmp_path / "log", bytes(data))
+    with pytest.raises(CorruptBatch) as refused:
+        read_page(bad, offset=0, max_bytes=1000)
+    assert refused.value.file.endswith("log")
+    assert refused.value.position == len(batch(0, b"a"))
