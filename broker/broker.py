@@ -22,12 +22,14 @@ from broker.bucket import Bucket
 from broker.copier import Copier, OffloadProgress
 from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
 from broker.disk_reserve import CHECK_S, DiskReserve
+from broker.findings import VerifyReport
 from broker.janitor import Janitor
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
+from broker.verify import verify_topic
 from cold_tier.object_store import ObjectStore
 from hot_tier.log_config import ConfigValue, LogConfig
 from record_format import native
@@ -37,6 +39,7 @@ from record_format.errors import (
     InvalidRequest,
     OffsetPastEnd,
     ShuttingDown,
+    Throttled,
     TierlogError,
     TopicExists,
     UnknownTopic,
@@ -68,6 +71,7 @@ class Broker:
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
         self._closing = False
+        self._verifying = threading.Lock()
         self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
         self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
         self.janitor = Janitor(
@@ -263,6 +267,22 @@ class Broker:
             after.uploaded_bytes - before.uploaded_bytes,
             after.remaining_segments,
         )
+
+    def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
+        """Check both tiers of a topic against the manifest; what is wrong is in the answer.
+
+        Raises UnknownTopic, StoreUnavailable, Throttled (another verification is under way).
+        """
+        found = self.topic(topic)
+        if not self._verifying.acquire(blocking=False):
+            raise Throttled("a verification is under way; there is one at a time")
+        try:
+            store = self.bucket.checked_store() if self.bucket is not None else None
+            record = self.registry.by_name(topic)
+            settled = record is not None and not record.dirty
+            return verify_topic(found, store, settled=settled, deep=deep, clock=self.clock)
+        finally:
+            self._verifying.release()
 
     # --- what it says of itself -------------------------------------------------------------------
 

@@ -118,6 +118,15 @@ class Bucket:
             )
             self.is_ours, self.unavailable = True, None
 
+    def checked_store(self) -> ObjectStore:
+        """The store, once it is known to be this cluster's. Raises StoreUnavailable,
+        ConfigurationError.
+        """
+        if self.refusal is not None:
+            raise ConfigurationError(self.refusal)
+        self.check()
+        return self.store
+
     def _probe(self) -> StoreTraits:
         """The store's traits; asked anew when the store is another or the answer is a week old."""
         single = self._settings.allow_single_writer_store

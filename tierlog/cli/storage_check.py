@@ -32,6 +32,7 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
 def verify(
     client: Client,
     topic: TopicArgument,
+    *,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
     store: Annotated[
         str | None,

@@ -1,0 +1,128 @@
+"""Whether everything is there: the bucket against the manifest, and the disk against both.
+
+* `verify_topic` has a broker's partitions; `verify_bucket` needs nothing but the bucket, so that it
+  can be asked from anywhere, also when the broker is gone.
+* It only reads. What it finds is its answer; it raises for what keeps it from looking (the store
+  does not answer), and for a topic that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.bucket_check import CheckOptions, Progress, check_partition, no_progress
+from broker.findings import Findings, ProblemKind, VerifyReport
+from broker.local_check import check_local
+from broker.partition import Partition
+from broker.topic_registry import TopicRecord
+from broker.topics import Topic
+from cold_tier.object_store import ObjectStore
+from manifest.keys import PartitionKeys, topic_versions
+from manifest.paging import live_size_bytes
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from record_format.errors import CorruptDataError, UnknownTopic
+
+Clock = Callable[[], int]
+
+
+def verify_topic(
+    topic: Topic, store: ObjectStore | None, *, settled: bool, deep: bool, clock: Clock
+) -> VerifyReport:
+    """Both tiers of every partition. `settled`: the bucket was told the topic's present state.
+
+    Raises StoreUnavailable, ConfigurationError.
+    """
+    found = Findings(-1)
+    if store is not None and settled:
+        found.merge(_check_topic_object(store, topic.record))
+    for _, partition in sorted(topic.partitions.items()):
+        found.merge(_check_partition(partition, topic.record, store, deep=deep, clock=clock))
+    return found.report()
+
+
+def _check_partition(
+    partition: Partition,
+    record: TopicRecord,
+    store: ObjectStore | None,
+    *,
+    deep: bool,
+    clock: Clock,
+) -> Findings:
+    if store is None or partition.cold is None:
+        found = check_local(partition, None, [], deep=deep)
+        found.checked.partitions += 1
+        return found
+    seen = partition.cold.manifest
+    keys = PartitionKeys(record.name, record.topic_id, partition.number)
+    options = CheckOptions(clock=clock, deep=deep, at_least=seen.version if seen else 0)
+    found, manifest, entries = check_partition(store, keys, options)
+    if manifest is None and seen is not None:
+        return found  # said already; what the disk has can be compared with nothing
+    found.merge(check_local(partition, manifest, entries, deep=deep))
+    return found
+
+
+def _check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
+    """A restore finds the topic by this object."""
+    found = Findings(0)
+    key = store.full_key(topic_versions(record.name, record.topic_id))
+    try:
+        there = TopicObjects(store).load(record.name, record.topic_id)
+    except CorruptDataError as bad:
+        found.add(ProblemKind.TOPIC_OBJECT, bad.detail, object_key=store.full_key(bad.file))
+        return found
+    if there is None:
+        detail = "the bucket has no topic object: a restore would not find the topic"
+        found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
+    elif there.deleted or (there.partitions, dict(there.config)) != (
+        record.partitions,
+        record.config,
+    ):
+        detail = f"the newest version ({there.version}) says something else than this broker"
+        found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
+    return found
+
+
+# --- with nothing but the bucket ------------------------------------------------------------------
+
+
+def find_topic(store: ObjectStore, name: str) -> TopicObject:
+    """The newest undeleted topic of that name. Raises UnknownTopic, CorruptManifest."""
+    objects = TopicObjects(store)
+    ids = [topic_id for topic, topic_id in objects.scan() if topic == name]
+    found = [topic for topic_id in ids if (topic := objects.load(name, topic_id)) is not None]
+    chosen = restorable(found).topics.get(name)
+    if chosen is None:
+        raise UnknownTopic(name)
+    return chosen
+
+
+def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:
+    """Bytes that a verification goes through; 0 for a partition whose manifest cannot be read."""
+    total = 0
+    for number in range(topic.partitions):
+        keys = PartitionKeys(topic.name, topic.topic_id, number)
+        try:
+            manifest = ManifestStore(store, keys, StoreOptions(clock=clock)).load()
+        except CorruptDataError:
+            continue
+        total += live_size_bytes(manifest) if manifest else 0
+    return total
+
+
+def verify_bucket(
+    store: ObjectStore,
+    topic: TopicObject,
+    *,
+    deep: bool,
+    clock: Clock,
+    progress: Progress = no_progress,
+) -> VerifyReport:
+    """The cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
+    found = Findings(-1)
+    for number in range(topic.partitions):
+        keys = PartitionKeys(topic.name, topic.topic_id, number)
+        options = CheckOptions(clock=clock, deep=deep, progress=progress)
+        found.merge(check_partition(store, keys, options)[0])
+    return found.report()

@@ -1,0 +1,217 @@
+"""Each kind of object is deleted, cut and flipped in turn, and verification names it."""
+
+import pytest
+
+from broker import segment_check
+from broker.findings import Findings, ProblemKind
+from broker.verify import find_topic, verify_bucket
+from cold_tier.open import open_store
+from record_format.errors import StoreUnavailable, UnknownTopic
+
+CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+
+
+@pytest.fixture
+def filled(house):
+    house.broker.create_topic("t", config=CONFIG)
+    for start in range(0, 200, 10):
+        house.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=1000 + start)
+    house.broker.offload("t", wait_ms=20_000)
+    house.produce("t", [b"active"])
+    return house
+
+
+def entries(house):
+    return list(house.broker.partition("t", 0).cold.entries(0))
+
+
+def path_of(house, key):
+    return house.root / "bucket" / key
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def offline(house, *, deep=False):
+    store = open_store(f"file://{house.root / 'bucket'}")
+    return verify_bucket(store, find_topic(store, "t"), deep=deep, clock=lambda: 0)
+
+
+def named(report, key):
+    """The kinds of the problems with this object."""
+    assert not report.ok
+    return {one.kind for one in report.problems if one.object_key and one.object_key.endswith(key)}
+
+
+def test_a_whole_topic_is_ok_and_says_what_was_looked_at(filled):
+    shallow = filled.broker.verify("t")
+    assert shallow.ok, shallow.problems
+    assert shallow.checked.objects == 2 * len(entries(filled))
+    deep = filled.broker.verify("t", deep=True)
+    assert deep.ok, deep.problems
+    cold = sum(entry.record_count for entry in entries(filled))
+    local = 201 - filled.broker.partition("t", 0).offsets().local_log_start_offset
+    assert deep.checked.records == cold + local
+    assert offline(filled, deep=True).ok
+
+
+@pytest.mark.parametrize("which", ["log_key", "indexes_key"])
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [(lambda path: path.unlink(), "object-missing"), (cut, "object-size")],
+)
+def test_a_lost_or_cut_object_is_named_without_reading_it(filled, which, damage, kind):
+    key = getattr(entries(filled)[1], which)
+    damage(path_of(filled, key))
+    for report in (filled.broker.verify("t"), offline(filled)):
+        assert named(report, key) == {kind}
+        assert len(report.problems) == 1
+
+
+def test_every_flipped_byte_of_an_indexes_object_is_found(filled):
+    key = entries(filled)[0].indexes_key
+    path = path_of(filled, key)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 7):
+        flip(path, position)
+        assert "object-checksum" in named(offline(filled), key), position
+        path.write_bytes(whole)
+    assert offline(filled).ok
+
+
+def test_a_flipped_byte_of_a_log_object_is_found_by_a_deep_look_alone(filled):
+    key = entries(filled)[1].log_key
+    for position in (0, 61, 2000):
+        flip(path_of(filled, key), position)
+        assert offline(filled).ok, "a folder keeps no checksums; a shallow look reads no log"
+        report = filled.broker.verify("t", deep=True)
+        assert named(report, key) == {"chunk-corrupt"}
+        assert f"from offset {entries(filled)[1].base_offset}" in report.problems[0].detail
+        flip(path_of(filled, key), position)
+
+
+def test_a_log_is_checked_against_the_manifest_where_its_chunk_table_is_lost(filled):
+    entry = entries(filled)[1]
+    path_of(filled, entry.indexes_key).unlink()
+    flip(path_of(filled, entry.log_key), 100)
+    report = offline(filled, deep=True)
+    assert named(report, entry.indexes_key) == {"object-missing"}
+    assert named(report, entry.log_key) == {"object-checksum"}
+
+
+def test_planted_a_check_that_reads_no_bytes_misses_the_flip(filled, monkeypatch):
+    flip(path_of(filled, entries(filled)[1].log_key), 2000)
+    monkeypatch.setattr(segment_check._SegmentCheck, "log", lambda self, table: None)
+    assert offline(filled, deep=True).ok, "the planted bug hides it: the test above would fail"
+
+
+def test_a_lost_or_changed_manifest_is_named(filled):
+    cold = filled.broker.partition("t", 0).cold
+    key = cold._manifests.versions.key(cold.manifest.version)
+    path = path_of(filled, key)
+    whole = path.read_bytes()
+    path.unlink()
+    assert named(filled.broker.verify("t"), key) == {"manifest-missing"}
+    path.write_bytes(whole)
+    flip(path, len(whole) // 2)
+    assert named(filled.broker.verify("t"), key) == {"manifest-corrupt"}
+    assert named(offline(filled), key) == {"manifest-corrupt"}
+    path.write_bytes(whole[:-20])
+    assert filled.broker.verify("t").problems[0].kind == "manifest-corrupt"
+    path.write_bytes(whole)
+    assert filled.broker.verify("t").ok
+
+
+def test_a_lost_topic_object_is_named(filled):
+    folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
+    for path in folder.iterdir():
+        path.unlink()
+    assert [one.kind for one in filled.broker.verify("t").problems] == ["topic-object"]
+    with pytest.raises(UnknownTopic):
+        offline(filled)
+
+
+def test_a_lost_cut_or_changed_page_is_named_and_the_rest_is_checked(filled, monkeypatch):
+    monkeypatch.setattr("manifest.paging.INLINE_MAX", 2)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", 2)
+    monkeypatch.setattr("manifest.paging.PAGE_ENTRIES", 2)
+    for start in range(0, 100, 10):
+        filled.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=2000 + start)
+    filled.broker.offload("t", wait_ms=20_000)
+    pages = filled.broker.partition("t", 0).cold.manifest.pages
+    assert len(pages) > 2
+    assert offline(filled).checked.pages == len(pages)
+    assert offline(filled).ok
+    path = path_of(filled, pages[1].key)
+    whole = path.read_bytes()
+    path.unlink()
+    report = filled.broker.verify("t")
+    assert named(report, pages[1].key) == {"page-missing"}
+    assert report.checked.segments == len(entries_readable(filled, pages[1]))
+    path.write_bytes(whole)
+    for position in range(0, len(whole), 41):
+        flip(path, position)
+        assert named(offline(filled), pages[1].key) == {"page-corrupt"}
+        path.write_bytes(whole)
+    cut(path)
+    assert named(offline(filled), pages[1].key) == {"page-corrupt"}
+
+
+def entries_readable(house, lost_page):
+    manifest = house.broker.partition("t", 0).cold.manifest
+    count = manifest.segment_count - lost_page.entry_count
+    return range(count)
+
+
+def test_a_pin_whose_version_lost_an_object_is_named(filled):
+    cold = filled.broker.partition("t", 0).cold
+    cold._pins.create("friday", cold.manifest.version)
+    assert filled.broker.verify("t").ok
+    key = cold._manifests.versions.key(cold.manifest.version)
+    filled.produce("t", [b"more"])
+    filled.broker.offload("t", wait_ms=20_000)
+    path_of(filled, key).unlink()
+    assert [one.kind for one in filled.broker.verify("t").problems] == ["pin-broken"]
+
+
+def test_a_local_segment_that_rotted_is_named_by_its_file(filled):
+    view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
+    flip(view.path, 500)
+    assert filled.broker.verify("t").ok
+    report = filled.broker.verify("t", deep=True)
+    assert [(one.kind, one.file) for one in report.problems] == [
+        ("segment-corrupt", str(view.path))
+    ]
+
+
+def test_tiers_that_say_different_things_are_named(filled):
+    view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
+    flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
+    report = filled.broker.verify("t", deep=True)
+    assert [(one.kind, one.file) for one in report.problems] == [("tiers-differ", str(view.path))]
+
+
+def test_a_store_that_is_down_is_no_finding(filled):
+    filled.set_down(True)
+    with pytest.raises(StoreUnavailable):
+        filled.broker.verify("t")
+    filled.set_down(False)
+    assert filled.broker.verify("t").ok
+
+
+def test_a_report_is_bounded(monkeypatch):
+    monkeypatch.setattr("broker.findings.MAX_PROBLEMS", 3)
+    found = Findings(0)
+    for _ in range(5):
+        found.add(ProblemKind.GAP, "x")
+    whole = Findings(0)
+    whole.merge(found)
+    report = whole.report()
+    assert (len(report.problems), report.problems_left_out, report.ok) == (3, 2, False)

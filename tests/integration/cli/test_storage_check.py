@@ -1,0 +1,30 @@
+"""`tierlog storage verify`, through a broker and on the bucket alone."""
+
+import json
+
+
+def test_verify_exits_0_where_all_is_there_and_3_where_an_object_is_lost(broker, tierlog, offline):
+    tierlog.ok("topic", "create", "v")
+    tierlog.ok("produce", "v", stdin=b"one\ntwo\n")
+    tierlog.ok("storage", "offload", "v")
+    assert json.loads(tierlog.ok("storage", "verify", "v", "--deep"))["ok"] is True
+    (log,) = broker.folder.glob("**/topics/v/*/0/segments/*.log")
+    url = f"file://{str(log).partition('/topics/')[0]}"
+    alone = offline.run("storage", "verify", "v", "--store", url, "--deep", "--output", "text")
+    assert (alone.returncode, alone.stdout) == (0, b"")
+    assert b"ok; checked 1 partitions" in alone.stderr
+    kept = log.read_bytes()
+    log.unlink()
+    for run in (
+        tierlog.run("storage", "verify", "v"),
+        offline.run("storage", "verify", "v", "--store", url),
+    ):
+        assert run.returncode == 3
+        (problem,) = json.loads(run.stdout)["problems"]
+        assert (problem["kind"], problem["object_key"]) == ("object-missing", str(log))
+    log.write_bytes(kept)
+
+
+def test_verify_of_an_unknown_topic_is_one_line(offline, tmp_path):
+    said = offline.fails(1, "storage", "verify", "nobody", "--store", f"file://{tmp_path}")
+    assert "nobody" in said
