@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from broker.copier import Copier, OffloadProgress
 from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.findings import VerifyReport
+from broker.groups import Groups
 from broker.janitor import Janitor
 from broker.log_opener import LogOpener
 from broker.partition import Partition
@@ -48,6 +50,7 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 COPY_INTERVAL_S = 1.0
+GROUPS_INTERVAL_S = 10.0
 MAX_PARTITIONS = 10_000  # of one topic; each is a folder and open files
 
 
@@ -77,6 +80,15 @@ class Broker:
         self.janitor = Janitor(
             self.partitions, settings, clock=clock, save_log_starts=self._save_log_starts
         )
+        self.groups = Groups(
+            find_topic=self.topic,
+            make_topic=self._topic_of_ours,
+            clock=clock,
+            commits_max=settings.group_commits_max,
+        )
+        self._group_keeping = BackgroundTask(
+            "groups", self.groups.run_round, interval_s=GROUPS_INTERVAL_S
+        )
         self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
         self._reserve = DiskReserve(
             folder.path,
@@ -94,6 +106,7 @@ class Broker:
         self._tasks = [
             BackgroundTask("disk-reserve", self._reserve.check, interval_s=CHECK_S),
             self._copying,
+            self._group_keeping,
             BackgroundTask(
                 "janitor",
                 self.janitor.run_round,
@@ -133,6 +146,7 @@ class Broker:
             raise
         for task in broker._tasks:
             task.start()
+        broker._group_keeping.wake()
         # Compiled walks over records; until they are there the plain ones give the same answers.
         threading.Thread(target=native.load, name="native-load", daemon=True).start()
         return broker
@@ -224,6 +238,7 @@ class Broker:
         for partition in topic.partitions.values():
             partition.log.close()
         self._opener.set_aside(topic.record)
+        self.save_checkpoints()  # a topic of the same name must not find them after a crash
         self._copying.wake()
 
     # --- the log start ----------------------------------------------------------------------------
@@ -347,6 +362,17 @@ class Broker:
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
             self._topics[record.name] = Topic(record, mine)
+        self._opener.forget_checkpoints()
+        self.save_checkpoints()
+
+    def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
+        """An internal topic, made where there is none yet."""
+        try:
+            return self.topic(name)
+        except UnknownTopic:
+            with contextlib.suppress(TopicExists):  # two first calls at a time
+                self.create_topic(name, config=config)
+        return self.topic(name)
 
     def _open_partitions(self, record: TopicRecord, numbers: list[int]) -> dict[int, Partition]:
         opened = self._opener.open_partitions((record, number) for number in numbers)

@@ -68,6 +68,11 @@ class LogOpener:
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
         self._epochs = folder.read_epochs()
 
+    def forget_checkpoints(self) -> None:
+        """What the start did not use is of topics that are gone; a new one may get such a name."""
+        self._recovery_points.clear()
+        self._log_starts.clear()
+
     def close_timer(self) -> None:
         self._timer.close()
 
@@ -101,7 +106,7 @@ class LogOpener:
             config=config,
             clock=self._clock,
             clean=self._folder.was_clean,
-            recovery_point=self._recovery_points.get(place, 0),
+            recovery_point=self._recovery_points.pop(place, 0),
             log_start_offset=self._log_start(place, cold),
             start_offset=cold_end,
             jitter_seed=f"{record.topic_id}-{number}",
@@ -113,7 +118,7 @@ class LogOpener:
         return opened, cold
 
     def _log_start(self, place: tuple[str, int], cold: ColdLog | None) -> int | None:
-        checkpointed = self._log_starts.get(place)
+        checkpointed = self._log_starts.pop(place, None)
         in_bucket = cold.manifest.log_start_offset if cold and cold.manifest else None
         known = [start for start in (checkpointed, in_bucket) if start is not None]
         return max(known) if known else None

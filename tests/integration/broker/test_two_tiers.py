@@ -114,6 +114,23 @@ def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
     assert not list((house.root / "data").glob("*-delete"))
 
 
+def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 100)
+    house.broker.trim("t", 0, 50)
+    house.broker.save_checkpoints()
+    house.restart()
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    house.produce("t", [b"new"])
+    assert [record.offset for record in house.records("t")] == [0]
+    crashed = house.broker
+    crashed.folder.close(clean=False)  # the lock goes as with the process; nothing else is tidied
+    house.broker = house.open()
+    assert [record.offset for record in house.records("t")] == [0]
+    crashed.folder = house.broker.folder  # its close finds a lock that is gone already
+
+
 def test_retention_by_size_drops_from_both_tiers(house):
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 16384})
     fill(house, "t", 400)
