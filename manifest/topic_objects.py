@@ -162,8 +162,12 @@ class TopicObjects:
     def scan(self) -> Iterator[tuple[str, str]]:
         """(name, topic id) of everything under `topics/`, with a LIST or so for each name."""
         for name in self._store.folders(TOPICS, limit=TOPICS_MAX):
-            for topic_id in self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX):
+            for topic_id in self.ids(name):
                 yield name, topic_id
+
+    def ids(self, name: str) -> list[str]:
+        """Every topic id that the name has, or had and something of it is left."""
+        return list(self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX))
 
     def _publish(self, topic: TopicObject, version: int) -> TopicObject | None:
         chain = self._chain(topic.name, topic.topic_id)

@@ -75,10 +75,6 @@ class Connections:
     def has_store(self) -> bool:
         return self.access.store is not None
 
-    @property
-    def has_broker(self) -> bool:
-        return self.access.server is not None
-
     @cached_property
     def store(self) -> ObjectStore:
         return _clients.store(self.access)

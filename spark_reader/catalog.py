@@ -108,7 +108,7 @@ class Catalog:
 
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
         objects = TopicObjects(self._connections.store)
-        ids = [pair for pair in objects.scan() if name in {None, pair[0]}]
+        ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
         loaded = _parallel(lambda pair: objects.load(*pair), ids)
         return restorable([topic for topic in loaded if topic is not None]).topics
 

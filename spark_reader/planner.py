@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from manifest.state import SegmentEntry
 from record_format.arrow import Cut
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
@@ -69,7 +70,7 @@ class Planner:
         start = max(asked.start_offset, cut.start_offset)
         end = min(asked.end_offset, cut.end_offset)
         cold_end = min(end, facts.cold_end_offset)
-        chunks, aborted = self._cold(facts, start=start, end=cold_end)
+        chunks, aborted = self._cold(facts, cut._replace(start_offset=start, end_offset=cold_end))
         return PartitionWork(
             topic=facts.topic,
             partition=facts.partition,
@@ -80,13 +81,13 @@ class Planner:
             aborted=tuple(aborted),
         )
 
-    def _cold(
-        self, facts: PartitionFacts, *, start: int, end: int
-    ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
+    def _cold(self, facts: PartitionFacts, cut: Cut) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
+        """The chunks of the segments that may hold rows of the cut, and what was aborted there."""
+        start, end = cut.start_offset, cut.end_offset
         if start >= end:
             return [], []
-        indexes = self.catalog.indexes(self.catalog.entries(facts, start=start, end=end))
-        # A chunk may straddle the end of the cold range by nothing: segments end where it does.
+        entries = self.catalog.entries(facts, start=start, end=end)
+        indexes = self.catalog.indexes(one for one in entries if may_hold(one, cut))
         chunks = [piece for index in indexes for piece in pieces(index)]
         if self._options.isolation == "read_uncommitted":
             return chunks, []
@@ -106,6 +107,14 @@ class Planner:
                 reached = piece_end
         if reached < end:  # appended since the segments were listed
             yield TailPiece(reached, end, end - reached)
+
+
+def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
+    """Whether a segment may hold a row of the time range; what is not known may."""
+    too_new = entry.min_timestamp is not None and entry.min_timestamp > cut.last_timestamp
+    # -1: no record has a time, or it is not known.
+    too_old = entry.max_timestamp != -1 and entry.max_timestamp < cut.start_timestamp
+    return not too_new and not too_old
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:

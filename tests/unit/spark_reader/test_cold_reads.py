@@ -7,13 +7,13 @@ import pytest
 
 from cold_tier.open import open_store
 from manifest.pins import Pins
-from manifest.transitions import trim
-from record_format.arrow import COLUMNS
+from manifest.transitions import record_gap, trim
+from record_format.arrow import COLUMNS, Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
-from spark_reader.planner import Planner
+from spark_reader.planner import Planner, may_hold
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
 from tests.fakes.bucket import (
@@ -24,6 +24,7 @@ from tests.fakes.bucket import (
     put_topic,
     segment_files,
 )
+from tests.fakes.manifests import entry
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +225,28 @@ def test_columns_are_those_asked_for(url):
     read = Read(url, subscribe="many", columns=("offset", "partition"))
     assert set(read.rows[0]) == {"offset", "partition"}
     assert read.offsets(0) == offsets("many-segments-0")
+
+
+def test_a_segment_is_skipped_by_time_only_where_its_times_are_known():
+    def held(low, high, first, last):
+        one = entry(0, min_timestamp=low, max_timestamp=high)
+        return may_hold(one, Cut(start_timestamp=first, last_timestamp=last))
+
+    assert held(10, 20, 20, 30)
+    assert held(10, 20, 0, 10)
+    assert not held(10, 20, 21, 30)
+    assert not held(10, 20, 0, 9)
+    assert held(None, 20, 0, 9)
+    assert held(10, -1, 21, 30)
+
+
+def test_a_restore_gap_is_neither_loss_nor_rows(tmp_path):
+    url = f"file://{tmp_path}"
+    store = open_store(url)
+    put_topic(store, "t", {0: "many-segments-0"})
+    manifests = manifests_of(store, "t", 0)
+    end = manifests.load().end_offset
+    manifests.commit(manifests.load(), lambda m: record_gap(m, end_offset=end + 10**9))
+    read = Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end - 5}}}}}')
+    assert read.offsets() == offsets("many-segments-0", end - 5)
+    assert Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end + 77}}}}}').rows == []
