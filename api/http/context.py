@@ -1,7 +1,8 @@
 """What every handler is given: the broker, the limits, and the threads that may wait for it.
 
-* The event loop never waits for a disk or a bucket: `read` is for calls that may, `compute` for
-  parsing and writing large bodies. Both pools are bounded.
+* The event loop never waits for a disk or a bucket: `read` is for reads that may, `change` for what
+  alters topics or waits for an upload, `compute` for parsing and writing large bodies. Each has
+  threads of its own, and not many: an offload that takes a minute never stands in a read's way.
 * Everything else here lives on the event loop and needs no lock, but for `next_turn`, which any
   thread may call: two requests that meet there may take the same turn, and no harm is done.
 """
@@ -30,6 +31,9 @@ class Context:
         self.metrics = HttpMetrics()
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
+        self._changers = ThreadPoolExecutor(
+            settings.change_threads, thread_name_prefix="http-change"
+        )
         self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
         self._turns: dict[str, itertools.count[int]] = {}
         self._waiting: set[Callable[[], None]] = set()
@@ -38,6 +42,10 @@ class Context:
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for disk or bucket."""
         return await self._run(self.readers, partial(call, *args, **kwargs))
+
+    async def change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that writes to disk or bucket, or waits for one that does."""
+        return await self._run(self._changers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run at once what works on few bytes, in a thread what works on many."""
@@ -72,4 +80,5 @@ class Context:
 
     def close(self) -> None:
         self.readers.shutdown(wait=False, cancel_futures=True)
+        self._changers.shutdown(wait=False, cancel_futures=True)
         self._parsers.shutdown(wait=False, cancel_futures=True)

@@ -149,7 +149,7 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     wanted = await json_body(context, exchange, _TRIM)
-    log_start = await context.read(
+    log_start = await context.change(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
     return json_answer(Trimmed(log_start))
@@ -159,5 +159,5 @@ async def offload(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.read(context.broker.offload, exchange.topic, wait_ms=wait_ms)
+    progress = await context.change(context.broker.offload, exchange.topic, wait_ms=wait_ms)
     return json_answer(Offloaded(*progress))

@@ -174,18 +174,21 @@ def _length(body: bytes) -> tuple[bytes, bytes]:
 class RunningServer:
     """A server in a thread of its own, on a port of loopback. A context; leaving it stops it."""
 
-    def __init__(self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto") -> None:
+    def __init__(
+        self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
+    ) -> None:
         self._sock = bind("127.0.0.1", 0)
         self.port: int = self._sock.getsockname()[1]
         self._started = threading.Event()
-        self._context = _server(app, settings, on_started=self._started.set, loop=loop)
+        self._tls = tls
+        self._context = _server(app, settings, tls=tls, on_started=self._started.set, loop=loop)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> RunningServer:
         self._server = self._context.__enter__()

@@ -67,7 +67,7 @@ async def create_topic(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     acceptable_json(exchange)
     wanted = await json_body(context, exchange, _CREATE)
-    created = await context.read(
+    created = await context.change(
         context.broker.create_topic,
         wanted.name,
         partitions=wanted.partitions,
@@ -98,7 +98,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
     wanted = await json_body(context, exchange, _ALTER)
     if wanted.config is UNSET and wanted.partitions is UNSET:
         strict_json.refuse_field("", "give config or partitions to change")
-    altered = await context.read(
+    altered = await context.change(
         context.broker.alter_topic,
         exchange.topic,
         config=None if isinstance(wanted.config, UnsetType) else wanted.config,
@@ -109,7 +109,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
 
 async def delete_topic(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
-    await context.read(context.broker.delete_topic, exchange.topic)
+    await context.change(context.broker.delete_topic, exchange.topic)
     return Answer(204, [])
 
 

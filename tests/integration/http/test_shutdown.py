@@ -38,6 +38,7 @@ def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Pa
             deadline = time.monotonic() + 10
             while "in_progress 2.0" not in client.get("/metrics").text:
                 assert time.monotonic() < deadline
+                time.sleep(0.01)
             process.send_signal(signal.SIGTERM)
             waiting.join()
         assert answers[0].status_code == 200

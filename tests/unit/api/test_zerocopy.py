@@ -27,7 +27,7 @@ SIZE = 9_000_001
 
 
 class App:
-    """`/file?offset-count[,offset-count…]` sends slices of one file; `/echo` a body; `/wait` waits."""
+    """`/file?offset-count[,…]` sends slices of one file; `/echo` a body; `/wait` waits."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")

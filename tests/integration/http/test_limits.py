@@ -1,0 +1,121 @@
+"""Bodies that stall, requests that hold too much, and a server under TLS."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.http.app import create_app
+from api.http.server import RunningServer, Tls
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from tests.integration.http.conftest import BATCHES, problem, records_path
+
+
+@contextmanager
+def served(
+    root: Path, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
+) -> Iterator[RunningServer]:
+    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
+    try:
+        with RunningServer(create_app(broker, settings), settings, loop=loop, tls=tls) as server:
+            broker.create_topic("t")
+            yield server
+    finally:
+        broker.close()
+
+
+def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
+    with (
+        served(tmp_path, HttpSettings(body_idle_timeout_ms=200)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
+    ):
+        head = (
+            f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+        )
+        sock.sendall(head.encode() + b'{"records"')
+        answer = b""
+        while part := sock.recv(10_000):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"no byte of the body came" in answer
+
+
+def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_path: Path) -> None:
+    settings = HttpSettings(inflight_max_bytes=100_000)
+    with (
+        served(tmp_path, settings) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        head = (
+            f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n"
+        )
+        sock.sendall(head.encode() + b" ")
+        while "in_progress 2.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        refused = client.post(records_path("t"), content=b" " * 20_000)
+        problem(refused, 429, "throttled")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_chunked_body_is_taken_and_cut_at_the_limit(tmp_path: Path) -> None:
+    with (
+        served(tmp_path, HttpSettings(body_max_bytes=1000)) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        taken = client.post(records_path("t"), content=iter([b'{"records":', b'[{"value":1}]}']))
+        assert taken.status_code == 200
+        refused = client.post(records_path("t"), content=iter([b" " * 600] * 3))
+        problem(refused, 413, "request-too-large")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_batches_and_segments_arrive_under_tls(tmp_path: Path, loop: str) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.create_default_context(cafile=str(certificate))
+    tls = Tls(certificate=str(certificate), key=str(key))
+    with (
+        served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server,
+        httpx.Client(base_url=server.url, verify=context) as client,
+    ):
+        for _ in range(3):
+            body = {"records": [{"value": "x" * 900_000}]}
+            assert client.post(records_path("t"), json=body).status_code == 200
+        params = {"max_bytes": 8 << 20}
+        got = client.get(records_path("t"), params=params, headers={"accept": BATCHES})
+        assert len(got.content) > 2_700_000
+        segment = client.get("/v1/topics/t/partitions/0/segments/0", headers={"range": "bytes=1-"})
+        assert segment.content == got.content[1:]
