@@ -1,0 +1,60 @@
+"""`python -m bench [NAME…]`: measure all claims, or those named, and print their tables.
+
+Exit 0 whatever the figures are: only a claim that could not be measured for another reason than a
+missing peer ends the program with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from bench.children import MissingPeer
+from bench.report import Report, save, show
+
+CLAIMS: Final = (
+    "raw_fetch",
+    "produce_json",
+    "spark_scan",
+    "hot_append",
+    "hot_durable",
+    "hot_recovery",
+    "hot_lookup",
+)
+WIDTH_WITHOUT_TERMINAL: Final = 120
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    arguments.add_argument("claims", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}")
+    arguments.add_argument("--rounds", type=int, default=0, help="more rounds, less noise")
+    asked = arguments.parse_args()
+    unknown = sorted(set(asked.claims) - set(CLAIMS))
+    if unknown:
+        arguments.error(f"no such claim: {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
+    for name in asked.claims or CLAIMS:
+        _measure(name, console, rounds=asked.rounds)
+
+
+def _measure(name: str, console: Console, *, rounds: int) -> None:
+    claim = importlib.import_module(f"bench.{name}")
+    with tempfile.TemporaryDirectory(prefix=f"tierlog-bench-{name}-") as folder:
+        try:
+            with console.status(f"measuring {name}"):
+                report: Report = claim.measure(Path(folder), rounds=rounds or claim.ROUNDS)
+        except MissingPeer as missing:
+            console.print(f"{name}: skipped, {missing}", style="yellow")
+            return
+    show(report, console)
+    console.print(f"  kept in {save(report)}\n", style="dim", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Claim: many producers that wait for the disk share its flushes.
+
+* Measured: `GroupCommit`, acks=all: 64 threads, each of which waits for its append of a 16 KiB
+  batch before it sends the next; appends a second.
+* Peers: the same log with one flush an append; and a bare group commit of the same 64 threads and
+  futures, of one file, one `writev` and one `fdatasync` for all that wait.
+
+Where a flush costs next to nothing (many virtual disks), the first ratio is small: the row with
+the cost of one `fdatasync` says so.
+
+`python -m bench hot_durable`; takes half a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from bench.logs import opened, produced
+from bench.records import batch_of_size
+from bench.report import Report, Target
+from bench.rounds import interleave
+from hot_tier.append import Acks, Append, AppendResult
+from hot_tier.group_commit import FlushTimer, GroupCommit
+from record_format import native
+
+ROUNDS: Final = 7
+PRODUCERS: Final = 64
+DURATION_S: Final = 1.0
+BATCH_BYTES: Final = 16 << 10
+
+Submit = Callable[[bytearray], "Future[AppendResult]"]
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    native.load()
+    report = Report(
+        name="hot_durable", title="Durable 16 KiB appends, 64 waiting producers", peer="peer"
+    )
+    body = batch_of_size(BATCH_BYTES)
+    runs = {
+        "ours": lambda: _group_commit(folder / "log", body),
+        "single": lambda: _one_by_one(folder / "log", body),
+        "bare": lambda: _bare_group_commit(folder / "bare", body),
+        "sync": lambda: _sync_ms(folder / "bare", body),
+    }
+    seen = interleave(runs, rounds=rounds)
+    report.add(
+        "group commit, peer: one flush an append",
+        "appends/s",
+        seen["ours"],
+        seen["single"],
+        target=Target(value=4),
+    )
+    report.add(
+        "group commit, peer: bare group commit",
+        "appends/s",
+        seen["ours"],
+        seen["bare"],
+        target=Target(value=0.7),
+    )
+    report.add("one writev and fdatasync of this disk", "ms", seen["sync"])
+    return report
+
+
+def _group_commit(folder: Path, body: bytes) -> float:
+    timer = FlushTimer()
+    with opened(folder) as log, ThreadPoolExecutor(8) as executor:
+        commit = GroupCommit(log, executor, timer)
+        rate = _produce(lambda own: commit.submit(Append(produced(own)), acks=Acks.ALL), body=body)
+        commit.close()
+    timer.close()
+    shutil.rmtree(folder)
+    return rate
+
+
+def _one_by_one(folder: Path, body: bytes) -> float:
+    appends, own, began = 0, bytearray(body), time.perf_counter()
+    with opened(folder) as log:
+        while time.perf_counter() - began < DURATION_S:
+            log.append([Append(produced(own))])
+            log.flush()
+            appends += 1
+        rate = appends / (time.perf_counter() - began)
+    shutil.rmtree(folder)
+    return rate
+
+
+def _produce(submit: Submit, *, body: bytes) -> float:
+    """Appends a second of all producers, each with one in flight."""
+    counts = [0] * PRODUCERS
+    end = time.perf_counter() + DURATION_S
+
+    def producer(number: int) -> None:
+        own = bytearray(body)
+        while time.perf_counter() < end:
+            submit(own).result()
+            counts[number] += 1
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=producer, args=(number,)) for number in range(PRODUCERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - began)
+
+
+class _BareCommit:
+    """What group commit cannot do without: a list, a thread, one write, one flush, the answers."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[bytearray, Future[AppendResult]]] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def submit(self, body: bytearray) -> Future[AppendResult]:
+        future: Future[AppendResult] = Future()
+        with self._changed:
+            self._waiting.append((body, future))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        os.close(self._file)
+
+    def _run(self) -> None:
+        answer = AppendResult(0, 0, None, duplicate=False, log_start_offset=0)
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                group, self._waiting = self._waiting, []
+            os.writev(self._file, [body for body, _ in group])
+            os.fdatasync(self._file)
+            for _, future in group:
+                future.set_result(answer)
+
+
+def _bare_group_commit(path: Path, body: bytes) -> float:
+    commit = _BareCommit(path)
+    try:
+        return _produce(commit.submit, body=body)
+    finally:
+        commit.close()
+        path.unlink()
+
+
+def _sync_ms(path: Path, body: bytes) -> float:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    spent = []
+    for _ in range(200):
+        began = time.perf_counter()
+        os.writev(file, [body])
+        os.fdatasync(file)
+        spent.append((time.perf_counter() - began) * 1000)
+    os.close(file)
+    path.unlink()
+    return median(spent)

@@ -1,0 +1,40 @@
+"""Interleaved rounds: every contender once a round, in turn, so that what else the machine does
+falls on all of them.
+
+The first round only warms (page cache, compiled kernels, lazily made files) and is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], T]], *, rounds: int, warm_up: bool = True
+) -> dict[str, list[T]]:
+    """Call each in turn, `rounds` times over; every result by contender."""
+    results: dict[str, list[T]] = {name: [] for name in contenders}
+    for number in range(-1 if warm_up else 0, rounds):
+        for name, run in contenders.items():
+            result = run()
+            if number >= 0:
+                results[name].append(result)
+    return results
+
+
+def wall_seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """User and system time of a process and all its threads, in seconds, in steps of a tick."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,182 @@
+"""Claim: Spark scans a topic in the bucket about as fast as a Parquet file of the same rows.
+
+* Measured: wall time of three queries over a topic of which nothing is hot, the broker stopped,
+  straight from a `file://` bucket: a count, the summed length of the values, all columns into the
+  noop sink.
+* Peer: Parquet (zstd) of the same rows, written from the topic itself by the same session.
+* One Spark session, local[2], the queries in turn.
+
+Four partitions, 2 million records of 16-byte keys and values of about 130 bytes, lz4 batches.
+
+`python -m bench spark_scan`; takes about two minutes, and pyspark with a Java.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bench.children import ROOT
+from bench.records import START_MS
+from bench.report import Report, Target
+from bench.rounds import interleave, wall_seconds
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from record_format import codecs
+from record_format.produced import build_produced
+from spark_reader.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROUNDS: Final = 5
+PARTITIONS: Final = 4
+RECORDS: Final = 2_000_000
+A_REQUEST: Final = 10_000
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    report = Report(
+        name="spark_scan", title="Spark scan, 2 million records, cold", peer="Parquet zstd"
+    )
+    _fill(folder)
+    with _session(folder) as spark:
+        topic, parquet = _topic(spark, folder), folder / "rows.parquet"
+        topic.write.option("compression", "zstd").parquet(str(parquet))
+        runs = _runs(spark, folder, parquet)
+        seen = interleave(runs, rounds=rounds)
+    for query, target in ("count", None), ("sum of length(value)", 1.8), ("all columns", 2.0):
+        report.add(
+            query,
+            "s",
+            seen[query],
+            seen[f"{query}, Parquet"],
+            target=Target(value=target, at_most=True) if target else None,
+        )
+        report.add(query, "M rows/s", [RECORDS / 1e6 / wall_s for wall_s in seen[query]])
+    return report
+
+
+def _fill(folder: Path) -> None:
+    """The topic, all of it in the bucket and none of it on the disk of a broker."""
+    settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
+    try:
+        config = {"segment.bytes": 64 << 20, "retention.ms": -1, "local.retention.bytes": 0}
+        broker.create_topic("t", partitions=PARTITIONS, config=config)
+        for partition in range(PARTITIONS):
+            log = broker.partition("t", partition)
+            for values, keys, times in _requests(seed=partition):
+                batches = build_produced(
+                    values,
+                    keys=keys,
+                    timestamps=times,
+                    codec=codecs.LZ4,
+                    max_message_bytes=1 << 20,
+                )
+                log.append(batches, acks=Acks.LEADER).result(60)
+        offloaded = broker.offload("t", wait_ms=120_000)
+        assert not offloaded.remaining_segments, offloaded
+    finally:
+        broker.close()
+
+
+def _requests(*, seed: int) -> Iterator[tuple[list[bytes], list[bytes], list[int]]]:
+    rng = random.Random(seed)
+    for first in range(0, RECORDS // PARTITIONS, A_REQUEST):
+        offsets = range(first, first + A_REQUEST)
+        values = [
+            b'{"id":%d,"user":"u%06d","amount":%d.%02d,"city":"%s","note":"%x","ok":true}'
+            % (
+                offset,
+                rng.randrange(500_000),
+                rng.randrange(10_000),
+                rng.randrange(100),
+                rng.choice(_CITIES),
+                rng.getrandbits(200),
+            )
+            for offset in offsets
+        ]
+        keys = [b"%016d" % rng.randrange(1_000_000) for _ in offsets]
+        yield values, keys, [START_MS + offset * 10 for offset in offsets]
+
+
+_CITIES: Final = (b"Aarhus", b"Bergen", b"Coimbra", b"Dresden", b"Evora", b"Fukuoka", b"Ghent")
+
+
+@contextmanager
+def _session(folder: Path) -> Iterator[SparkSession]:
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
+    )
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _topic(spark: SparkSession, folder: Path, schema: str = "") -> DataFrame:
+    reader = spark.read.format("tierlog")
+    if schema:
+        reader = reader.schema(schema)
+    options = {"store": f"file://{folder / 'bucket'}", "subscribe": "t", "tier": "cold"}
+    return reader.options(**options).load()
+
+
+def _runs(spark: SparkSession, folder: Path, parquet: Path) -> dict[str, Callable[[], float]]:
+    """Each query over both, by name; the frame is made anew each time, as a job would."""
+    whole = lambda: _topic(spark, folder)  # noqa: E731
+    values = lambda: _topic(spark, folder, "value binary")  # noqa: E731
+    rows = lambda: spark.read.parquet(str(parquet))  # noqa: E731
+    queries = {
+        "count": (_count, whole),
+        "sum of length(value)": (_sum_lengths, values),
+        "all columns": (_all_columns, whole),
+    }
+    runs: dict[str, Callable[[], float]] = {}
+    for name, (query, frame) in queries.items():
+        runs[name] = _timed(query, frame)
+        runs[f"{name}, Parquet"] = _timed(query, rows)
+    return runs
+
+
+def _timed(
+    query: Callable[[DataFrame], None], frame: Callable[[], DataFrame]
+) -> Callable[[], float]:
+    return lambda: wall_seconds(lambda: query(frame()))
+
+
+def _count(frame: DataFrame) -> None:
+    found = frame.count()
+    assert found == RECORDS, found
+
+
+def _sum_lengths(frame: DataFrame) -> None:
+    (row,) = frame.selectExpr("sum(length(value))").collect()
+    assert row[0] > RECORDS, row
+
+
+def _all_columns(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
