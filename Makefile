@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test check format s3 bench clean
+.PHONY: help setup demo test check format s3 bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make check    format, lint, types, the directions between the rooms"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
+	@echo "make docs     the reference in docs/, out of the code's own tables"
 	@echo "make clean    remove .venv and what tools left behind"
 
 setup: $(STAMP)
@@ -46,8 +47,10 @@ s3: setup
 	$(BIN)/python localstack/s3_server.py $(S3)
 
 bench: setup
-	@ls bench/*.py >/dev/null 2>&1 || { echo "there is nothing in bench/" >&2; exit 1; }
 	$(BIN)/python -m bench $(BENCH)
+
+docs: setup
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
