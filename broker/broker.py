@@ -235,10 +235,11 @@ class Broker:
             topic = self.topic(name)
             self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
             del self._topics[name]
-        for partition in topic.partitions.values():
-            partition.log.close()
-        self._opener.set_aside(topic.record)
+            for partition in topic.partitions.values():
+                partition.log.close()
+            self._opener.set_aside(topic.record)
         self.save_checkpoints()  # a topic of the same name must not find them after a crash
+        self.groups.forget_topic(name)
         self._copying.wake()
 
     # --- the log start ----------------------------------------------------------------------------
@@ -380,7 +381,9 @@ class Broker:
 
     def _finish_deletions(self) -> None:
         """Files, then objects, then the debt itself: each step may be done again."""
-        for record in self.registry.deleted():
+        with self._topics_lock:  # a deletion under way closes its logs before their folders go
+            deleted = self.registry.deleted()
+        for record in deleted:
             if self.copier.is_busy(record.topic_id):
                 continue  # its last object would stay behind
             self._opener.remove(record)

@@ -39,6 +39,7 @@ class BrokerSettings:
     shutdown_timeout_ms: int = 30_000
 
     append_threads: int = 8
+    group_commits_max: int = 1_000_000
 
     allow_single_writer_store: bool = False
     take_over: bool = False

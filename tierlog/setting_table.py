@@ -175,6 +175,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         flag_kind=Kind.SECONDS,
     ),
     _broker("append.threads", Kind.COUNT, "Threads that write and flush.", least=1, most=1024),
+    _broker(
+        "group.commits.max",
+        Kind.COUNT,
+        "Committed offsets that all groups have together; they are kept in memory.",
+        least=1,
+    ),
     _http("http.body.max.bytes", Kind.BYTES, "Largest body of a request.", least=1),
     _http("http.expanded.max.bytes", Kind.BYTES, "Largest body after decompression.", least=1),
     _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),

@@ -1,0 +1,141 @@
+"""What `__consumer_offsets` says, in memory: by group, the newest commit of each partition.
+
+* Rebuilt from the log alone, and right whatever is in it: compacted or not, tombstones, other kinds
+  of records, transactions of a real Kafka (applied at their commit marker, forgotten at an abort).
+* A record that cannot be read is passed over and counted: one bad record of a foreign broker does
+  not take everybody's offsets away. A batch that fails its checksum does: that is our disk.
+* Read in windows of `WINDOW_BYTES`; what is kept is what the commits in the log amount to.
+
+Not thread-safe: `groups` has the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import structlog
+
+from broker.partition import Partition
+from record_format.batch import BatchHeader, check_crc, iter_headers
+from record_format.consumer_offsets import Commit, CommitKey, decode_key, decode_value
+from record_format.control import end_marker_of
+from record_format.decode import decode_batch
+from record_format.errors import CorruptDataError, OffsetTrimmed
+
+log = structlog.get_logger(__name__)
+
+WINDOW_BYTES: Final = 1 << 20
+
+TopicPartition = tuple[str, int]
+
+
+class Committed(NamedTuple):
+    """A commit, and the offset of its own record: a later record wins."""
+
+    commit: Commit
+    record_offset: int
+
+
+class _Change(NamedTuple):
+    """`commit` None: a tombstone."""
+
+    key: CommitKey
+    commit: Commit | None
+    record_offset: int
+
+
+class GroupView:
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[TopicPartition, Committed]] = {}
+        self.commits = 0
+        self.unreadable = 0
+        self._open_transactions: dict[int, list[_Change]] = {}
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def put(self, key: CommitKey, commit: Commit, *, record_offset: int) -> None:
+        offsets = self.groups.setdefault(key.group, {})
+        self.commits += key[1:] not in offsets
+        offsets[key.topic, key.partition] = Committed(commit, record_offset)
+
+    def remove(self, key: CommitKey) -> None:
+        offsets = self.groups.get(key.group, {})
+        if offsets.pop((key.topic, key.partition), None) is not None:
+            self.commits -= 1
+        if not offsets:
+            self.groups.pop(key.group, None)
+
+    def commit_keys(self) -> Iterator[CommitKey]:
+        for group, offsets in self.groups.items():
+            for topic, partition in offsets:
+                yield CommitKey(group, topic, partition)
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def replay(self, partition: Partition) -> None:
+        """Apply all of one partition's log. May block; raises what its reads raise."""
+        offset = partition.offsets().log_start_offset
+        while offset < partition.offsets().high_watermark:
+            try:
+                fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
+            except OffsetTrimmed as trimmed:
+                offset = trimmed.log_start_offset
+                continue
+            self.apply(b"".join(piece.read() for piece in fetched.slices))
+            if fetched.next_offset <= offset:
+                break  # nothing is left: compaction took the last records
+            offset = fetched.next_offset
+        self._open_transactions.clear()  # an end of one that comes later is not ours to see
+        if self.unreadable:
+            log.warning(
+                "records of no known form passed over",
+                partition=str(partition),
+                records=self.unreadable,
+            )
+
+    def apply(self, batches: bytes) -> None:
+        """Whole batches, in the log's order. Raises CorruptBatch."""
+        for header in iter_headers(batches):
+            check_crc(batches, header)
+            self._apply_batch(batches, header)
+
+    def _apply_batch(self, data: bytes, header: BatchHeader) -> None:
+        if header.is_control:
+            marker = end_marker_of(data, header)
+            if marker is not None:
+                self._end_transaction(header.producer_id, committed=marker.committed)
+            return
+        changes = list(self._changes(data, header))
+        if header.is_transactional:
+            self._open_transactions.setdefault(header.producer_id, []).extend(changes)
+            return
+        for change in changes:
+            self._apply(change)
+
+    def _changes(self, data: bytes, header: BatchHeader) -> Iterator[_Change]:
+        for record in decode_batch(data, header):
+            try:
+                key = decode_key(record.key or b"")
+                if key is None:
+                    continue
+                commit = None if record.value is None else decode_value(record.value)
+            except CorruptDataError:
+                self.unreadable += 1
+                continue
+            yield _Change(key, commit, record.offset)
+
+    def _apply(self, change: _Change) -> None:
+        if change.commit is None:
+            self.remove(change.key)
+        else:
+            self.put(change.key, change.commit, record_offset=change.record_offset)
+
+    def _end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """A commit outside of the transaction that came after its record stays."""
+        changes = self._open_transactions.pop(producer_id, [])
+        for change in changes if committed else ():
+            key = change.key
+            found = self.groups.get(key.group, {}).get((key.topic, key.partition))
+            if found is None or found.record_offset < change.record_offset:
+                self._apply(change)

@@ -1,0 +1,386 @@
+"""How far each group has read: offsets in `__consumer_offsets`, as Kafka keeps them.
+
+* A commit is in the log, flushed, before it is answered; the view in memory follows the log's
+  order, never the order in which threads wake up.
+* The topic is made at the first commit. It is a topic like others: compacted, offloaded, restored.
+* The view is rebuilt from the log in the background of a start. Where that needs a store that is
+  down, calls on groups are refused as retriable; nothing else waits for it.
+* A topic's offsets go with it. Tombstones that could not be written then are owed: they go with the
+  next commit, or at the next start, which knows that the topic is gone.
+
+Thread-safe. Every call may block: on the flush, or on the first rebuild.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+import structlog
+
+from broker.group_view import Committed, GroupView, TopicPartition
+from broker.partition import Partition
+from broker.topics import Topic
+from hot_tier.append import Acks, AppendResult
+from hot_tier.log_config import ConfigValue
+from record_format.consumer_offsets import (
+    TOPIC,
+    Commit,
+    CommitKey,
+    encode_key,
+    encode_value,
+    partition_for_group,
+)
+from record_format.errors import (
+    FieldProblem,
+    InvalidRequest,
+    Starting,
+    Throttled,
+    TierlogError,
+    UnknownGroup,
+    UnknownTopic,
+    UnknownTopicOrPartition,
+)
+from record_format.produced import build_produced
+
+log = structlog.get_logger(__name__)
+
+MAX_NAME_LENGTH: Final = 255
+MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
+MAX_REBUILD_WAIT_S: Final = 5.0
+# Kafka's own for this topic; one partition, as one broker reads it all at each start.
+CONFIG: Final[Mapping[str, ConfigValue]] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 100 << 20,
+    "compression.type": "producer",
+}
+
+
+class NewOffset(NamedTuple):
+    """The next offset that the group will read."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+class GroupOffset(NamedTuple):
+    """`lag`: how many offsets are left to read, without gaps that a restore left."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag: int
+    metadata: str
+
+
+class _Row(NamedTuple):
+    """`commit` None: a tombstone."""
+
+    key: CommitKey
+    commit: Commit | None
+
+
+class _Pending(NamedTuple):
+    """An append under way; its rows are applied in the order of appends."""
+
+    rows: Sequence[_Row]
+    future: Future[AppendResult]
+
+
+class Groups:
+    """`find_topic` raises UnknownTopic; `make_topic` answers the topic, new or not."""
+
+    def __init__(
+        self,
+        *,
+        find_topic: Callable[[str], Topic],
+        make_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
+        clock: Callable[[], int],
+        commits_max: int,
+    ) -> None:
+        self._find_topic, self._make_topic, self._clock = find_topic, make_topic, clock
+        self._commits_max = commits_max
+        self._lock = threading.RLock()
+        self._view: GroupView | None = None
+        self._gone: set[str] = set()  # deleted before the view was there
+        self._pending: deque[_Pending] = deque()
+        self._owed: set[CommitKey] = set()
+        self._rebuilding = threading.Lock()
+
+    # --- the view ---------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Read the log, if nobody did. Raises StoreUnavailable, CorruptDataError, Starting."""
+        if self._view is not None:
+            return
+        if not self._rebuilding.acquire(timeout=MAX_REBUILD_WAIT_S):
+            raise Starting("committed offsets are still being read")
+        try:
+            if self._view is None:
+                self._publish(self._replay())
+        finally:
+            self._rebuilding.release()
+
+    def run_round(self) -> None:
+        """In the background: the first rebuild, and tombstones that are owed."""
+        self.rebuild()
+        if self._owed:
+            self._settle_debts()
+
+    def _replay(self) -> GroupView:
+        view = GroupView()
+        topic = self._topic_or_none(TOPIC)
+        if topic is not None:
+            for _, partition in sorted(topic.partitions.items()):
+                view.replay(partition)
+        return view
+
+    def _publish(self, view: GroupView) -> None:
+        with self._lock:
+            if TOPIC in self._gone:
+                view = GroupView()
+            gone = {key for key in view.commit_keys() if self._is_gone(key.topic)}
+            for key in gone:
+                view.remove(key)
+            self._view, self._owed = view, gone
+            self._gone.clear()
+
+    def _is_gone(self, topic: str) -> bool:
+        return topic in self._gone or self._topic_or_none(topic) is None
+
+    def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
+        self.rebuild()
+        with self._lock:
+            found = self._view.groups.get(group, {}) if self._view else {}
+            return sorted(found.items())
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def commit(self, group: str, offsets: Sequence[NewOffset]) -> None:
+        """Durable when this returns; all of them, or none.
+
+        Raises InvalidRequest, UnknownTopic, UnknownPartition, Throttled (too many commits in all),
+        and what an append raises.
+        """
+        check_group_name(group)
+        _check_offsets(offsets)
+        self.rebuild()
+        self._check_targets(offsets)
+        home = self._home_of(group, self._make_topic(TOPIC, CONFIG))
+        rows = [_row(group, one, now_ms=self._clock()) for one in offsets]
+        with self._lock:
+            self._check_targets(offsets)  # again: one may have been deleted since
+            self._check_room(rows)
+            pending = self._append(home, rows)
+        self._settle(pending)
+        if self._owed:
+            self._settle_debts()
+
+    def group(self, name: str) -> list[GroupOffset]:
+        """By topic and partition. Raises UnknownGroup."""
+        check_group_name(name)
+        found = self._committed(name)
+        if not found:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return self._shown(found)
+
+    def all_groups(self) -> Iterator[tuple[str, list[GroupOffset]]]:
+        """Every group by name, as `group` has it."""
+        self.rebuild()
+        with self._lock:
+            names = sorted(self._view.groups) if self._view else []
+        for name in names:
+            yield name, self._shown(self._committed(name))
+
+    def delete(self, group: str) -> None:
+        """Forget a group's offsets, durably. Raises UnknownGroup."""
+        check_group_name(group)
+        self.rebuild()
+        with self._lock:
+            self._finish_all()
+            found = self._view.groups.get(group) if self._view else None
+            topic = self._topic_or_none(TOPIC)
+            if not found or topic is None:
+                raise UnknownGroup(f"there is no group {group!r}")
+            rows = [_Row(CommitKey(group, *place), None) for place in found]
+            pending = self._append(self._home_of(group, topic), rows)
+        self._settle(pending)
+
+    def forget_topic(self, name: str) -> None:
+        """The topic was deleted: its offsets go from memory now, from the log where that works."""
+        with self._lock:
+            if self._view is None:
+                self._gone.add(name)
+                return
+            self._finish_all()
+            view = self._view
+            if name == TOPIC:
+                self._view, self._owed = GroupView(), set()
+                return
+            gone = {key for key in view.commit_keys() if key.topic == name}
+            for key in gone:
+                view.remove(key)
+            self._owed |= gone
+            started = self._start_debts()
+        self._finish_debts(started)
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _append(self, home: Partition, rows: Sequence[_Row]) -> _Pending:
+        """Under the lock: the order of appends is the order of `_pending`."""
+        batches = build_produced(
+            [None if row.commit is None else encode_value(row.commit) for row in rows],
+            keys=[encode_key(row.key) for row in rows],
+            timestamps=[self._clock()] * len(rows),
+            max_message_bytes=home.log.config.max_message_bytes,
+        )
+        pending = _Pending(rows, home.append(batches, acks=Acks.ALL))
+        self._pending.append(pending)
+        return pending
+
+    def _settle(self, pending: _Pending) -> None:
+        """Wait for the flush, then apply all that was appended up to there, in order."""
+        try:
+            pending.future.result()
+        finally:
+            with self._lock:
+                while any(one is pending for one in self._pending):
+                    self._apply_first()
+
+    def _finish_all(self) -> None:
+        while self._pending:
+            self._apply_first()
+
+    def _apply_first(self) -> None:
+        """Earlier appends of a log are flushed no later: this waits for what is as good as done."""
+        pending = self._pending.popleft()
+        if pending.future.exception() is not None:
+            return  # who appended it is told
+        assert self._view is not None, "nothing is appended before the view is there"
+        record_offset = pending.future.result().base_offset
+        for key, commit in pending.rows:
+            self._owed.discard(key)
+            if commit is None:
+                self._view.remove(key)
+            else:
+                self._view.put(key, commit, record_offset=record_offset)
+
+    # --- tombstones that are owed -----------------------------------------------------------------
+
+    def _settle_debts(self) -> None:
+        with self._lock:
+            started = self._start_debts()
+        self._finish_debts(started)
+
+    def _start_debts(self) -> list[_Pending]:
+        """Under the lock. A commit that came since has settled its key's debt."""
+        self._finish_all()
+        topic = self._topic_or_none(TOPIC)
+        by_home: dict[Partition, list[_Row]] = {}
+        for key in sorted(self._owed) if topic is not None else ():
+            assert topic is not None, "without the topic there are no keys"
+            by_home.setdefault(self._home_of(key.group, topic), []).append(_Row(key, None))
+        started = []
+        for home, rows in by_home.items():
+            try:
+                started.append(self._append(home, rows))
+            except TierlogError as error:
+                log.warning("tombstones owed", partition=str(home), error=str(error))
+        return started
+
+    def _finish_debts(self, started: Sequence[_Pending]) -> None:
+        for pending in started:
+            try:
+                self._settle(pending)
+            except TierlogError as error:
+                log.warning("tombstones owed", error=str(error))
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def _topic_or_none(self, name: str) -> Topic | None:
+        try:
+            return self._find_topic(name)
+        except UnknownTopic:
+            return None
+
+    def _home_of(self, group: str, topic: Topic) -> Partition:
+        """Kafka's choice; in an adopted folder that lacks it, the first that is there."""
+        wanted = partition_for_group(group, topic.record.partitions)
+        found = topic.partitions.get(wanted)
+        return found if found is not None else topic.partitions[min(topic.partitions)]
+
+    def _check_targets(self, offsets: Sequence[NewOffset]) -> None:
+        for one in offsets:
+            self._find_topic(one.topic).partition(one.partition)
+
+    def _check_room(self, rows: Sequence[_Row]) -> None:
+        assert self._view is not None, "it was rebuilt"
+        known, kept = self._view.groups, self._view.commits
+        if kept + len(rows) <= self._commits_max:
+            return
+        new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)
+        if kept + new > self._commits_max:
+            raise Throttled(
+                f"{kept} offsets are committed, and at most {self._commits_max} are kept: "
+                "delete groups that nobody needs"
+            )
+
+    def _shown(self, found: Iterable[tuple[TopicPartition, Committed]]) -> list[GroupOffset]:
+        """Without partitions that went in this moment."""
+        shown = []
+        for (topic, number), (commit, _) in found:
+            try:
+                partition = self._find_topic(topic).partition(number)
+            except UnknownTopicOrPartition:
+                continue
+            end = partition.offsets().log_end_offset
+            lag = lag_of(partition, commit.offset, end)
+            shown.append(GroupOffset(topic, number, commit.offset, end, lag, commit.metadata))
+        return shown
+
+
+def _row(group: str, one: NewOffset, *, now_ms: int) -> _Row:
+    commit = Commit(one.offset, one.metadata, now_ms)
+    return _Row(CommitKey(group, one.topic, one.partition), commit)
+
+
+def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
+    """Offsets in [offset, log end), without those that a restore left out."""
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    gaps = manifest.gaps if manifest is not None else ()
+    skipped = sum(
+        max(0, min(gap.end_offset, log_end_offset) - max(gap.start_offset, offset)) for gap in gaps
+    )
+    return max(0, log_end_offset - offset - skipped)
+
+
+def check_group_name(name: str) -> None:
+    """Any text of 1 to 255 characters. Raises InvalidRequest."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        detail = f"a group's name has 1 to {MAX_NAME_LENGTH} characters, this one {len(name)}"
+        raise InvalidRequest(detail, problems=(FieldProblem("group", detail),))
+
+
+def _check_offsets(offsets: Sequence[NewOffset]) -> None:
+    problems = []
+    seen: set[tuple[str, int]] = set()
+    for index, one in enumerate(offsets):
+        size = len(one.metadata.encode())
+        if size > MAX_METADATA_BYTES:
+            detail = f"metadata has at most {MAX_METADATA_BYTES} bytes, not {size}"
+            problems.append(FieldProblem(f"offsets[{index}].metadata", detail))
+        if one[:2] in seen:
+            detail = f"{one.topic}-{one.partition} is there twice"
+            problems.append(FieldProblem(f"offsets[{index}]", detail))
+        seen.add(one[:2])
+    if not offsets:
+        problems.append(FieldProblem("offsets", "there is no offset to commit"))
+    if problems:
+        detail = "; ".join(f"{loc}: {msg}" for loc, msg in problems[:5])
+        raise InvalidRequest(detail, problems=tuple(problems[:100]))

@@ -1,0 +1,202 @@
+import threading
+from contextlib import suppress
+
+import pytest
+
+from broker.groups import GroupOffset, NewOffset
+from hot_tier.append import Acks
+from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
+from record_format.errors import (
+    InvalidRequest,
+    StoreUnavailable,
+    Throttled,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownTopic,
+)
+from record_format.produced import build_produced
+
+
+@pytest.fixture
+def topic(house):
+    house.broker.create_topic("t", partitions=3)
+    return "t"
+
+
+def offsets_of(house, group):
+    return {(one.topic, one.partition): one.offset for one in house.broker.groups.group(group)}
+
+
+def commit(house, group, **offsets):
+    """`t0=5`: partition 0 of topic t."""
+    rows = [NewOffset(name[:-1], int(name[-1]), offset) for name, offset in offsets.items()]
+    house.broker.groups.commit(group, rows)
+
+
+def write_raw(house, keys, values):
+    """Records into the log behind the broker's back, as another broker would have left them."""
+    batches = build_produced(
+        values, keys=keys, timestamps=[1] * len(keys), max_message_bytes=1 << 20
+    )
+    return house.broker.partition(TOPIC, 0).append(batches, acks=Acks.ALL).result(10)
+
+
+def test_commits_are_there_after_a_restart_and_after_a_crash(house, topic):
+    commit(house, "g", t0=5, t1=7)
+    commit(house, "g", t0=6)
+    commit(house, "h", t2=1)
+    house.restart()
+    assert offsets_of(house, "g") == {("t", 0): 6, ("t", 1): 7}
+    assert offsets_of(house, "h") == {("t", 2): 1}
+
+
+def test_the_topic_is_made_at_the_first_commit_and_is_internal_and_compacted(house, topic):
+    with pytest.raises(UnknownTopic):
+        house.broker.topic(TOPIC)
+    with pytest.raises(UnknownTopic):
+        commit(house, "g", u0=1)
+    with pytest.raises(UnknownTopic):
+        house.broker.topic(TOPIC)  # a refused commit changed nothing
+    commit(house, "g", t0=1)
+    assert [one.name for one in house.broker.list_topics()] == ["t"]
+    assert house.broker.topic(TOPIC).config.compacts
+
+
+def test_lag_is_what_is_left_to_read_without_recorded_gaps(house, topic):
+    house.produce("t", [b"x"] * 10)
+    commit(house, "g", t0=4)
+    (one,) = house.broker.groups.group("g")
+    assert one == GroupOffset("t", 0, 4, 10, 6, "")
+    commit(house, "g", t0=25)  # past the end, as after a trim of another kind
+    assert house.broker.groups.group("g")[0].lag == 0
+
+
+def test_all_of_a_commit_or_none_of_it(house, topic):
+    with pytest.raises(UnknownPartition):
+        commit(house, "g", t0=1, t9=1)
+    with pytest.raises(UnknownGroup):
+        house.broker.groups.group("g")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [NewOffset("t", 0, 1), NewOffset("t", 0, 2)],
+        [NewOffset("t", 0, 1, "ä" * 2049)],
+    ],
+)
+def test_what_is_wrong_with_a_commit_is_named(house, topic, rows):
+    with pytest.raises(InvalidRequest) as refused:
+        house.broker.groups.commit("g", rows)
+    assert refused.value.problems[0].loc.startswith("offsets")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_group_names_have_1_to_255_characters(house, topic, name):
+    with pytest.raises(InvalidRequest):
+        commit(house, name, t0=1)
+    commit(house, "\U0001f680" * 255, t0=1)
+
+
+def test_a_deleted_group_is_gone_after_a_restart_too(house, topic):
+    commit(house, "g", t0=1, t1=1)
+    house.broker.groups.delete("g")
+    for _ in range(2):
+        with pytest.raises(UnknownGroup):
+            house.broker.groups.group("g")
+        with pytest.raises(UnknownGroup):
+            house.broker.groups.delete("g")
+        house.restart()
+
+
+def test_a_topics_offsets_go_with_it_and_do_not_come_back_with_its_name(house, topic):
+    house.broker.create_topic("u")
+    commit(house, "g", t0=9, u0=3)
+    commit(house, "only", t0=9)
+    house.broker.delete_topic("t")
+    assert offsets_of(house, "g") == {("u", 0): 3}
+    house.broker.create_topic("t", partitions=3)
+    for _ in range(2):
+        assert offsets_of(house, "g") == {("u", 0): 3}
+        with pytest.raises(UnknownGroup):
+            house.broker.groups.group("only")
+        house.restart()
+
+
+def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, topic):
+    commit(house, "g", t0=9)
+    write_raw(
+        house,
+        [encode_key(CommitKey("g", "vanished", 0))],
+        [encode_value(Commit(4))],
+    )
+    house.restart()
+    assert offsets_of(house, "g") == {("t", 0): 9}
+    house.broker.groups.run_round()
+    house.broker.create_topic("vanished")
+    house.restart()
+    assert offsets_of(house, "g") == {("t", 0): 9}
+
+
+def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_anew(house, topic):
+    commit(house, "g", t0=9)
+    house.broker.delete_topic(TOPIC)
+    assert list(house.broker.groups.all_groups()) == []
+    commit(house, "h", t0=2)
+    house.restart()
+    assert [name for name, _ in house.broker.groups.all_groups()] == ["h"]
+
+
+def test_what_is_no_commit_is_passed_over(house, topic):
+    commit(house, "g", t0=1)
+    write_raw(
+        house,
+        [b"\0\x02\0\x01g", b"?", encode_key(CommitKey("g", "t", 1)), b"\0\x01\0\x09cut"],
+        [b"\0\x03member", b"!", b"\0\x09unknown version", b""],
+    )
+    commit(house, "g", t2=3)
+    house.restart()
+    assert offsets_of(house, "g") == {("t", 0): 1, ("t", 2): 3}
+
+
+def test_groups_wait_for_a_store_that_is_down_and_nothing_else_does(house, topic):
+    commit(house, "g", t0=1)
+    house.broker.alter_topic(TOPIC, config={"cleanup.policy": "delete", "local.retention.ms": 0})
+    house.broker.offload(TOPIC, wait_ms=20_000)
+    assert house.broker.partition(TOPIC, 0).offsets().local_log_start_offset == 1
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=100)
+    house.produce("t", [b"x"])
+    with pytest.raises(StoreUnavailable):
+        house.broker.groups.group("g")
+    house.set_down(False)
+    assert offsets_of(house, "g") == {("t", 0): 1}
+
+
+def test_more_commits_than_are_kept_in_memory_are_refused(house, topic):
+    house.restart(group_commits_max=2)
+    commit(house, "g", t0=1, t1=1)
+    commit(house, "g", t0=2, t1=2)
+    with pytest.raises(Throttled):
+        commit(house, "g", t2=1)
+    house.broker.groups.delete("g")
+    commit(house, "h", t2=1)
+
+
+def test_commits_of_many_threads_end_as_the_log_has_them(house, topic):
+    def run(number):
+        for step in range(30):
+            commit(house, f"g{number % 3}", t0=number * 1000 + step)
+            if step % 10 == 9:
+                with suppress(UnknownGroup):
+                    house.broker.groups.delete(f"g{number % 3}")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    before = list(house.broker.groups.all_groups())
+    house.restart()
+    assert list(house.broker.groups.all_groups()) == before

@@ -1,0 +1,94 @@
+from broker.group_view import GroupView
+from record_format.consumer_offsets import Commit, CommitKey, encode_key, encode_value
+from record_format.encode import encode_batch
+
+ABORTED, COMMITTED = 0, 1
+
+
+class Log:
+    """Batches with rising offsets, as a Kafka's coordinator writes them."""
+
+    def __init__(self):
+        self.data, self.offset = b"", 0
+
+    def _add(self, keys, values, **fields):
+        batch = encode_batch(
+            values,
+            keys=keys,
+            timestamps=[0] * len(values),
+            base_offset=self.offset,
+            **fields,
+        )
+        self.offset += len(values)
+        self.data += bytes(batch)
+
+    def commit(self, group, offset, *, producer_id=-1):
+        in_transaction = {"transactional": True, "producer_id": producer_id}
+        value = None if offset is None else encode_value(Commit(offset))
+        fields = in_transaction if producer_id >= 0 else {}
+        self._add([encode_key(CommitKey(group, "t", 0))], [value], **fields)
+
+    def end(self, producer_id, kind):
+        key = b"\0\0" + kind.to_bytes(2, "big")
+        self._add([key], [bytes(6)], control=True, transactional=True, producer_id=producer_id)
+
+    def view(self):
+        view = GroupView()
+        view.apply(self.data)
+        return {group: offsets["t", 0].commit.offset for group, offsets in view.groups.items()}
+
+
+def test_the_last_commit_wins_and_a_tombstone_removes():
+    log = Log()
+    log.commit("a", 1)
+    log.commit("b", 1)
+    log.commit("a", 2)
+    log.commit("b", None)
+    log.commit("never", None)
+    assert log.view() == {"a": 2}
+
+
+def test_commits_in_a_transaction_count_at_its_commit_and_not_after_an_abort():
+    log = Log()
+    log.commit("a", 1)
+    log.commit("b", 1)
+    log.commit("a", 50, producer_id=7)
+    log.commit("b", 50, producer_id=8)
+    log.commit("c", 50, producer_id=9)
+    assert log.view() == {"a": 1, "b": 1}
+    log.end(7, COMMITTED)
+    log.end(8, ABORTED)
+    assert log.view() == {"a": 50, "b": 1}
+
+
+def test_a_later_commit_outside_of_the_transaction_stays():
+    log = Log()
+    log.commit("a", 50, producer_id=7)
+    log.commit("a", 60)
+    log.end(7, COMMITTED)
+    assert log.view() == {"a": 60}
+
+
+def test_an_aborted_producer_begins_anew():
+    log = Log()
+    log.commit("a", 50, producer_id=7)
+    log.end(7, ABORTED)
+    log.commit("a", 51, producer_id=7)
+    log.end(7, COMMITTED)
+    assert log.view() == {"a": 51}
+
+
+def test_an_end_of_nothing_changes_nothing():
+    log = Log()
+    log.end(7, COMMITTED)
+    log.commit("a", 1)
+    assert log.view() == {"a": 1}
+
+
+def test_commits_are_counted_once_a_partition():
+    log, view = Log(), GroupView()
+    for offset in (1, 2, None, None, 3):
+        log.commit("a", offset)
+    view.apply(log.data)
+    assert view.commits == 1
+    assert list(view.commit_keys()) == [CommitKey("a", "t", 0)]

@@ -1,0 +1,119 @@
+"""The bytes were printed by Kafka 4.3.1's own classes (OffsetCommitKey, OffsetCommitValue)."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from record_format.consumer_offsets import (
+    Commit,
+    CommitKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+    partition_for_group,
+)
+from record_format.errors import CorruptDataError
+
+KEYS = {
+    "g": "00010001670007666c696768747300000003",
+    "console-consumer-12345": (
+        "00010016636f6e736f6c652d636f6e73756d65722d31323334350007666c696768747300000003"
+    ),
+    "größe/日本 🚀": ("000100136772c3b6c39f652fe697a5e69cac20f09f9a800007666c696768747300000003"),
+    "polygenelubricants": "00010012706f6c7967656e656c7562726963616e74730007666c696768747300000003",
+}
+VALUES = {
+    0: "00000000011f71fb04cb00036dc3a90000018bcfe5687b",
+    1: "00010000011f71fb04cb00036dc3a90000018bcfe5687b0000018bcff4aa3f",
+    2: "00020000011f71fb04cb00036dc3a90000018bcfe5687b",
+    3: "00030000011f71fb04cb0000000700036dc3a90000018bcfe5687b",
+    4: "00040000011f71fb04cb00000007046dc3a90000018bcfe5687b00",
+}
+COMMIT = Commit(1234567890123, "mé", 1700000000123, 7)
+
+
+@pytest.mark.parametrize("group", KEYS)
+def test_keys_are_those_of_kafka(group):
+    key = CommitKey(group, "flights", 3)
+    assert encode_key(key).hex() == KEYS[group]
+    assert decode_key(bytes.fromhex(KEYS[group])) == key
+
+
+def test_values_are_those_of_kafka():
+    assert encode_value(COMMIT).hex() == VALUES[3]
+
+
+@pytest.mark.parametrize("version", VALUES)
+def test_every_version_of_a_value_is_read(version):
+    expected = COMMIT if version >= 3 else COMMIT._replace(leader_epoch=-1)
+    assert decode_value(bytes.fromhex(VALUES[version])) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "of_50", "of_7"),
+    [
+        ("g", 3, 5),
+        ("console-consumer-12345", 6, 6),
+        ("größe/日本 🚀", 42, 3),
+        ("polygenelubricants", 0, 0),  # its hash is the one number without an absolute value
+    ],
+)
+def test_a_group_goes_to_the_partition_that_kafka_chooses(group, of_50, of_7):
+    assert partition_for_group(group, 50) == of_50
+    assert partition_for_group(group, 7) == of_7
+    assert partition_for_group(group, 1) == 0
+
+
+def test_a_key_of_another_type_is_not_a_commit():
+    assert decode_key(b"\0\x02\0\x01g") is None
+
+
+def test_a_key_of_version_0_is_a_commit():
+    assert decode_key(b"\0\0" + bytes.fromhex(KEYS["g"])[2:]) == CommitKey("g", "flights", 3)
+
+
+@pytest.mark.parametrize("version", VALUES)
+def test_a_value_cut_anywhere_is_refused_and_what_follows_it_is_passed_over(version):
+    whole = bytes.fromhex(VALUES[version])
+    needed = {1: 8, 4: 1}.get(version, 0)  # the last field of these is not read
+    for size in range(len(whole) - needed):
+        with pytest.raises(CorruptDataError):
+            decode_value(whole[:size])
+    assert decode_value(whole + b"more") == decode_value(whole)
+
+
+def test_a_key_cut_anywhere_is_refused():
+    whole = bytes.fromhex(KEYS["g"])
+    for size in range(len(whole)):
+        with pytest.raises(CorruptDataError):
+            decode_key(whole[:size])
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\x05" + bytes(40), b"\xff\xff" + bytes(40), b"\0\x03" + b"\xff" * 40]
+)
+def test_values_of_unknown_versions_and_null_texts_are_refused(data):
+    with pytest.raises(CorruptDataError):
+        decode_value(data)
+
+
+@given(
+    group=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=255),
+    partition=st.integers(0, 2**31 - 1),
+    offset=st.integers(0, 2**63 - 1),
+    metadata=st.text(st.characters(exclude_categories=["Cs"]), max_size=1000),
+)
+def test_what_is_written_is_read(group, partition, offset, metadata):
+    key, commit = CommitKey(group, "t", partition), Commit(offset, metadata, 5)
+    assert decode_key(encode_key(key)) == key
+    assert decode_value(encode_value(commit)) == commit
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_read_or_refused(data):
+    for decode in (decode_key, decode_value):
+        with suppress(CorruptDataError):
+            decode(data)
