@@ -38,9 +38,11 @@ R = TypeVar("R")
 
 
 class TopicFacts(NamedTuple):
+    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some."""
+
     name: str
     topic_id: str
-    partitions: int
+    partitions: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class Catalog:
         topics = self._topics(choice)
         chosen: list[tuple[TopicFacts, int]] = []
         for topic in topics:
-            numbers: Iterable[int] = range(topic.partitions)
+            numbers = topic.partitions
             if choice.partitions is not None:
                 numbers = choice.partitions[topic.name]
                 _check_partitions("assign", topic, numbers)
@@ -85,22 +87,22 @@ class Catalog:
         return chosen
 
     def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
-        if choice.pattern is not None:
-            found = self._all_topics()
-            return [topic for topic in found if choice.pattern.fullmatch(topic.name)]
         names = choice.topics or tuple(choice.partitions or {})
-        return [self._topic(name) for name in names]
+        if choice.pattern is not None:
+            names = tuple(name for name in self._names() if choice.pattern.fullmatch(name))
+        return _parallel(self._topic, names)
 
-    def _all_topics(self) -> list[TopicFacts]:
+    def _names(self) -> list[str]:
+        """All topics but internal ones."""
         if self._with_broker:
-            listed = self._connections.broker.list_topics()
-            return [TopicFacts(one.name, one.topic_id, one.partitions) for one in listed]
-        return [_facts_of(topic) for _, topic in sorted(self._stored_topics().items())]
+            return [one.name for one in self._connections.broker.list_topics()]
+        return [name for name in sorted(self._stored_topics()) if not name.startswith("__")]
 
     def _topic(self, name: str) -> TopicFacts:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
-            return TopicFacts(topic.name, topic.topic_id, len(topic.partitions))
+            numbers = tuple(one.partition for one in topic.partitions)
+            return TopicFacts(topic.name, topic.topic_id, numbers)
         stored = self._stored_topics(name)
         if name not in stored:
             raise UnknownTopic(name)
@@ -258,15 +260,15 @@ def _last_offset(manifest: Manifest) -> int:
 
 
 def _facts_of(topic: TopicObject) -> TopicFacts:
-    return TopicFacts(topic.name, topic.topic_id, topic.partitions)
+    return TopicFacts(topic.name, topic.topic_id, tuple(range(topic.partitions)))
 
 
 def _check_partitions(option: str, topic: TopicFacts, numbers: Iterable[int]) -> None:
     for number in numbers:
-        if number >= topic.partitions:
+        if number not in topic.partitions:
             raise InvalidOption(
                 f"option {option}: there is no {topic.name}-{number}; "
-                f"the topic has {topic.partitions} partitions"
+                f"the topic has {len(topic.partitions)} partitions"
             )
 
 
