@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -75,6 +76,7 @@ class Broker:
         self._topics_lock = threading.RLock()
         self._closing = False
         self._verifying = threading.Lock()
+        self._set_apart: list[Path] = []
         self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
         self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
         self.janitor = Janitor(
@@ -303,11 +305,13 @@ class Broker:
     # --- what it says of itself -------------------------------------------------------------------
 
     def readiness(self) -> reports.Readiness:
-        return reports.readiness(self.partitions(), self.bucket)
+        return reports.readiness(self.partitions(), self.bucket, self._diverged())
 
     def storage_report(self) -> reports.StorageReport:
         topics = sorted(self._topics.values(), key=lambda topic: topic.record.name)
-        return reports.storage_report(topics, self.bucket, now_ms=self.clock())
+        return reports.storage_report(
+            topics, self.bucket, now_ms=self.clock(), diverged=self._diverged()
+        )
 
     # --- running it -------------------------------------------------------------------------------
 
@@ -345,6 +349,9 @@ class Broker:
             self.bucket.close()
         self.folder.close(clean=clean)
 
+    def _diverged(self) -> list[reports.DivergedLog]:
+        return reports.diverged_logs(self._set_apart)
+
     def _shrink_cache(self, missing_bytes: int) -> bool:
         return self.bucket is not None and self.bucket.cache.shrink(missing_bytes) > 0
 
@@ -359,10 +366,11 @@ class Broker:
             self._opener.set_aside(record)
         live = self.registry.live()
         wanted = [(record, number) for record in live for number in record.partition_numbers()]
-        opened = iter(self._opener.open_partitions(wanted))
+        opened = iter(self._opener.open_partitions(wanted, at_start=True))
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
             self._topics[record.name] = Topic(record, mine)
+        self._set_apart = self.folder.diverged()  # only a start sets records apart
         self._opener.forget_checkpoints()
         self.save_checkpoints()
 
@@ -392,8 +400,13 @@ class Broker:
             self.registry.forget(record.topic_id)
 
     def _save_log_starts(self) -> None:
-        starts = {(p.topic, p.number): p.log.log_start_offset for p in self.partitions()}
-        self.folder.write_checkpoint(LOG_STARTS, {k: v for k, v in starts.items() if v > 0})
+        """Kafka's rule: only starts that the first local segment does not say by itself."""
+        starts = {
+            (p.topic, p.number): p.log.log_start_offset
+            for p in self.partitions()
+            if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
+        }
+        self.folder.write_checkpoint(LOG_STARTS, starts)
 
     def _check_open(self) -> None:
         if self._closing:
