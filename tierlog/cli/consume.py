@@ -17,7 +17,7 @@ from tierlog.cli.client_options import client_command
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 MAX_FETCH_BYTES = 4 << 20
 

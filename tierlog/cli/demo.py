@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tierlog.demo.flights import CarrierDelays
     from tierlog.demo.processes import ChildProcess
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 TOPIC = "flights"
 PARTITIONS = 3

@@ -11,7 +11,7 @@ import typer
 
 from tierlog.cli.output import Output, note, print_json, write
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 FOUND_PROBLEMS = 3
 

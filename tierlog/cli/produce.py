@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tierlog.client import Client, NewRecord
     from tierlog.client.calls import Acks
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 MAX_REQUEST_BYTES = 1 << 20
 MAX_BATCHES_BYTES = 16 << 20

@@ -12,7 +12,7 @@ import typer
 
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _PANELS = {
     Part.SERVE: "Front door",

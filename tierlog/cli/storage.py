@@ -1,4 +1,4 @@
-"""`tierlog storage`: the two tiers and the manifest, through the broker."""
+"""`tierlog storage`: both tiers and the manifest, through the broker or out of the bucket alone."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import typer
 
 from tierlog.cli import storage_check
 from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.offline import EndpointOption, opened_store
 from tierlog.cli.output import Output, cell, moment, note, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
+    from tierlog.client.answers import Segment
 
-app = typer.Typer(help="What is hot, what is cold, and the manifest.", no_args_is_help=True)
+app = typer.Typer(
+    help="What is hot, what is cold, and the manifest.", no_args_is_help=True, add_completion=False
+)
 app.add_typer(storage_check.app)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Partition = Annotated[
     int | None, typer.Option("--partition", "-p", min=0, help="One partition; all by default.")
+]
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
 ]
 
 
@@ -44,13 +52,18 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
 def segments(
     client: Client,
     topic: Topic,
+    *,
     partition: Partition = None,
+    store: Store = None,
+    s3_endpoint: EndpointOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Every segment, oldest first: where it begins, how large it is, and in which tier it lies."""
-    found = {
-        one: list(client.segments(topic, one)) for one in _partitions(client, topic, partition)
-    }
+    if store is not None:
+        found = _offline_segments(topic, partition, store=store, endpoint=s3_endpoint)
+    else:
+        numbers = _partitions(client, topic, partition)
+        found = {one: list(client.segments(topic, one)) for one in numbers}
     if output.is_json:
         print_json(
             {
@@ -84,22 +97,28 @@ def segments(
 def manifest(
     client: Client,
     topic: Topic,
+    *,
     partition: Annotated[int, typer.Option("--partition", "-p", min=0)] = 0,
     version: Annotated[
         int | None, typer.Option(min=0, help="An older version; the one in force by default.")
     ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="The versions that are still kept; with --store.")
+    ] = False,
+    store: Store = None,
+    s3_endpoint: EndpointOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """The manifest of a partition, or a version of it that is still kept."""
-    page = client.manifest(topic, partition, version=version)
-    document = dict(page.document)
-    entries = list(page.segments)
-    while page.next_from_offset is not None:
-        page = client.manifest(
-            topic, partition, version=page.version, from_offset=page.next_from_offset
-        )
-        entries += page.segments
-    document |= {"segments": entries, "next_from_offset": None}
+    if history:
+        if store is None:
+            raise typer.BadParameter("--history reads the bucket: --store URL")
+        _print_history(topic, partition, store=store, endpoint=s3_endpoint, output=output)
+        return
+    if store is not None:
+        document = _offline_manifest(topic, partition, version, store=store, endpoint=s3_endpoint)
+    else:
+        document = _manifest(client, topic, partition, version)
     if output.is_json:
         print_json(document)
         return
@@ -109,17 +128,67 @@ def manifest(
         if not isinstance(value, (list, dict)) and name != "next_from_offset"
     ]
     print_table(f"{topic}-{partition}", ("", ""), head)
-    rows = [
-        (
-            entry.get("base_offset"),
-            entry.get("last_offset"),
-            entry.get("records", entry.get("record_count")),
-            size(_int(entry.get("size_bytes"))),
-            entry.get("object_key", entry.get("log_key")),
+    columns = ("base_offset", "last_offset", "records", "size_bytes", "object_key")
+    rows = [[_shown(name, entry.get(name)) for name in columns] for entry in document["segments"]]
+    print_table("", [name.replace("_", " ") for name in columns], rows)
+
+
+def _manifest(client: Client, topic: str, partition: int, version: int | None) -> dict[str, Any]:
+    page = client.manifest(topic, partition, version=version)
+    document = dict(page.document)
+    entries = list(page.segments)
+    while page.next_from_offset is not None:
+        page = client.manifest(
+            topic, partition, version=page.version, from_offset=page.next_from_offset
         )
-        for entry in entries
-    ]
-    print_table("", ("base offset", "last offset", "records", "size", "object"), rows)
+        entries += page.segments
+    return document | {"segments": entries, "next_from_offset": None}
+
+
+def _offline_segments(
+    name: str, partition: int | None, *, store: str, endpoint: str | None
+) -> dict[int, list[Segment]]:
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(store, endpoint) as objects:
+        bucket = Bucket(objects)
+        topic = bucket.topic(name)
+        numbers = range(topic.partitions) if partition is None else [partition]
+        return {one: bucket.segments(topic, one) for one in numbers}
+
+
+def _offline_manifest(
+    name: str, partition: int, version: int | None, *, store: str, endpoint: str | None
+) -> dict[str, Any]:
+    from msgspec import structs, to_builtins
+
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(store, endpoint) as objects:
+        bucket = Bucket(objects)
+        topic = bucket.topic(name)
+        found = bucket.manifest(topic, partition, version=version)
+        members = structs.asdict(found) | {"end_offset": found.end_offset}
+        entries = [to_builtins(bucket.segment(one)) for one in bucket.entries(topic, found)]
+        return members | {"segments": entries}
+
+
+def _print_history(
+    name: str, partition: int, *, store: str, endpoint: str | None, output: Output
+) -> None:
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(store, endpoint) as objects:
+        bucket = Bucket(objects)
+        versions = bucket.history(bucket.topic(name), partition)
+    if output.is_json:
+        print_json({"versions": [one._asdict() for one in versions]})
+    else:
+        rows = [
+            [_shown(member, one._asdict()[member]) for member in one._fields] for one in versions
+        ]
+        columns = [member.replace("_", " ") for member in versions[0]._fields] if versions else []
+        print_table(f"{name}-{partition}", columns, rows)
 
 
 @app.command("offload")
@@ -180,7 +249,3 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return cell(value)
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) else None

@@ -136,11 +136,30 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
     assert b"cold_bytes" in tierlog.ok("storage", "report", "--output", "text")
     assert b"version" in tierlog.ok("storage", "manifest", "tiers", "--output", "text")
+    compare_with_the_bucket_alone(tierlog, broker, segments, manifest)
     folder = broker.folder / ".tierlog" / "data" / "tiers-0"
     assert tierlog.run("dump", folder, "--verify").returncode == 0
     start = json.loads(tierlog.ok("storage", "trim", "tiers", "--before", "100"))
     assert start == {"log_start_offset": 100}
     assert lines_of(tierlog.ok("consume", "tiers", "-n", "1")) == [sent[100]]
+
+
+def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
+    store = ("--store", (broker.folder / ".tierlog" / "bucket").as_uri())
+    offline = json.loads(tierlog.ok("storage", "segments", "tiers", *store))
+    members = ("base_offset", "last_offset", "size_bytes", "crc32c", "object_key")
+    cold = [segment for segment in segments if segment["tier"] != "hot"]
+    assert [[s[m] for m in members] for s in offline["partitions"][0]["segments"]] == [
+        [s[m] for m in members] for s in cold
+    ]
+    alone = json.loads(tierlog.ok("storage", "manifest", "tiers", *store))
+    assert alone["version"] >= manifest["version"]
+    assert len(alone["segments"]) == len(manifest["segments"])
+    kept = json.loads(tierlog.ok("storage", "manifest", "tiers", "--history", *store))["versions"]
+    assert kept[-1]["version"] == alone["version"]
+    assert "no topic" in tierlog.fails(1, "storage", "segments", "missing", *store)
+    assert "--store" in tierlog.fails(2, "storage", "manifest", "tiers", "--history")
+    assert b"object key" in tierlog.ok("storage", "manifest", "tiers", *store, "--output", "text")
 
 
 def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):

@@ -1,0 +1,84 @@
+"""What `tierlog storage segments|manifest --store URL` shows: the bucket alone, without a broker.
+
+Reads alone; it may run beside the broker that owns the bucket. Answers have the shapes of the
+client's, with every segment cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cold_tier.object_store import ObjectStore
+from manifest.keys import PartitionKeys
+from manifest.state import Manifest, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from manifest.versions import VersionStat
+from record_format.errors import UnknownManifestVersion, UnknownPartition, UnknownTopic
+from tierlog.cli.offline import now_ms
+from tierlog.client.answers import Segment
+
+
+class Bucket:
+    """A store, read only. Raises StoreUnavailable, ConfigurationError, CorruptManifest."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self._topics = TopicObjects(store)
+
+    def topic(self, name: str) -> TopicObject:
+        """Raises UnknownTopic."""
+        loaded = [self._topics.load(name, topic_id) for topic_id in self._topics.ids(name)]
+        found = restorable([topic for topic in loaded if topic is not None]).topics
+        if name not in found:
+            raise UnknownTopic(name)
+        return found[name]
+
+    def manifest(
+        self, topic: TopicObject, partition: int, *, version: int | None = None
+    ) -> Manifest:
+        """The one in force, or a version. Raises UnknownManifestVersion where there is none."""
+        manifests = self._manifests(topic, partition)
+        if version is not None:
+            return manifests.load_version(version)
+        found = manifests.load()
+        if found is None:
+            raise UnknownManifestVersion(
+                f"{topic.name}-{partition} has no manifest in the bucket: nothing was offloaded yet"
+            )
+        return found
+
+    def history(self, topic: TopicObject, partition: int) -> list[VersionStat]:
+        return self._manifests(topic, partition).history()
+
+    def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
+        """Every entry, those in pages too, oldest first."""
+        manifests = self._manifests(topic, manifest.partition)
+        return manifests.iter_entries(manifest, from_offset=manifest.log_start_offset)
+
+    def segments(self, topic: TopicObject, partition: int) -> list[Segment]:
+        """Nothing where nothing was offloaded yet."""
+        manifests = self._manifests(topic, partition)
+        manifest = manifests.load()
+        if manifest is None:
+            return []
+        return [self.segment(entry) for entry in self.entries(topic, manifest)]
+
+    def segment(self, entry: SegmentEntry) -> Segment:
+        return Segment(
+            base_offset=entry.base_offset,
+            last_offset=entry.last_offset,
+            size_bytes=entry.size_bytes,
+            records=entry.record_count,
+            min_timestamp=entry.min_timestamp,
+            max_timestamp=entry.max_timestamp if entry.max_timestamp >= 0 else None,
+            tier="cold",
+            object_key=self.store.full_key(entry.log_key),
+            crc32c=f"{entry.log_crc32c:08x}",
+        )
+
+    def _manifests(self, topic: TopicObject, partition: int) -> ManifestStore:
+        if not 0 <= partition < topic.partitions:
+            raise UnknownPartition(topic.name, partition)
+        keys = PartitionKeys(topic.name, topic.topic_id, partition)
+        return ManifestStore(self.store, keys, StoreOptions(clock=now_ms))
