@@ -65,6 +65,17 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     )
 
 
+def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
+    """All that decides whether a write can begin. Raises InvalidOption."""
+    if overwrite:
+        raise InvalidOption(
+            "a log cannot be overwritten: write with mode append, or output mode append or update"
+        )
+    options = parse_write_options(given)
+    check_columns(schema, options)
+    return options
+
+
 def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Raises InvalidOption for a frame that cannot be written."""
     found = {field.name: field.dataType.simpleString() for field in schema.fields}

@@ -1,0 +1,64 @@
+"""The batch side of `format("tierlog")`: plans in Spark's planning process, reads on executors.
+
+Rules that keep it honest:
+
+* Nothing is decided here: options, plan and reading have their own files.
+* What goes to the executors is small and picklable, and shows no secret.
+* Spark runs the planning in a Python process of its own: no SparkSession is to be found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader
+
+from spark_reader.filters import take
+from spark_reader.options import ReadOptions
+from spark_reader.plan import EMPTY, NO_FILTERS
+from spark_reader.planner import Planner
+from spark_reader.reading import ReadRequest
+from spark_reader.source_partition import SplitPartition, read_partition, say
+
+
+class _PushFilters:
+    """`pushFilters` of a reader, for both settings of `spark.sql.python.filterPushdown.enabled`.
+
+    Where it is off, Spark refuses to plan for a class that overrides the method, rather than not
+    to call it. It looks at `__func__`; this one shows it the method of the base class.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: TierlogReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        self._reader.filters, left = take(filters, self._reader.filters)
+        return left
+
+
+class TierlogReader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options, self._columns = options, columns
+        self.filters = NO_FILTERS
+        self.pushFilters = _PushFilters(self)
+
+    def partitions(self) -> list[SplitPartition]:
+        planner = Planner(self._options, report=say, warn=say)
+        splits = planner.batch(self.filters)
+        # Spark makes one partition of None out of an empty list.
+        return [SplitPartition(split) for split in splits or [EMPTY]]
+
+    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._options, self._request())
+
+    def _request(self) -> ReadRequest:
+        return ReadRequest(
+            access=self._options.access,
+            columns=self._columns,
+            cut=self.filters.cut,
+            isolation=self._options.isolation,
+        )
