@@ -25,7 +25,7 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
 async def verify(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
-    return json_answer(await context.read(context.broker.verify, exchange.topic, deep=query.deep))
+    return json_answer(await context.change(context.broker.verify, exchange.topic, deep=query.deep))
 
 
 VERIFY_CALL: Final = Call(

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.http import page_cache
+from api.http.file_send import FileSend
 from api.http.page_cache import HasFileno
 
 EXTENSION: Final = "http.response.zerocopysend"
@@ -52,118 +52,6 @@ class ConnectionLimits(NamedTuple):
     header_timeout_s: float
     busy_app: Any
     bad_request: Callable[[str], bytes]
-
-
-class FileSend:
-    """A run of bytes of one file on its way into one socket."""
-
-    __slots__ = (
-        "_done",
-        "_file",
-        "_left",
-        "_loop",
-        "_position",
-        "_sock",
-        "_threads",
-        "_turn",
-        "_watching",
-    )
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        file: HasFileno,
-        *,
-        position: int,
-        size_bytes: int,
-        turn_bytes: Callable[[], int],
-        threads: Executor | None = None,
-    ) -> None:
-        self._loop, self._sock, self._file = loop, sock, file
-        self._position, self._left = position, size_bytes
-        self._turn, self._threads = turn_bytes, threads
-        self._watching = False
-        self._done: asyncio.Future[None] = loop.create_future()
-
-    async def run(self) -> None:
-        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
-        self._ready()
-        try:
-            await self._done
-        finally:
-            self._unwatch()
-
-    def stop(self) -> None:
-        """The socket is about to be closed."""
-        self._finish()
-
-    def _ready(self) -> None:
-        window = min(self._left, self._turn())
-        try:
-            resident = page_cache.is_resident(self._file.fileno(), self._position, window)
-        except OSError as error:
-            self._finish(error)
-            return
-        if resident:
-            self._send(window)
-        else:
-            self._bring_in(window)
-
-    def _send(self, window: int) -> None:
-        try:
-            sent = os.sendfile(self._sock.fileno(), self._file.fileno(), self._position, window)
-        except BlockingIOError:
-            self._watch()
-            return
-        except OSError as error:
-            self._finish(error)
-            return
-        self._position += sent
-        self._left -= sent
-        if not self._left:
-            self._finish()
-        elif not sent:
-            self._finish(EOFError("a file is shorter than what was announced of it"))
-        else:
-            self._watch()
-
-    def _bring_in(self, window: int) -> None:
-        """Let a thread wait for the disk, then send the window without asking again."""
-        self._unwatch()
-        waiting = self._loop.run_in_executor(
-            self._threads, page_cache.bring_in, self._file, self._position, window
-        )
-
-        def brought_in(_: asyncio.Future[None]) -> None:
-            error = None if waiting.cancelled() else waiting.exception()
-            if self._done.done():
-                return
-            if error is None:
-                self._send(window)
-            else:
-                self._finish(error)
-
-        waiting.add_done_callback(brought_in)
-
-    def _watch(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self._loop.add_writer(self._sock.fileno(), self._ready)
-
-    def _unwatch(self, _: object = None) -> None:
-        if self._watching:
-            self._watching = False
-            self._loop.remove_writer(self._sock.fileno())
-
-    def _finish(self, error: BaseException | None = None) -> None:
-        self._unwatch()
-        if self._done.done():
-            return
-        if error is None:
-            self._done.set_result(None)
-        else:
-            self._done.set_exception(error)
 
 
 class _HeadCatcher:

@@ -1,0 +1,76 @@
+"""Who comes in: tokens where there are any, loopback names where there are none; and how often.
+
+* Where the tokens file exists, every request names itself before anything is said of paths, methods
+  or topics. Health is open, and says nothing but yes or no to strangers.
+* Guesses are counted against the address that they come from.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from api.http.calls import Call
+from api.http.client_rates import ClientRates
+from api.http.exchange import Exchange
+from api.http.grants import EVERYTHING, NOBODY, Grant
+from api.http.host_check import check_host
+from api.http.refusals import Unauthorized
+from api.http.scopes import FOREIGN, NEEDS, OPEN_PATHS, UNLISTED
+from api.http.settings import HttpSettings
+from api.http.tokens import TokensFile
+from record_format.errors import Forbidden
+
+_BEARER: Final = "bearer "
+_MAX_TOKEN_LENGTH: Final = 256
+
+
+class Access:
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._tokens = TokensFile(settings.tokens_file) if settings.tokens_file else None
+        self._rates = ClientRates(settings.client_requests_max)
+
+    def admit(self, exchange: Exchange) -> None:
+        """Say who is there, in `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
+        is_open = exchange.scope["path"] in OPEN_PATHS
+        if not self._asks_for_tokens():
+            check_host(exchange, self._settings)
+            exchange.grant = EVERYTHING
+        else:
+            exchange.grant = self._grant_of(exchange) or NOBODY
+        if is_open:
+            return
+        self._rates.take(exchange.grant.name or _address(exchange))
+        if exchange.grant is NOBODY:
+            raise Unauthorized(given=exchange.header(b"authorization") is not None)
+
+    def check(self, exchange: Exchange, call: Call | None) -> None:
+        """Whether who is there may make this call, on this topic. Raises Forbidden."""
+        grant = exchange.grant
+        if grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
+            return
+        need = NEEDS.get((call.method, call.path), UNLISTED) if call is not None else FOREIGN
+        grant.check_scope(need.scope)
+        if need.whole and grant.topics:
+            raise Forbidden(f"a token for topics {grant.topics!r} may not ask about all of them")
+        topic = exchange.params.get("topic")
+        if topic is not None:
+            grant.check_topic(topic)
+
+    def _asks_for_tokens(self) -> bool:
+        if self._tokens is None:
+            return False
+        self._tokens.refresh()
+        return self._tokens.required
+
+    def _grant_of(self, exchange: Exchange) -> Grant | None:
+        assert self._tokens is not None, "tokens are asked for"
+        header = exchange.header(b"authorization") or ""
+        if header[: len(_BEARER)].lower() != _BEARER or len(header) > _MAX_TOKEN_LENGTH:
+            return None
+        return self._tokens.grant_of(header[len(_BEARER) :].strip())
+
+
+def _address(exchange: Exchange) -> str:
+    client = exchange.scope.get("client")
+    return str(client[0]) if client else ""

@@ -1,0 +1,49 @@
+"""How often one client may ask: a bucket of tokens each, refilled by the clock.
+
+* A client that kept quiet for a while may send `BURST_S` seconds' worth at once.
+* Only as many clients are remembered as have asked in the last moments, `CLIENTS_MAX` at most: the
+  one that was quiet longest is forgotten first, and a forgotten one begins with a full bucket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from record_format.errors import Throttled
+
+BURST_S: Final = 2.0
+CLIENTS_MAX: Final = 10_000
+
+
+class ClientRates:
+    """On the event loop only. `per_second` None: no bound."""
+
+    def __init__(
+        self, per_second: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_second, self._clock = per_second, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, client: str) -> None:
+        """Raises Throttled, with the time after which one more is let through."""
+        rate = self._per_second
+        if rate is None:
+            return
+        now, full = self._clock(), max(1.0, rate * BURST_S)
+        left, since = self._buckets.pop(client, (full, now))
+        left = min(full, left + (now - since) * rate)
+        if left >= 1:
+            self._remember(client, (left - 1, now))
+            return
+        self._remember(client, (left, now))
+        raise Throttled(
+            f"more than {rate} requests a second from one client", retry_after_s=(1 - left) / rate
+        )
+
+    def _remember(self, client: str, bucket: tuple[float, float]) -> None:
+        self._buckets[client] = bucket
+        if len(self._buckets) > CLIENTS_MAX:
+            self._buckets.popitem(last=False)

@@ -1,0 +1,129 @@
+"""A run of bytes of one file on its way into one socket, turn by turn of the event loop.
+
+* Only bytes that are in memory are sent on the loop; a thread waits for the disk.
+* A turn sends at most what its owner allows, so that one large answer does not hold up small ones.
+* Nothing is buffered here: what the socket does not take stays in the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from api.http import page_cache
+from api.http.page_cache import HasFileno
+
+
+class FileSend:
+    """A run of bytes of one file on its way into one socket."""
+
+    __slots__ = (
+        "_done",
+        "_file",
+        "_left",
+        "_loop",
+        "_position",
+        "_sock",
+        "_threads",
+        "_turn",
+        "_watching",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        file: HasFileno,
+        *,
+        position: int,
+        size_bytes: int,
+        turn_bytes: Callable[[], int],
+        threads: Executor | None = None,
+    ) -> None:
+        self._loop, self._sock, self._file = loop, sock, file
+        self._position, self._left = position, size_bytes
+        self._turn, self._threads = turn_bytes, threads
+        self._watching = False
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    async def run(self) -> None:
+        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
+        self._ready()
+        try:
+            await self._done
+        finally:
+            self._unwatch()
+
+    def stop(self) -> None:
+        """The socket is about to be closed."""
+        self._finish()
+
+    def _ready(self) -> None:
+        window = min(self._left, self._turn())
+        try:
+            resident = page_cache.is_resident(self._file.fileno(), self._position, window)
+        except OSError as error:
+            self._finish(error)
+            return
+        if resident:
+            self._send(window)
+        else:
+            self._bring_in(window)
+
+    def _send(self, window: int) -> None:
+        try:
+            sent = os.sendfile(self._sock.fileno(), self._file.fileno(), self._position, window)
+        except BlockingIOError:
+            self._watch()
+            return
+        except OSError as error:
+            self._finish(error)
+            return
+        self._position += sent
+        self._left -= sent
+        if not self._left:
+            self._finish()
+        elif not sent:
+            self._finish(EOFError("a file is shorter than what was announced of it"))
+        else:
+            self._watch()
+
+    def _bring_in(self, window: int) -> None:
+        """Let a thread wait for the disk, then send the window without asking again."""
+        self._unwatch()
+        waiting = self._loop.run_in_executor(
+            self._threads, page_cache.bring_in, self._file, self._position, window
+        )
+
+        def brought_in(_: asyncio.Future[None]) -> None:
+            error = None if waiting.cancelled() else waiting.exception()
+            if self._done.done():
+                return
+            if error is None:
+                self._send(window)
+            else:
+                self._finish(error)
+
+        waiting.add_done_callback(brought_in)
+
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self._loop.add_writer(self._sock.fileno(), self._ready)
+
+    def _unwatch(self, _: object = None) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        self._unwatch()
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)

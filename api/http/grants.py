@@ -1,0 +1,42 @@
+"""What a caller may do: scopes, and a prefix of topic names.
+
+`admin` holds the other scopes as well. A token with a prefix sees no other topic, in no call.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from record_format.errors import Forbidden
+
+
+class Scope(StrEnum):
+    READ = "read"
+    PRODUCE = "produce"
+    ADMIN = "admin"
+
+
+class Grant(NamedTuple):
+    """`name` of the token; `topics` the prefix that every topic's name must have."""
+
+    name: str
+    scopes: frozenset[Scope]
+    topics: str = ""
+
+    def check_scope(self, scope: Scope) -> None:
+        """Raises Forbidden."""
+        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+            raise Forbidden(f"this call takes a token with the scope {scope}")
+
+    def sees_topic(self, topic: str) -> bool:
+        return topic.startswith(self.topics)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises Forbidden, whether there is such a topic or not."""
+        if not self.sees_topic(topic):
+            raise Forbidden(f"this token is for topics that begin with {self.topics!r}")
+
+
+EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required
+NOBODY: Final = Grant("", frozenset())

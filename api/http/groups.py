@@ -1,0 +1,205 @@
+"""Calls on groups: how far each has read. All wait for a flush or a lock, so all run in a thread.
+
+A token that is bound to a prefix of topics sees, commits and deletes only offsets of such topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Final
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from api.http import media_types, strict_json
+from api.http.answers import Answer, json_answer
+from api.http.calls import Body, Call
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.grants import Grant
+from api.http.positions import MAX_OFFSET
+from api.http.topics import acceptable_json, json_body, no_query
+from broker.groups import GroupOffset, NewOffset, check_group_name
+from record_format.errors import UnknownGroup
+
+MAX_PARTITION: Final = 2**31 - 1
+
+
+class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+    metadata: str | None = None
+
+
+class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
+
+
+class OffsetState(msgspec.Struct):
+    """`lag`: offsets left to read, without gaps that a restore left."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag: int
+    metadata: str
+
+
+class GroupState(msgspec.Struct):
+    group: str
+    offsets: list[OffsetState]
+
+
+class GroupSummary(msgspec.Struct):
+    """`partitions`: of how many an offset is committed; `lag` is theirs in all."""
+
+    group: str
+    topics: list[str]
+    partitions: int
+    lag: int
+
+
+class GroupList(msgspec.Struct):
+    groups: list[GroupSummary]
+
+
+_COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
+
+
+async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    group = _group(exchange)
+    wanted = await json_body(context, exchange, _COMMIT)
+    if len(wanted.offsets) > context.settings.records_max:
+        strict_json.refuse_field("offsets", f"at most {context.settings.records_max} in a request")
+    for one in wanted.offsets:
+        exchange.grant.check_topic(one.topic)
+    offsets = [
+        NewOffset(one.topic, one.partition, one.offset, one.metadata or "")
+        for one in wanted.offsets
+    ]
+    await context.change(context.broker.groups.commit, group, offsets)
+    return Answer(204, [])
+
+
+async def get_group(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    group = _group(exchange)
+    offsets = await context.read(context.broker.groups.group, group)
+    visible = _visible(offsets, exchange.grant)
+    if offsets and not visible:
+        raise UnknownGroup(f"there is no group {group!r}")
+    shown = [OffsetState(**one._asdict()) for one in visible]
+    return json_answer(GroupState(group, shown))
+
+
+async def list_groups(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    return json_answer(await context.read(_summaries, context, exchange.grant))
+
+
+def _summaries(context: Context, grant: Grant) -> GroupList:
+    shown = []
+    for name, offsets in context.broker.groups.all_groups():
+        visible = _visible(offsets, grant)
+        if visible:
+            topics = sorted({one.topic for one in visible})
+            lag = sum(one.lag for one in visible)
+            shown.append(GroupSummary(name, topics, len(visible), lag))
+    return GroupList(shown)
+
+
+async def delete_group(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    group = _group(exchange)
+    if exchange.grant.topics:
+        for one in await context.read(context.broker.groups.group, group):
+            exchange.grant.check_topic(one.topic)
+    await context.change(context.broker.groups.delete, group)
+    return Answer(204, [])
+
+
+def _group(exchange: Exchange) -> str:
+    """The name in the path. It is any text, so bytes that are no text are told from it."""
+    raw = (exchange.scope.get("raw_path") or b"").split(b"?")[0].split(b"/")
+    name = exchange.params["group"]
+    if len(raw) > 3:
+        try:
+            name = unquote(raw[3].decode("ascii"), errors="strict")
+        except UnicodeDecodeError:
+            strict_json.refuse_field("group", "the name is not percent-encoded UTF-8")
+    check_group_name(name)
+    return name
+
+
+def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:
+    return [one for one in offsets if grant.sees_topic(one.topic)]
+
+
+_PATH: Final = "/v1/groups/{group}"
+_REBUILT: Final = ("starting", "store-unavailable", "corrupt-log")
+_CHANGING: Final = (
+    *_REBUILT,
+    "leadership-lost",
+    "log-offline",
+    "disk-full",
+    "shutting-down",
+)
+
+GROUP_CALLS: Final = (
+    Call(
+        method="PUT",
+        path=_PATH + "/offsets",
+        handler=commit_offsets,
+        tag="groups",
+        summary="Commit the offsets that a group reads next",
+        description="Durable when answered. Partitions that are not named keep their offsets.",
+        body={
+            media_types.JSON: Body(
+                schema=OffsetsToCommit,
+                example={"offsets": [{"topic": "flights", "partition": 0, "offset": 1000}]},
+            )
+        },
+        status=204,
+        problems=(
+            "unknown-topic",
+            "unknown-partition",
+            "request-too-large",
+            "unsupported-media-type",
+            "throttled",
+            *_CHANGING,
+        ),
+    ),
+    Call(
+        method="GET",
+        path=_PATH,
+        handler=get_group,
+        tag="groups",
+        summary="A group's offsets and lag",
+        answer={media_types.JSON: Body(schema=GroupState)},
+        problems=("unknown-group", *_REBUILT),
+    ),
+    Call(
+        method="DELETE",
+        path=_PATH,
+        handler=delete_group,
+        tag="groups",
+        summary="Forget a group's offsets",
+        status=204,
+        problems=("unknown-group", *_CHANGING),
+    ),
+    Call(
+        method="GET",
+        path="/v1/groups",
+        handler=list_groups,
+        tag="groups",
+        summary="List groups by name",
+        answer={media_types.JSON: Body(schema=GroupList)},
+        problems=_REBUILT,
+    ),
+)

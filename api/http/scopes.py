@@ -1,0 +1,59 @@
+"""Which scope each call takes, in one table.
+
+* A call that is not in the table takes `admin`: a forgotten row shuts a door, never opens one.
+* `whole`: the call tells of all topics at once, so a token with a prefix of topics may not make it.
+  The others are checked by the topic in their path, or topic by topic in their handlers.
+* HEAD is GET.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from api.http.grants import Scope
+
+READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
+
+
+class Need(NamedTuple):
+    scope: Scope
+    whole: bool = False
+
+
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
+FOREIGN: Final = Need(READ)  # what FastAPI serves: documentation
+UNLISTED: Final = Need(ADMIN, whole=True)
+
+_TOPIC: Final = "/v1/topics/{topic}"
+_PARTITION: Final = _TOPIC + "/partitions/{partition}"
+
+NEEDS: Final[Mapping[tuple[str, str], Need]] = {
+    ("POST", "/v1/topics"): Need(ADMIN),
+    ("GET", "/v1/topics"): Need(READ),
+    ("GET", _TOPIC): Need(READ),
+    ("PATCH", _TOPIC): Need(ADMIN),
+    ("DELETE", _TOPIC): Need(ADMIN),
+    ("POST", _TOPIC + "/records"): Need(PRODUCE),
+    ("POST", _PARTITION + "/records"): Need(PRODUCE),
+    ("POST", "/v1/producers"): Need(PRODUCE),
+    ("GET", _PARTITION + "/records"): Need(READ),
+    ("GET", _PARTITION + "/tail"): Need(READ),
+    ("GET", _TOPIC + "/tail"): Need(READ),
+    ("POST", "/v1/fetch"): Need(READ),
+    ("GET", _PARTITION + "/offsets"): Need(READ),
+    ("GET", _PARTITION + "/segments"): Need(READ),
+    ("GET", _PARTITION + "/segments/{base_offset}"): Need(READ),
+    ("GET", _PARTITION + "/manifest"): Need(READ),
+    ("POST", _PARTITION + "/trim"): Need(ADMIN),
+    ("POST", _TOPIC + "/offload"): Need(ADMIN),
+    ("POST", _TOPIC + "/verify"): Need(ADMIN),
+    ("PUT", "/v1/groups/{group}/offsets"): Need(READ),
+    ("GET", "/v1/groups/{group}"): Need(READ),
+    ("GET", "/v1/groups"): Need(READ),
+    ("DELETE", "/v1/groups/{group}"): Need(ADMIN),
+    ("GET", "/healthz"): Need(READ),
+    ("GET", "/readyz"): Need(READ),
+    ("GET", "/metrics"): Need(READ, whole=True),
+    ("GET", "/v1/storage"): Need(READ, whole=True),
+}
