@@ -1,0 +1,287 @@
+"""A real Apache Kafka as the judge of our bytes: fetched once from Maven Central, run on loopback.
+
+* The jars go to `.cache/kafka-<version>/` of the project, which git does not know.
+* A tool's exit code says little (DumpLogSegments prints `isvalid: false` and exits 0): its text is
+  judged, by `complaints`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from record_format.checkpoint_files import format_partition_metadata, parse_partition_metadata
+
+HERE = Path(__file__).parents[1] / "integration" / "kafka"
+CACHE = Path(__file__).parents[2] / ".cache"
+JVM = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+START_TIMEOUT_S = 90.0
+TOP_LEVEL = (
+    "meta.properties",
+    "recovery-point-offset-checkpoint",
+    "replication-offset-checkpoint",
+    "log-start-offset-checkpoint",
+    ".kafka_cleanshutdown",
+)
+
+_BAD = re.compile(
+    r"isvalid: false|invalid bytes|Mismatches in|mismatch|not found|out of order|corrupt"
+    r"|Exception|Non-consecutive|magic: (?!2 )",
+    re.IGNORECASE,
+)
+# What the tool says of every log that does not begin at offset 0.
+_FALSE_ALARM = re.compile(
+    r"Non-consecutive offsets in [^\n]*\n +-1 is followed by \d+\n(?! +\d+ is followed)"
+)
+
+
+def is_available() -> bool:
+    return all(shutil.which(tool) for tool in ("mvn", "java", "javac"))
+
+
+class Seen(NamedTuple):
+    """A record as Kafka's consumer got it; key, value and header values are base64."""
+
+    partition: str
+    offset: int
+    timestamp: int
+    timestamp_type: str
+    key: str | None
+    value: str | None
+    headers: list[list[str | None]]
+
+
+class Served(NamedTuple):
+    """What a broker served, by partition name. `offsets`: log start, high watermark, stable."""
+
+    records: dict[str, list[Seen]]
+    committed: dict[str, list[Seen]]
+    offsets: dict[str, tuple[int, int, int]]
+    folder: Path  # the broker's data folder, as it left it
+
+
+class RealKafka:
+    def __init__(self, cache: Path = CACHE) -> None:
+        version = re.search(r"<kafka.version>(.+)</", (HERE / "pom.xml").read_text())
+        assert version
+        self._home = cache / f"kafka-{version[1]}"
+        if not (self._home / "ready").exists():
+            self._fetch()
+
+    def _fetch(self) -> None:
+        libs, classes = self._home / "libs", self._home / "classes"
+        classes.mkdir(parents=True, exist_ok=True)
+        goal = "dependency:copy-dependencies"
+        pom = str(HERE / "pom.xml")
+        command = ["mvn", "-q", "-B", "-f", pom, goal, f"-DoutputDirectory={libs}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        source = HERE / "KafkaJudge.java"
+        subprocess.run(["javac", "-cp", f"{libs}/*", "-d", str(classes), str(source)], check=True)
+        (self._home / "ready").touch()
+
+    def _command(self, main: str, *arguments: str, level: str = "WARN") -> list[str]:
+        path = f"{self._home}/classes:{self._home}/libs/*"
+        settings = (f"-Dlog4j2.configurationFile={HERE / 'log4j2.yaml'}", f"-Djudge.level={level}")
+        return ["java", *JVM, *settings, "-cp", path, main, *arguments]
+
+    def run(self, main: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        command = self._command(main, *arguments)
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+    # --- the dump tool ----------------------------------------------------------------------------
+
+    def dump(self, files: Iterable[Path]) -> str:
+        """What DumpLogSegments says of the files, with deep iteration."""
+        names = ",".join(map(str, files))
+        done = self.run(
+            "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", names
+        )
+        if done.returncode:
+            return f"{done.stdout}\nException: exit {done.returncode}\n{done.stderr}"
+        return f"{done.stdout}\n{done.stderr}"  # mismatches and gaps go to the latter
+
+    # --- a broker ---------------------------------------------------------------------------------
+
+    def serve(
+        self,
+        folders: Mapping[str, Path],
+        data: Path,
+        *,
+        topics: Mapping[str, Mapping[str, object]] | None = None,
+        top_level: Path | None = None,
+        clean: bool = True,
+        cleaned_to: Mapping[str, int] | None = None,
+    ) -> Served:
+        """Let a broker serve copies of the folders (by `<topic>-<partition>`) below `data`.
+
+        `topics`: settings by topic. `top_level`: a data folder whose own files the broker gets too.
+        `clean` False: it checks everything and makes the indexes anew. `cleaned_to`: wait until its
+        cleaner has got so far.
+        """
+        broker = _Broker(self, data)
+        broker.format(cluster_id=_cluster_id(top_level))
+        if top_level is not None:
+            shutil.copy(top_level / "meta.properties", data)
+        with broker.running():
+            broker.create_topics(folders, topics or {})
+        _put_in_place(folders, data)
+        (data / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
+        for name in TOP_LEVEL if top_level is not None else ():
+            assert top_level is not None
+            if (top_level / name).exists():
+                shutil.copy(top_level / name, data)
+        if not clean:
+            (data / ".kafka_cleanshutdown").unlink(missing_ok=True)
+        with broker.running():
+            if cleaned_to:
+                _wait_for_cleaner(data, cleaned_to)
+            return broker.read()
+
+
+class _Broker:
+    def __init__(self, kafka: RealKafka, data: Path) -> None:
+        self._kafka, self._data = kafka, data
+        self._settings = data.with_name(f"{data.name}.properties")
+        port, controller = _free_ports(2)
+        self._server = f"127.0.0.1:{port}"
+        data.mkdir(parents=True)
+        listeners = f"PLAINTEXT://{self._server},CONTROLLER://127.0.0.1:{controller}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "listeners": listeners,
+            "advertised.listeners": f"PLAINTEXT://{self._server}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.retention.ms": -1,
+            "log.cleaner.backoff.ms": 100,
+            "log.dirs": data,
+        }
+        lines = [f"{name}={value}\n" for name, value in settings.items()]
+        self._settings.write_text("".join(lines))
+
+    def format(self, *, cluster_id: str) -> None:
+        done = self._kafka.run(
+            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._settings)
+        )
+        assert done.returncode == 0, done.stderr
+
+    def create_topics(
+        self, folders: Mapping[str, Path], topics: Mapping[str, Mapping[str, object]]
+    ) -> None:
+        partitions: dict[str, int] = {}
+        for name in folders:
+            topic, _, number = name.rpartition("-")
+            partitions[topic] = max(partitions.get(topic, 0), int(number) + 1)
+        lines = []
+        for topic, count in partitions.items():
+            settings = {"max.message.bytes": 64 << 20, "retention.ms": -1, **topics.get(topic, {})}
+            words = (topic, str(count), *(f"{key}={value}" for key, value in settings.items()))
+            lines.append(" ".join(words))
+        done = self._kafka.run("KafkaJudge", "create", self._server, given="\n".join(lines))
+        assert done.returncode == 0, done.stderr
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while any(not (self._data / name / "partition.metadata").exists() for name in folders):
+            assert time.monotonic() < deadline, "the topics' folders do not appear"
+            time.sleep(0.05)
+
+    def read(self) -> Served:
+        out = self._data.with_name(f"{self._data.name}.seen")
+        out.mkdir()
+        done = self._kafka.run("KafkaJudge", "read", self._server, str(out))
+        assert done.returncode == 0, done.stderr
+        offsets = json.loads((out / "offsets.json").read_text())
+        return Served(
+            _seen(out / "read_uncommitted.jsonl"),
+            _seen(out / "read_committed.jsonl"),
+            {name: tuple(found) for name, found in offsets.items()},
+            self._data,
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        log = self._data.with_name(f"{self._data.name}.log")
+        command = self._kafka._command("kafka.Kafka", str(self._settings), level="INFO")
+        with log.open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while "Kafka Server started" not in log.read_text():
+                text = log.read_text()[-4000:]
+                assert process.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.1)
+            yield
+            process.terminate()
+            process.wait(START_TIMEOUT_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def complaints(text: str, *, gaps_are_right: bool = False) -> list[str]:
+    """The lines of a dump that say that something is wrong. Compaction leaves gaps."""
+    text = text.replace("Non-consecutive", "") if gaps_are_right else _FALSE_ALARM.sub("", text)
+    return [line for line in text.splitlines() if _BAD.search(line)]
+
+
+def _seen(path: Path) -> dict[str, list[Seen]]:
+    found: dict[str, list[Seen]] = {}
+    for line in path.read_text().splitlines():
+        seen = Seen(*json.loads(line))
+        found.setdefault(seen.partition, []).append(seen)
+    return found
+
+
+def _put_in_place(folders: Mapping[str, Path], data: Path) -> None:
+    """The folders' files for the broker's own; the topic ids are the broker's, in our format."""
+    for name, folder in folders.items():
+        target = data / name
+        topic_id = parse_partition_metadata((target / "partition.metadata").read_bytes())
+        shutil.rmtree(target)
+        shutil.copytree(folder, target)
+        (target / "partition.metadata").write_bytes(format_partition_metadata(topic_id))
+
+
+def _cluster_id(top_level: Path | None) -> str:
+    if top_level is None:
+        return "MkU3OEVBNTcwNTJENDM2Qg"
+    found = re.search(r"^cluster.id=(.+)$", (top_level / "meta.properties").read_text(), re.M)
+    assert found
+    return found[1]
+
+
+def _wait_for_cleaner(data: Path, cleaned_to: Mapping[str, int]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        found = _checkpoint(data / "cleaner-offset-checkpoint")
+        if all(found.get(name, -1) >= offset for name, offset in cleaned_to.items()):
+            return
+        assert time.monotonic() < deadline, f"the cleaner is at {found}"
+        time.sleep(0.1)
+
+
+def _checkpoint(path: Path) -> dict[str, int]:
+    lines = path.read_text().split("\n")[2:] if path.exists() else []
+    fields = [line.split() for line in lines if len(line.split()) == 3]
+    return {f"{topic}-{number}": int(offset) for topic, number, offset in fields}
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

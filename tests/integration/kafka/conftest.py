@@ -1,0 +1,10 @@
+import pytest
+
+from tests.fakes import real_kafka
+
+
+@pytest.fixture(scope="session")
+def kafka() -> real_kafka.RealKafka:
+    if not real_kafka.is_available():
+        pytest.skip("a real Kafka takes mvn, java and javac")
+    return real_kafka.RealKafka()

@@ -1,0 +1,234 @@
+"""Kafka reads what we write: its dump tool, its broker and consumer, its recovery.
+
+One data folder holds everything: the folders that Kafka wrote (tests/fixtures/kafka), adopted and
+appended to by our broker, and topics of our own. It is closed cleanly and then handed to Kafka.
+"""
+
+import base64
+import random
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from hot_tier.append import Acks
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from record_format.encode import encode_batch
+from record_format.produced import check_produced, recompress
+from tests.fakes.real_kafka import complaints
+
+pytestmark = pytest.mark.kafka
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+NOW_MS = 1_790_000_000_000
+# Topics whose index.interval.bytes was another: what Kafka rebuilds has other entries.
+OTHER_INTERVAL = ("dense-index", "index-full-roll", "unclean", "compacted")
+OWN = {
+    "ours-plain": {"segment.bytes": 16384},
+    "ours-codecs": {"segment.bytes": 32768},
+    "ours-recompressed": {"compression.type": "zstd"},
+    "ours-stamped": {"message.timestamp.type": "LogAppendTime", "segment.bytes": 16384},
+    "ours-idempotent": {"segment.bytes": 8192},
+    "ours-index-full": {"segment.index.bytes": 24, "segment.bytes": 1 << 20},
+    "ours-empty": {},
+    "ours-trimmed": {"segment.bytes": 8192},
+}
+
+
+class Ours(NamedTuple):
+    """The data folder after a clean stop, and what our broker served of it."""
+
+    data: Path
+    folders: dict[str, Path]
+    records: dict[str, list]
+    committed_offsets: dict[str, list[int]]
+    offsets: dict[str, tuple[int, int, int]]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    data = tmp_path_factory.mktemp("ours") / "data"
+    shutil.copytree(FIXTURES / "_broker", data)
+    adopted = sorted(path.parent.name for path in FIXTURES.glob("*/partition.metadata"))
+    for name in adopted:
+        shutil.copytree(FIXTURES / name, data / name)
+    settings = BrokerSettings(data_dir=data, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=None)
+    for name in adopted:
+        append(broker.partition(*place(name)), [b"appended by tierlog", b""])
+    for topic, config in OWN.items():
+        broker.create_topic(topic, partitions=1, config=config)
+        fill(broker, topic)
+    broker.trim("ours-trimmed", 0, 77)
+    names = adopted + [f"{topic}-0" for topic in OWN]
+    partitions = {name: broker.partition(*place(name)) for name in names}
+    found = Ours(
+        data,
+        {name: data / name for name in names},
+        {name: served(partition) for name, partition in partitions.items()},
+        {name: committed(partition) for name, partition in partitions.items()},
+        {name: offsets(partition) for name, partition in partitions.items()},
+    )
+    broker.close()
+    return found
+
+
+def place(name: str) -> tuple[str, int]:
+    topic, _, number = name.rpartition("-")
+    return topic, int(number)
+
+
+def append(partition, values, **fields):
+    rng = random.Random(len(values))
+    fields = {"timestamps": [NOW_MS + rng.randint(-999, 999) for _ in values], **fields}
+    codec = fields.pop("recompress", None)
+    body = encode_batch(values, **fields)
+    produced = check_produced(body, max_message_bytes=1 << 26, now_ms=NOW_MS)
+    if codec is not None:
+        produced = recompress(produced, codec)
+    return partition.append(produced, acks=Acks.ALL).result(10)
+
+
+def fill(broker, topic):
+    """Batches of all sizes: null and empty keys and values, headers, times in no order."""
+    if topic == "ours-empty":
+        return
+    partition, rng = broker.partition(topic, 0), random.Random(topic)
+    sequences = [0, 0]
+    for number in range(60):
+        count = rng.choice((1, 1, 2, 7, 40))
+        values = [rng.choice((None, b"", rng.randbytes(rng.randint(1, 200)))) for _ in range(count)]
+        fields = {
+            "keys": [rng.choice((None, b"", rng.randbytes(5))) for _ in range(count)],
+            "headers": [rng.choice(((), (("a", b"1"), ("a", None), ("é", b"")))) for _ in values],
+        }
+        if topic == "ours-codecs":
+            fields["codec"] = number % 5
+        if topic == "ours-recompressed":
+            fields |= {"codec": number % 5, "recompress": 4}
+        if topic == "ours-idempotent":
+            producer = number % 2
+            fields |= {"producer_id": 7 + producer, "producer_epoch": 3}
+            fields["base_sequence"] = sequences[producer]
+            sequences[producer] += count
+        append(partition, values, **fields)
+
+
+def batches(partition, *, committed):
+    now = partition.offsets()
+    offset, end = now.log_start_offset, now.high_watermark
+    end = now.last_stable_offset if committed else end
+    while offset < end:
+        fetched = partition.read(offset, max_bytes=1 << 20, committed=committed)
+        for piece in fetched.slices:
+            data = piece.read()
+            for header in iter_headers(data):
+                if not header.is_control and header.last_offset >= now.log_start_offset:
+                    yield fetched, header, decode_batch(data, header)
+        offset = fetched.next_offset
+
+
+def served(partition):
+    start = partition.offsets().log_start_offset
+    return [
+        (r.offset, r.timestamp, encoded(r.key), encoded(r.value), headers_of(r))
+        for _, _, records in batches(partition, committed=False)
+        for r in records
+        if r.offset >= start
+    ]
+
+
+def headers_of(record):
+    return [[name, encoded(value)] for name, value in record.headers]
+
+
+def encoded(data):
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def committed(partition):
+    found, start = [], partition.offsets().log_start_offset
+    for fetched, header, records in batches(partition, committed=True):
+        gone = header.is_transactional and any(
+            txn.producer_id == header.producer_id
+            and txn.first_offset <= header.base_offset <= txn.last_offset
+            for txn in fetched.aborted
+        )
+        found += [] if gone else [r.offset for r in records if r.offset >= start]
+    return found
+
+
+def offsets(partition):
+    now = partition.offsets()
+    return now.log_start_offset, now.high_watermark, now.last_stable_offset
+
+
+def as_ours(records):
+    return [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records]
+
+
+def is_kafkas_own(path):
+    """The tool finds fault with some that Kafka's cleaner wrote; they are not ours to mend."""
+    fixture = FIXTURES / path.parent.name / path.name
+    return fixture.exists() and fixture.read_bytes() == path.read_bytes()
+
+
+def test_the_dump_tool_finds_nothing_wrong_with_our_files(kafka, ours):
+    for compacted in (False, True):
+        files = [
+            path
+            for name, folder in ours.folders.items()
+            if name.startswith("compacted") == compacted
+            for path in sorted(folder.iterdir())
+            if path.suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+            and not is_kafkas_own(path)
+        ]
+        text = kafka.dump(files)
+        assert text.count("Dumping ") == len(files)
+        assert complaints(text, gaps_are_right=compacted) == []
+
+
+def test_the_dump_tool_is_a_judge_that_notices(kafka, ours, tmp_path):
+    folder = tmp_path / "bad"
+    shutil.copytree(ours.folders["ours-plain-0"], folder)
+    log, index = sorted(folder.glob("*.log"))[0], sorted(folder.glob("*.index"))[0]
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    assert complaints(kafka.dump([log]))
+    log.write_bytes(ours.folders["ours-plain-0"].joinpath(log.name).read_bytes())
+    entry = bytearray(index.read_bytes())
+    entry[3] ^= 1
+    index.write_bytes(entry)
+    assert complaints(kafka.dump([index]))
+
+
+def assert_served_as_ours(seen, ours):
+    for name, records in ours.records.items():
+        assert as_ours(seen.records.get(name, [])) == records, name
+        assert [r.offset for r in seen.committed.get(name, [])] == ours.committed_offsets[name]
+        assert seen.offsets[name] == ours.offsets[name], name
+
+
+def test_a_kafka_broker_serves_our_data_folder_record_for_record(kafka, ours, tmp_path):
+    seen = kafka.serve(ours.folders, tmp_path / "kafka", top_level=ours.data)
+    assert_served_as_ours(seen, ours)
+
+
+def test_a_kafka_broker_that_recovers_our_folders_makes_the_same_indexes(kafka, ours, tmp_path):
+    seen = kafka.serve(ours.folders, tmp_path / "kafka", top_level=ours.data, clean=False)
+    assert_served_as_ours(seen, ours)
+    compared = 0
+    for name, folder in ours.folders.items():
+        if name.startswith(OTHER_INTERVAL):
+            continue
+        for path in folder.iterdir():
+            if path.suffix in (".log", ".index", ".timeindex", ".txnindex"):
+                theirs = seen.folder / name / path.name
+                assert theirs.read_bytes() == path.read_bytes(), f"{name}/{path.name}"
+                compared += 1
+    assert compared > 200
