@@ -125,6 +125,7 @@ def _session(folder: Path) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("bench")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

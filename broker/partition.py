@@ -145,7 +145,7 @@ class Partition:
         now = self.offsets()
         if offset < now.local_log_start_offset and offset >= now.log_start_offset:
             return None
-        if not self.log.is_resident(offset):
+        if not self.log.is_resident(offset, max_bytes=max_bytes):
             return None
         try:
             return self._read(offset, max_bytes=max_bytes, committed=committed)

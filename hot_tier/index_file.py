@@ -4,7 +4,8 @@
   full disk is then an error, not a signal.
 * The image in memory is the truth while the segment is active. What could not be written yet is
   written with the next entries, or at the seal; after a crash recovery builds the file anew.
-* Looking up reads only the block that holds the answer; no sealed index is kept in memory.
+* Looking up a sealed index reads only the block that holds the answer, until it is read so often
+  that `index_images` keeps it.
 * One writer, under the log's lock; any number of readers meanwhile.
 """
 
@@ -121,5 +122,11 @@ def floor_on_disk(
     block = read_at(in_block * size, start * size)
     if len(block) < in_block * size:
         raise EOFError("the index became shorter")
-    number = floor_entry(block, layout, column=column, target=target, count=in_block)
-    return layout.unpack_from(block, number * size) if number >= 0 else None
+    return floor_in_image(block, layout, column=column, target=target)
+
+
+def floor_in_image(image: bytes, layout: Struct, *, column: int, target: int) -> Entry | None:
+    """The last of the entries in `image` whose `column` is at most `target`."""
+    count = len(image) // layout.size
+    number = floor_entry(image, layout, column=column, target=target, count=count)
+    return layout.unpack_from(image, number * layout.size) if number >= 0 else None

@@ -266,11 +266,11 @@ class PartitionLog:
         end = self.high_watermark if end_offset is None else end_offset
         return log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end)
 
-    def is_resident(self, offset: int) -> bool:
+    def is_resident(self, offset: int, *, max_bytes: int = 1) -> bool:
         """Whether a read at `offset` needs no disk: its index is in memory, its bytes in the
         cache.
         """
-        return residency.is_resident(self._state, offset)
+        return residency.is_resident(self._state, offset, max_bytes=max_bytes)
 
     def offset_for_timestamp(
         self, timestamp: int, *, end_offset: int | None = None

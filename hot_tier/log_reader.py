@@ -100,7 +100,7 @@ def _slice(
     if found is None:
         return None
     first, end = found
-    file = state.files.open(segment.path(LOG))
+    file = state.files.open(segment.name(LOG))
     piece = FileSlice(file, first.position, end.size_bytes - first.position)
     return piece, first.base_offset, end.next_offset
 

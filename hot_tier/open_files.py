@@ -1,7 +1,8 @@
-"""Read-only descriptors, a bounded number of them kept for the next read.
+"""Read-only descriptors, a bounded number of them kept for the next read, and index images.
 
 A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that was
-handed out lives as long as somebody holds it, whatever is dropped here.
+handed out lives as long as somebody holds it, whatever is dropped here. Files are known by the text
+of their paths: to make, hash and compare Path objects costs more than a lookup.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from hot_tier.index_images import IndexImages
 from record_format.file_slice import OpenFile
 
 DEFAULT_LIMIT = 64
@@ -20,30 +22,41 @@ class OpenFiles:
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        self.images = IndexImages()
 
-    def open(self, path: Path) -> OpenFile:
+    def open(self, path: Path | str) -> OpenFile:
         """The file, opened now or before. Raises FileNotFoundError."""
-        with self._lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                return file
+        file = self.opened(path)
+        if file is not None:
+            return file
         file = OpenFile(path)
         with self._lock:
-            self._files[path] = file
+            self._files[str(path)] = file
             dropped = [
                 self._files.popitem(last=False) for _ in range(len(self._files) - self._limit)
             ]
         del dropped  # closed outside the lock
         return file
 
-    def forget(self, path: Path) -> None:
-        """The path names another file, or none, from now on."""
+    def opened(self, path: Path | str) -> OpenFile | None:
+        """The file where it is open already."""
+        name = str(path)
         with self._lock:
-            self._files.pop(path, None)
+            file = self._files.get(name)
+            if file is not None:
+                self._files.move_to_end(name)
+            return file
+
+    def forget(self, path: Path | str) -> None:
+        """The path names another file, or none, from now on."""
+        name = str(path)
+        self.images.forget(name)
+        with self._lock:
+            self._files.pop(name, None)
 
     def forget_all(self) -> None:
+        self.images.forget_all()
         with self._lock:
             self._files.clear()

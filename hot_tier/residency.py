@@ -17,19 +17,32 @@ PROBE_BYTES: Final = 1
 NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 
 
-def is_resident(state: LogState, offset: int) -> bool:
-    """For the active segment: its index is in memory, and the page of the batch is in the cache."""
-    segment = state.segments.items[-1]
-    offsets = segment.offsets
-    if offset < segment.base_offset or offsets is None:
+def is_resident(state: LogState, offset: int, *, max_bytes: int = 1) -> bool:
+    """Whether a read needs no disk: the index of its one segment is in memory, the file open, and
+    the pages of the headers where it begins and ends are in the cache.
+    """
+    segments = state.segments
+    number = segments.number_of(offset)
+    if number < 0:
         return False
+    segment, is_last = segments.items[number], number == len(segments.items) - 1
     size_bytes, next_offset = segment.end
     if offset >= next_offset:
-        return True  # nothing to read
-    entry = offsets.floor(column=0, target=offset - segment.base_offset)
-    file = state.files.open(segment.path(LOG))
+        return is_last  # nothing to read
+    known, entry = segment.known_offset_entry(
+        state.files, column=0, target=segment.relative(offset)
+    )
+    file = state.files.opened(segment.name(LOG))
+    if not known or (file is None and not is_last):
+        return False
+    file = file or state.files.open(segment.name(LOG))
     position = entry[1] if entry else 0
-    return bytes_are_resident(file, position, min(size_bytes - position, PROBE_BYTES))
+    if not bytes_are_resident(file, position, min(size_bytes - position, PROBE_BYTES)):
+        return False
+    stop = position + max_bytes
+    if stop >= size_bytes:
+        return is_last  # the read may go on in the next segment
+    return bytes_are_resident(file, stop, PROBE_BYTES)
 
 
 def bytes_are_resident(file: OpenFile, position: int, size_bytes: int) -> bool:

@@ -1,7 +1,8 @@
 """One segment: a run of batches in one file, its two sparse indexes, and what is known of it.
 
-* A sealed segment is only facts and a name: no descriptor, no index in memory. Ten thousand of them
-  cost little more than their file names.
+* A sealed segment is only facts and a name: no descriptor, no index of its own. Ten thousand of
+  them cost little more than their file names; descriptors and images of indexes that are being read
+  are in `OpenFiles`, within its limits.
 * `end` is one value (size and next offset together), replaced after the bytes were written: a
   reader takes it once and never sees a batch half written.
 * Index semantics are Kafka's. An offset index entry is made before a batch when more than
@@ -22,8 +23,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from hot_tier.batch_walk import headers_from
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, path_of
-from hot_tier.index_file import IndexImage, ReadAt, floor_on_disk
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
+from hot_tier.index_file import IndexImage, ReadAt, floor_in_image, floor_on_disk
 from hot_tier.open_files import OpenFiles
 from record_format.batch import NO_TIMESTAMP, BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
@@ -81,8 +82,12 @@ class Segment:
     def path(self, suffix: str) -> Path:
         return path_of(self.folder, self.base_offset, suffix)
 
+    def name(self, suffix: str) -> str:
+        """As `path`, and cheaper."""
+        return f"{self.folder}/{file_name(self.base_offset, suffix)}"
+
     def log_reader(self, files: OpenFiles) -> ReadAt:
-        return reader_of(files, self.path(LOG))
+        return reader_of(files, self.name(LOG))
 
     # --- by offset --------------------------------------------------------------------------------
 
@@ -91,8 +96,8 @@ class Segment:
         size_bytes, next_offset = self.end
         if offset >= next_offset:
             return None
-        position = self.position_at_or_before(files, offset)
-        for header in self._headers(files, position, end=size_bytes):
+        entry = self._floor_offset_entry(files, column=0, target=self.relative(offset))
+        for header in self._headers_from(files, entry, end=size_bytes):
             if header.last_offset >= offset:
                 return header
         return None
@@ -109,47 +114,57 @@ class Segment:
         if stop >= size_bytes and end_offset >= next_offset:
             return SegmentEnd(size_bytes, next_offset)
         end = SegmentEnd(first.position + first.size_bytes, first.next_offset)
-        position = max(end.size_bytes, self._walk_start(files, stop, end_offset=end_offset))
-        for header in self._headers(files, position, end=size_bytes):
+        if stop <= end.size_bytes:
+            return end
+        position, headers = self._walk_near(files, end, stop=stop, end_offset=end_offset)
+        for header in headers:
             if header.position + header.size_bytes > stop or header.last_offset >= end_offset:
                 return SegmentEnd(header.position, header.base_offset)
         return self.end if position < size_bytes else end
 
-    def _walk_start(self, files: OpenFiles, stop: int, *, end_offset: int) -> int:
-        """Start of a batch such that all before it is within both limits, near the nearer of
-        them.
+    def _walk_near(
+        self, files: OpenFiles, end: SegmentEnd, *, stop: int, end_offset: int
+    ) -> tuple[int, Iterator[BatchHeader]]:
+        """A walk that begins at or after `end`, all before it within both limits, and near the
+        nearer of them.
         """
+        size_bytes = self.end.size_bytes
         by_position = self._floor_offset_entry(files, column=1, target=min(stop, MAX_SEGMENT_BYTES))
-        by_offset = self._floor_offset_entry(files, column=0, target=self._relative(end_offset - 1))
-        if by_position is None or by_offset is None:
-            return 0
-        nearer = min(by_position, by_offset)
-        self._check_entry(files, relative_offset=nearer[0], position=nearer[1])
-        return nearer[1]
+        by_offset = self._floor_offset_entry(files, column=0, target=self.relative(end_offset - 1))
+        if by_position is not None and by_offset is not None:
+            nearer = min(by_position, by_offset)
+            if nearer[1] > end.size_bytes:
+                return nearer[1], self._headers_from(files, nearer, end=size_bytes)
+        return end.size_bytes, self._headers(files, end.size_bytes, end=size_bytes)
 
-    def position_at_or_before(self, files: OpenFiles, offset: int) -> int:
-        """Start of a batch from which a walk finds `offset`. Raises CorruptIndex."""
-        entry = self._floor_offset_entry(files, column=0, target=self._relative(offset))
+    def _headers_from(
+        self, files: OpenFiles, entry: tuple[int, ...] | None, *, end: int
+    ) -> Iterator[BatchHeader]:
+        """The headers from an entry of the offset index on; from the segment's start without one.
+
+        The batch at an indexed position ends in the indexed offset, or the index is wrong: raises
+        CorruptIndex.
+        """
         if entry is None:
-            return 0
-        self._check_entry(files, relative_offset=entry[0], position=entry[1])
-        return entry[1]
-
-    def _check_entry(self, files: OpenFiles, *, relative_offset: int, position: int) -> None:
-        """The batch at an indexed position ends in the indexed offset, or the index is wrong."""
+            yield from self._headers(files, 0, end=end)
+            return
+        relative_offset, position = entry
+        headers = self._headers(files, position, end=end)
         try:
-            header = next(headers_from(self.log_reader(files), position, end=self.end.size_bytes))
-            right = header.last_offset == self.base_offset + relative_offset
+            first = next(headers)
+            right = first.last_offset == self.base_offset + relative_offset
         except (CorruptBatch, StopIteration, OSError):
             right = False
         if not right:
             raise CorruptIndex(
                 f"no batch that ends in offset {self.base_offset + relative_offset} "
                 f"begins at position {position}",
-                file=str(self.path(OFFSET_INDEX)),
+                file=self.name(OFFSET_INDEX),
             )
+        yield first
+        yield from headers
 
-    def _relative(self, offset: int) -> int:
+    def relative(self, offset: int) -> int:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
     def _floor_offset_entry(
@@ -164,30 +179,35 @@ class Segment:
         self, files: OpenFiles, suffix: str, *, column: int, target: int
     ) -> tuple[int, ...] | None:
         layout = OFFSET_ENTRY if suffix == OFFSET_INDEX else TIME_ENTRY
-        path = self.path(suffix)
+        name = self.name(suffix)
+        image = files.images.get(name)
+        if image is not None:
+            return floor_in_image(image, layout, column=column, target=target)
         try:
-            file = files.open(path)
-            size_bytes = os.fstat(file.fd).st_size
-            if size_bytes % layout.size:
-                raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=str(path))
-            return floor_on_disk(
-                reader_of(files, path),
-                layout,
-                count=size_bytes // layout.size,
-                column=column,
-                target=target,
-            )
+            return _floor_in_file(files, name, layout, column=column, target=target)
         except FileNotFoundError:
-            raise CorruptIndex("is missing", file=str(path)) from None
+            raise CorruptIndex("is missing", file=name) from None
         except EOFError as short:
-            raise CorruptIndex(str(short), file=str(path)) from None
+            raise CorruptIndex(str(short), file=name) from None
+
+    def known_offset_entry(
+        self, files: OpenFiles, *, column: int, target: int
+    ) -> tuple[bool, tuple[int, ...] | None]:
+        """(whether the offset index is in memory, its entry at or below `target`)."""
+        active = self.offsets
+        if active is not None:
+            return True, active.floor(column=column, target=target)
+        image = files.images.get(self.name(OFFSET_INDEX))
+        if image is None:
+            return False, None
+        return True, floor_in_image(image, OFFSET_ENTRY, column=column, target=target)
 
     def _headers(self, files: OpenFiles, position: int, *, end: int) -> Iterator[BatchHeader]:
         try:
             yield from headers_from(self.log_reader(files), position, end=end)
         except CorruptBatch as bad:
             raise CorruptBatch(
-                bad.detail, file=str(self.path(LOG)), position=bad.position, offset=bad.offset
+                bad.detail, file=self.name(LOG), position=bad.position, offset=bad.offset
             ) from None
 
     def check_index_files(self) -> None:
@@ -237,8 +257,9 @@ class Segment:
         """Headers of the batches that may hold the first record at or after `timestamp`."""
         entry = self._floor_time_entry(files, timestamp)
         offset = max(start_offset, self.base_offset + entry[1] if entry else 0)
-        position = self.position_at_or_before(files, max(offset, self.base_offset))
-        for header in self._headers(files, position, end=self.end.size_bytes):
+        target = self.relative(max(offset, self.base_offset))
+        near = self._floor_offset_entry(files, column=0, target=target)
+        for header in self._headers_from(files, near, end=self.end.size_bytes):
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 
@@ -249,7 +270,27 @@ class Segment:
         return self._floor_sealed(files, TIME_INDEX, column=0, target=timestamp)
 
 
-def reader_of(files: OpenFiles, path: Path) -> ReadAt:
+def _floor_in_file(
+    files: OpenFiles, name: str, layout: Struct, *, column: int, target: int
+) -> tuple[int, ...] | None:
+    """Look into a sealed index that is not in memory; and keep it there where it is wanted."""
+    file = files.open(name)
+    size_bytes = os.fstat(file.fd).st_size
+    if size_bytes % layout.size:
+        raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
+    if not files.images.is_wanted(name, size_bytes=size_bytes):
+        count = size_bytes // layout.size
+        return floor_on_disk(
+            reader_of(files, name), layout, count=count, column=column, target=target
+        )
+    image = os.pread(file.fd, size_bytes, 0)
+    if len(image) < size_bytes:
+        raise CorruptIndex("the index became shorter", file=name)
+    files.images.keep(name, image)
+    return floor_in_image(image, layout, column=column, target=target)
+
+
+def reader_of(files: OpenFiles, path: Path | str) -> ReadAt:
     file = files.open(path)
 
     def read_at(size_bytes: int, position: int) -> bytes:

@@ -15,12 +15,16 @@ from typing import NamedTuple
 class OpenFile:
     """A read-only descriptor that lives as long as somebody refers to it."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("fd", "name")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.fd = -1
-        self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.name = os.fspath(path)
+        self.fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
 
     def fileno(self) -> int:
         return self.fd
@@ -45,7 +49,7 @@ class FileSlice(NamedTuple):
             more = os.pread(self.file.fd, self.size_bytes - len(data), self.position + len(data))
             if not more:
                 raise EOFError(
-                    f"{self.file.path}: shorter than position {self.position} + {self.size_bytes}"
+                    f"{self.file.name}: shorter than position {self.position} + {self.size_bytes}"
                 )
             data += more
         return data

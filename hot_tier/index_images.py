@@ -1,0 +1,72 @@
+"""Indexes of sealed segments that are being read, whole in memory, within a limit for all logs.
+
+* A small index (one block of a lookup) is kept at its first use, a larger one at its second: a
+  reader that comes once does not make anybody read two megabytes.
+* What is kept is no more trusted than the file: a batch at an indexed position is checked where it
+  is used, and whoever replaces or renames the file says so (`forget`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+LIMIT_BYTES: Final = 32 << 20
+SMALL_BYTES: Final = 4096
+ENTRY_BYTES: Final = 512  # what keeping the smallest costs: name, object, place in the order
+ASKED_MAX: Final = 1024
+
+
+class IndexImages:
+    """Least recently used images by file name. Thread-safe."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._images: OrderedDict[str, bytes] = OrderedDict()
+        self._asked: OrderedDict[str, None] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> bytes | None:
+        with self._lock:
+            image = self._images.get(name)
+            if image is not None:
+                self._images.move_to_end(name)
+            return image
+
+    def is_wanted(self, name: str, *, size_bytes: int) -> bool:
+        """Whether whoever looks into this file now should read it whole, and `keep` it."""
+        if size_bytes <= SMALL_BYTES:
+            return True
+        with self._lock:
+            if name in self._asked:
+                return size_bytes <= self._limit_bytes // 4
+            self._asked[name] = None
+            if len(self._asked) > ASKED_MAX:
+                self._asked.popitem(last=False)
+            return False
+
+    def keep(self, name: str, image: bytes) -> None:
+        with self._lock:
+            self._drop(name)
+            self._images[name] = image
+            self._bytes += len(image) + ENTRY_BYTES
+            while self._bytes > self._limit_bytes and len(self._images) > 1:
+                self._drop(next(iter(self._images)))
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._asked.pop(name, None)
+            self._drop(name)
+
+    def forget_all(self) -> None:
+        with self._lock:
+            self._images.clear()
+            self._asked.clear()
+            self._bytes = 0
+
+    def _drop(self, name: str) -> None:
+        image = self._images.pop(name, None)
+        if image is not None:
+            self._bytes -= len(image) + ENTRY_BYTES

@@ -1,0 +1,70 @@
+import pytest
+
+from hot_tier.file_names import OFFSET_INDEX
+from hot_tier.index_images import ENTRY_BYTES, SMALL_BYTES, IndexImages
+
+
+def test_small_index_is_wanted_at_once_and_a_large_one_when_it_is_asked_again():
+    images = IndexImages()
+    assert images.is_wanted("small", size_bytes=SMALL_BYTES)
+    assert not images.is_wanted("large", size_bytes=SMALL_BYTES + 1)
+    assert images.is_wanted("large", size_bytes=SMALL_BYTES + 1)
+
+
+def test_forgotten_index_is_not_given_again_and_starts_over():
+    images = IndexImages()
+    images.is_wanted("large", size_bytes=1 << 16)
+    images.keep("large", b"x" * (1 << 16))
+    images.forget("large")
+    assert images.get("large") is None
+    assert not images.is_wanted("large", size_bytes=1 << 16)
+
+
+def test_least_recently_used_images_go_when_the_limit_is_reached():
+    images = IndexImages(limit_bytes=3 * (1000 + ENTRY_BYTES))
+    for name in "abc":
+        images.keep(name, bytes(1000))
+    images.get("a")
+    images.keep("d", bytes(1000))
+    assert [images.get(name) is not None for name in "abcd"] == [True, False, True, True]
+
+
+def test_index_as_large_as_much_of_the_limit_is_never_kept():
+    images = IndexImages(limit_bytes=1 << 20)
+    for _ in range(3):
+        assert not images.is_wanted("huge", size_bytes=1 << 19)
+
+
+@pytest.fixture
+def rolled(open_log, append_values):
+    log = open_log(config={"segment.bytes": 2000, "index.interval.bytes": 1})
+    for _ in range(40):
+        append_values(log, b"v" * 200)
+    log.flush()
+    return log
+
+
+def test_sealed_segment_is_resident_once_its_index_and_file_were_used(rolled):
+    assert not rolled.is_resident(1)
+    rolled.read(1, max_bytes=1)
+    assert rolled.is_resident(1)
+    assert not rolled.is_resident(1, max_bytes=1 << 20), "such a read goes on in other segments"
+
+
+def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
+    before = rolled.read(3, max_bytes=1)
+    name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
+    images = rolled._state.files.images
+    good = images.get(name)
+    images.keep(name, bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8))
+    after = rolled.read(3, max_bytes=1)
+    assert (after.base_offset, after.next_offset) == (before.base_offset, before.next_offset)
+    assert images.get(name) == good
+
+
+def test_index_in_memory_goes_with_its_segment(rolled):
+    rolled.read(0, max_bytes=1)
+    name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
+    assert rolled._state.files.images.get(name) is not None
+    rolled.delete_local(rolled.active_base_offset)
+    assert rolled._state.files.images.get(name) is None
