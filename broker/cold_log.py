@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 import structlog
 
 from cold_tier.cold_reader import ColdReader, ColdSegment
+from cold_tier.index_bundle import parse_bundle
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import LogConfig
@@ -38,6 +40,7 @@ from record_format.errors import (
     CorruptDataError,
     FencedError,
     InvalidConfig,
+    ManifestConflict,
     StoreUnavailable,
     UnknownManifestVersion,
 )
@@ -125,6 +128,55 @@ class ColdLog:
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
         self.follow_log_start(log_start_offset)
+
+    def load_newest(self) -> Manifest | None:
+        """The manifest in force, asked of the bucket; None where there is none. Not published."""
+        return self._manifests.load(at_least=self.manifest.version if self.manifest else 0)
+
+    def producer_snapshot(self, manifest: Manifest) -> bytes:
+        """Kafka's snapshot of the producers at the end of the bucket; empty where there is none.
+
+        Raises MissingObject, CorruptObject.
+        """
+        last_run = self._manifests.iter_entries(manifest, from_offset=_last_base(manifest))
+        newest = next(iter(deque(last_run, maxlen=1)), None)
+        if newest is None:
+            return b""
+        limit = newest.indexes_size_bytes
+        body = self._manifests.objects.get(newest.indexes_key, max_bytes=limit)
+        return parse_bundle(body, file=newest.indexes_key).producer_snapshot
+
+    def take_over(self, seen: Manifest | None, *, log_start_offset: int, gap_end: int) -> None:
+        """Commit the prepared claim on top of `seen`, with a gap up to `gap_end` where that is
+        above its end.
+
+        Raises ManifestConflict where the bucket has moved on from `seen`: look at it anew.
+        """
+        claim = self._claim
+        assert claim is not None, "the opener prepares a claim"
+
+        def taken(manifest: Manifest) -> Manifest:
+            if seen is not None and manifest.end_offset != seen.end_offset:
+                raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
+            if gap_end > manifest.end_offset:
+                manifest = transitions.record_gap(manifest, end_offset=gap_end)
+            return transitions.take_claim(manifest, claim)
+
+        try:
+            if seen is not None:
+                manifest = self._manifests.commit(seen, taken)
+            else:
+                manifest = self._manifests.claim(
+                    claim, log_start_offset=log_start_offset, gap_end=gap_end
+                )
+            self._manifests.confirm(manifest)
+        except FencedError as error:
+            raise ManifestConflict(str(error)) from error
+        if seen is None and manifest.version > 1:
+            raise ManifestConflict(f"{self}: another folder made the first manifest meanwhile")
+        self._publish(manifest)
+        self.claimed = True
+        log.info("partition taken over", partition=str(self), epoch=claim.epoch)
 
     def check_fence(self) -> None:
         """Look for a foreign epoch, as the owner does every `fence.check.ms`."""
@@ -326,6 +378,12 @@ class ColdLog:
             # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
             log.warning("manifest copy unreadable", partition=str(self), error=str(error))
             return None
+
+
+def _last_base(manifest: Manifest) -> int:
+    """Where the newest run of entries begins: inline, or the newest page."""
+    runs = manifest.segments or manifest.pages
+    return runs[-1].base_offset if runs else 0
 
 
 def cold_segment(entry: SegmentEntry) -> ColdSegment:

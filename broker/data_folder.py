@@ -9,6 +9,7 @@
     <data>/tierlog/owner                        who owns its partitions: a random id, this inode
     <data>/tierlog/epochs.json                  by topic id and partition, the epochs it took
     <data>/tierlog/topics.json                  see `topic_registry`
+    <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/cache/                       chunks of cold segments
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -42,6 +45,9 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
+
+# What a take-over set apart: `<topic>-<partition>.diverged-<epoch>`, Kafka's files in it.
+DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
 
@@ -85,6 +91,10 @@ class DataFolder:
 
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"
+
+    def diverged(self) -> list[Path]:
+        """Folders of records that take-overs set apart: nobody serves or deletes them."""
+        return sorted(path for path in self.path.iterdir() if DIVERGED.search(path.name))
 
     def close(self, *, clean: bool) -> None:
         if clean:

@@ -6,6 +6,8 @@ topics.
 * A log that ends below what the bucket holds starts at the bucket's end: no offset is given twice.
 * The log start is what the checkpoint says, for one that is not in it what the bucket says, and
   only for a log that is nowhere but here where its first segment begins.
+* Partitions that another folder owns are taken over at a start that was told to, before anything is
+  served (`take_over`).
 * A folder that Kafka wrote and that no topic names is adopted. What is Kafka's own business stays
   as it is: its brokers' internal topics, and folders on their way out or in (`-delete`, `-future`,
   `-stray`).
@@ -24,18 +26,21 @@ import structlog
 
 from broker.bucket import Bucket
 from broker.cold_log import ColdLog
-from broker.data_folder import LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from broker.data_folder import DIVERGED, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
 from broker.partition import Partition
 from broker.settings import BrokerSettings
+from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
 from broker.topic_registry import TopicRecord, TopicRegistry
+from hot_tier import parting
 from hot_tier.durable_file import sync_folder
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
-from manifest.epochs import assign
+from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
 from record_format import checkpoint_files
+from record_format.errors import ConfigurationError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +51,42 @@ _KAFKAS_OWN: Final = frozenset(
 _KEPT_WHOLE: Final = {"retention.ms": -1, "retention.bytes": -1}
 
 Wanted = tuple[TopicRecord, int]
+
+
+class _Opened:
+    """A log on its way to being served."""
+
+    __slots__ = ("cold", "log", "take_over")
+
+    def __init__(self, log: PartitionLog, cold: ColdLog | None, take_over: TakeOver | None) -> None:
+        self.log, self.cold, self.take_over = log, cold, take_over
+
+    @property
+    def name(self) -> str:
+        return f"{self.log.topic_id}-{self.log.partition}"
+
+    @property
+    def in_force(self) -> int:
+        """The epoch last seen in the bucket; -1 where nothing was."""
+        manifest = self.cold.manifest if self.cold else None
+        if self.take_over is not None:
+            manifest = self.take_over.manifest
+        return manifest.leader_epoch if manifest else -1
+
+    def kept_epochs(self, history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
+        """What the bucket does not know yet of this folder's own epochs."""
+        if self.take_over is not None:
+            return self.take_over.kept_epochs
+        return tuple(entry for entry in history if entry.epoch > self.in_force)
+
+    def commit_take_over(self) -> bool:
+        assert self.take_over is not None
+        return self.take_over.commit(self.log)
+
+    def look_again(self) -> None:
+        assert self.take_over is not None
+        self.take_over.look()
+        self.log = self.take_over.align(self.log)
 
 
 class LogOpener:
@@ -67,6 +108,7 @@ class LogOpener:
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
         self._epochs = folder.read_epochs()
+        self._take_overs = TakeOvers(folder)
 
     def forget_checkpoints(self) -> None:
         """What the start did not use is of topics that are gone; a new one may get such a name."""
@@ -76,21 +118,27 @@ class LogOpener:
     def close_timer(self) -> None:
         self._timer.close()
 
-    def open_partitions(self, wanted: Iterable[Wanted]) -> list[Partition]:
-        """Open or make them, side by side, and give each its epoch; in the order of `wanted`."""
-        opened = list(self._executor.map(self._open, wanted))
+    def open_partitions(
+        self, wanted: Iterable[Wanted], *, at_start: bool = False
+    ) -> list[Partition]:
+        """Open or make them, side by side, and give each its epoch; in the order of `wanted`.
+
+        At the start of a broker those of another owner are taken over, where that was told.
+        """
+        opened = list(self._executor.map(lambda one: self._open(one, at_start=at_start), wanted))
         self._begin_epochs(opened)
+        self._take_over([one for one in opened if one.take_over is not None])
         return [
             Partition(
-                log_,
-                GroupCommit(log_, self._executor, self._timer),
-                cold,
+                one.log,
+                GroupCommit(one.log, self._executor, self._timer),
+                one.cold,
                 check_room=self._check_room,
             )
-            for log_, cold in opened
+            for one in opened
         ]
 
-    def _open(self, wanted: Wanted) -> tuple[PartitionLog, ColdLog | None]:
+    def _open(self, wanted: Wanted, *, at_start: bool) -> _Opened:
         record, number = wanted
         config = LogConfig.parse(record.config)
         cold = None
@@ -98,24 +146,37 @@ class LogOpener:
             cold = self._bucket.cold_log(record, number)
         cold_end = cold.end_offset if cold else 0
         place = (record.name, number)
-        opened = PartitionLog.open(
-            self._folder.partition_folder(*place),
-            topic=record.name,
-            partition=number,
-            topic_id=record.topic_id,
-            config=config,
-            clock=self._clock,
-            clean=self._folder.was_clean,
-            recovery_point=self._recovery_points.pop(place, 0),
-            log_start_offset=self._log_start(place, cold),
-            start_offset=cold_end,
-            jitter_seed=f"{record.topic_id}-{number}",
-            open_files=self._files,
-        )
-        if opened.log_end_offset < cold_end:
+        recovery_point = self._recovery_points.pop(place, 0)
+        if at_start and self._take_overs.get(f"{record.topic_id}-{number}"):
+            recovery_point = 0  # files may have been cut since: everything is checked
+        log_start = self._log_start(place, cold)
+        opened_before = False
+
+        def open_log(border: int, log_start_at_least: int) -> PartitionLog:
+            return PartitionLog.open(
+                self._folder.partition_folder(*place),
+                topic=record.name,
+                partition=number,
+                topic_id=record.topic_id,
+                config=config,
+                clock=self._clock,
+                clean=self._folder.was_clean and not opened_before,
+                recovery_point=min(recovery_point, border),
+                log_start_offset=max(log_start or 0, log_start_at_least) or log_start,
+                start_offset=cold_end,
+                jitter_seed=f"{record.topic_id}-{number}",
+                open_files=self._files,
+            )
+
+        take_over = self._take_over_of(record, number, cold, open_log) if at_start else None
+        opened = open_log(recovery_point, 0)
+        opened_before = True
+        if opened.log_end_offset < cold_end and take_over is None:
             log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
             opened.start_at(cold_end)
-        return opened, cold
+        if take_over is not None:
+            opened = take_over.align(opened)
+        return _Opened(opened, cold, take_over)
 
     def _log_start(self, place: tuple[str, int], cold: ColdLog | None) -> int | None:
         checkpointed = self._log_starts.pop(place, None)
@@ -123,23 +184,71 @@ class LogOpener:
         known = [start for start in (checkpointed, in_bucket) if start is not None]
         return max(known) if known else None
 
+    # --- taking over ------------------------------------------------------------------------------
+
+    def _take_over_of(
+        self, record: TopicRecord, number: int, cold: ColdLog | None, reopen: Reopen
+    ) -> TakeOver | None:
+        """What is to be taken over: begun already, or another's and `--take-over` was given."""
+        name = f"{record.topic_id}-{number}"
+        pending = self._take_overs.get(name)
+        if pending is None and (cold is None or not self._settings.take_over):
+            return None
+        if cold is None:
+            raise ConfigurationError(
+                f"{record.name}-{number} was restored from a bucket: start with that --store"
+            )
+        self._require_store(f"{record.name}-{number}")
+        found = TakeOver(cold, pending or Pending(), self._epochs.get(name, ()), reopen)
+        found.look()
+        if found.is_done() or (pending is None and not found.is_foreign()):
+            self._take_overs.remove([name])
+            return None
+        if pending is None:
+            self._take_overs.add(name, Pending())
+        parting.mend_overlap(self._folder.partition_folder(record.name, number))
+        return found
+
+    def _require_store(self, partition: str) -> None:
+        assert self._bucket is not None, "a cold log is of a bucket"
+        try:
+            self._bucket.checked_store()
+        except StoreUnavailable as error:
+            raise ConfigurationError(
+                f"{partition}: a take-over begins with the bucket, which does not answer: {error}"
+            ) from error
+
+    def _take_over(self, opened: list[_Opened]) -> None:
+        """Commit the claims; where another was faster, look again and go on from there."""
+        names = [one.name for one in opened]
+        for _ in range(ATTEMPTS):
+            opened = [one for one in opened if not one.commit_take_over()]
+            if not opened:
+                self._take_overs.remove(names)
+                return
+            for one in opened:
+                one.look_again()
+            self._begin_epochs(opened)
+        raise ConfigurationError(
+            f"{opened[0].log}: another broker goes on claiming it while it is taken over; stop that"
+        )
+
     # --- epochs -----------------------------------------------------------------------------------
 
-    def _begin_epochs(self, opened: Iterable[tuple[PartitionLog, ColdLog | None]]) -> None:
+    def _begin_epochs(self, opened: Iterable[_Opened]) -> None:
         """Take the next epoch of each log; durable before this returns."""
         epochs = dict(self._epochs)
-        for log_, cold in opened:
-            name = f"{log_.topic_id}-{log_.partition}"
-            history = epochs.get(name, ())
-            in_force = cold.manifest.leader_epoch if cold and cold.manifest else -1
-            last = max([log_.leader_epoch, in_force, *(entry.epoch for entry in history)])
-            start = EpochStart(last + 1, log_.log_end_offset, self._folder.owner)
-            kept = tuple(entry for entry in history if entry.epoch > in_force)
-            epochs[name] = assign(kept, start)
-            log_.bump_epoch(start.epoch)
-            if cold is not None:
-                cold.prepare_claim(
-                    self._folder.owner, epochs[name], take_over=self._settings.take_over
+        for one in opened:
+            history = epochs.get(one.name, ())
+            last = max([one.log.leader_epoch, one.in_force, *(entry.epoch for entry in history)])
+            start = EpochStart(last + 1, one.log.log_end_offset, self._folder.owner)
+            # Also those under which nothing was written: one may be what the bucket has in force,
+            # by a claim that died before it was noted here.
+            epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
+            one.log.bump_epoch(start.epoch)
+            if one.cold is not None:
+                one.cold.prepare_claim(
+                    self._folder.owner, epochs[one.name], take_over=one.take_over is not None
                 )
         self._folder.write_epochs(epochs)
         self._epochs = epochs
@@ -152,6 +261,8 @@ class LogOpener:
         found: dict[str, dict[int, Path]] = {}
         for path in sorted(self._folder.path.iterdir()):
             match = _PARTITION_FOLDER.match(path.name)
+            if DIVERGED.search(path.name):
+                continue  # what a take-over set apart is of nobody
             if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
                 found.setdefault(match["topic"], {})[int(match["partition"])] = path
         for topic, folders in found.items():

@@ -7,6 +7,7 @@ that encode to JSON as they stand.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -61,6 +62,13 @@ class StoreUse(msgspec.Struct, frozen=True, kw_only=True):
     cost_dollars: float
 
 
+class DivergedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that a take-over set apart: in a folder of their own, with Kafka's files."""
+
+    folder: str
+    size_bytes: int
+
+
 class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
     """`store` is null without a bucket; so is the cache then."""
 
@@ -73,10 +81,16 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
     cache: ChunkCacheReport | None
     store_requests: list[StoreUse]
     cost_dollars: float
+    diverged: list[DivergedLog]
 
 
-def readiness(partitions: Iterable[Partition], bucket: Bucket | None) -> Readiness:
-    reasons, degraded = [], []
+def readiness(
+    partitions: Iterable[Partition],
+    bucket: Bucket | None,
+    diverged: Iterable[DivergedLog] = (),
+) -> Readiness:
+    reasons: list[str] = []
+    degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")
@@ -94,6 +108,7 @@ def storage_report(
     bucket: Bucket | None,
     *,
     now_ms: int,
+    diverged: Iterable[DivergedLog] = (),
     prices: PriceTable = PriceTable(),  # noqa: B008  immutable
 ) -> StorageReport:
     stored = [_topic_storage(topic, now_ms) for topic in topics]
@@ -108,7 +123,19 @@ def storage_report(
         cache=ChunkCacheReport(**bucket.cache.usage()._asdict()) if bucket else None,
         store_requests=uses,
         cost_dollars=sum(use.cost_dollars for use in uses),
+        diverged=list(diverged),
     )
+
+
+def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
+    """Those of the folders that are still there."""
+    return [
+        DivergedLog(
+            folder=str(folder), size_bytes=sum(path.stat().st_size for path in folder.iterdir())
+        )
+        for folder in folders
+        if folder.is_dir()
+    ]
 
 
 def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:

@@ -34,7 +34,7 @@ from manifest.invariants import where
 from manifest.keys import PartitionKeys
 from manifest.paging import PageCache, find_entry, fold, iter_entries
 from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
-from manifest.transitions import Claim, create, take_claim
+from manifest.transitions import Claim, create, record_gap, take_claim
 from manifest.versions import (
     Created,
     Objects,
@@ -175,25 +175,29 @@ class ManifestStore:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def claim(self, claim: Claim, *, log_start_offset: int, at_least: int = 0) -> Manifest:
+    def claim(
+        self, claim: Claim, *, log_start_offset: int, at_least: int = 0, gap_end: int = 0
+    ) -> Manifest:
         """Become the owner, by a commit; also makes a new partition's first version.
+
+        `gap_end`: a first version has a gap up to there (a restore of a partition without one).
 
         Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
         with self._lock:
             for _ in range(COMMIT_ATTEMPTS):
                 before = self.load(at_least=at_least)
-                after = self._claimed(before, claim, log_start_offset=log_start_offset)
+                if before is None:
+                    after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
+                    if gap_end > after.end_offset:
+                        after = record_gap(after, end_offset=gap_end)
+                else:
+                    after = take_claim(before, claim)
                 if after is before:
                     return after
                 if (committed := self._publish(before or after, after)) is not None:
                     return committed
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
-
-    def _claimed(self, before: Manifest | None, claim: Claim, *, log_start_offset: int) -> Manifest:
-        if before is not None:
-            return take_claim(before, claim)
-        return create(self.keys, claim=claim, log_start_offset=log_start_offset)
 
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.

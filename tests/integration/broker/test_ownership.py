@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from record_format.errors import ConfigurationError, FencedError
+from broker.cold_log import ColdLog
+from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.integration.broker.conftest import House
 
 
@@ -76,3 +77,26 @@ def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     house.broker.janitor.check_fences()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
+
+
+def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts(
+    house, monkeypatch
+):
+    offloaded(house)
+    house.broker.close()
+
+    def dies(self, manifest):
+        raise OutcomeUnknownError("the process dies here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ColdLog, "_publish", dies)
+        house.broker = house.open()
+        house.broker._copy_round()
+        house.broker.copier.wait_until_idle(timeout_s=10)
+        house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    house.broker.close()
+    house.broker = house.open()
+    house.produce("t", [b"it goes on"])
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    assert house.broker.partition("t", 0).cold.claimed

@@ -1,0 +1,142 @@
+"""Cutting a closed log in two by its files: what a take-over does with records that parted.
+
+* Only while nobody has the log open. The log is then opened as after a crash, which makes indexes,
+  epochs and producers anew from what is there.
+* A new file is whole and synced before the old one is cut, so every step may be repeated after a
+  crash; `mend_overlap` finishes a split that a crash interrupted, before the log is opened.
+* `split_at` deletes nothing but indexes, which are made anew; `start_empty` is for logs whose
+  records are in the other tier.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from hot_tier.batch_walk import headers_from
+from hot_tier.disk import Disk, write_all
+from hot_tier.durable_file import REAL_DISK, write_durably
+from hot_tier.file_names import (
+    LEADER_EPOCHS,
+    LOG,
+    OFFSET_INDEX,
+    PARTITION_METADATA,
+    SNAPSHOT,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    parse_file_name,
+    path_of,
+)
+from hot_tier.open_files import OpenFiles
+from hot_tier.segment import reader_of
+from record_format.batch import BatchHeader
+from record_format.errors import CorruptBatch
+
+COPY_BYTES = 1 << 20
+
+
+def base_offsets(folder: Path) -> list[int]:
+    """Of the segments, in order; none where there is no folder."""
+    if not folder.is_dir():
+        return []
+    names = (parse_file_name(path.name) for path in folder.iterdir())
+    return sorted(name.offset for name in names if name and name.suffix == LOG and not name.stage)
+
+
+def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
+    """Let a segment begin with the batch that holds `offset`; the base offset of the segment that
+    was cut, or `offset` where nothing had to be. Raises CorruptBatch, OSError.
+    """
+    bases = [base for base in base_offsets(folder) if base < offset]
+    if not bases:
+        return offset
+    old = path_of(folder, bases[-1], LOG)
+    first = next((header for header in headers_of(old) if header.last_offset >= offset), None)
+    if first is None or first.position == 0:
+        return offset
+    copy_tail(old, first.position, path_of(folder, first.base_offset, LOG), disk=disk)
+    _cut(folder, bases[-1], first.position, disk=disk)
+    return bases[-1]
+
+
+def mend_overlap(folder: Path, *, disk: Disk = REAL_DISK) -> None:
+    """Cut a segment that reaches into the next: the split that made the next was interrupted."""
+    for base, following in pairwise(base_offsets(folder)):
+        try:
+            for header in headers_of(path_of(folder, base, LOG)):
+                if header.base_offset >= following:
+                    _cut(folder, base, header.position, disk=disk)
+                    break
+        except CorruptBatch:
+            continue  # recovery has its own word on that
+
+
+def move_from(folder: Path, offset: int, target: Path, *, disk: Disk = REAL_DISK) -> None:
+    """Move the segments from `offset` on, a border of segments, to another folder of their own.
+
+    The last goes first: what a crash leaves behind is a log without a hole.
+    """
+    target.mkdir(exist_ok=True)
+    disk.sync_folder(target.parent)
+    for name in (PARTITION_METADATA, LEADER_EPOCHS):
+        source = folder / name
+        if source.exists() and not (target / name).exists():
+            write_durably(target / name, source.read_bytes(), disk=disk)
+    for path in sorted(folder.iterdir(), reverse=True):
+        found = parse_file_name(path.name)
+        if found is None or found.offset < offset:
+            continue
+        if found.suffix == SNAPSHOT and found.offset == offset:
+            continue  # the producers before that offset: of what stays
+        disk.rename(path, target / path.name)
+    disk.sync_folder(target)
+    disk.sync_folder(folder)
+
+
+def start_empty(
+    folder: Path, offset: int, *, snapshot: bytes | None, disk: Disk = REAL_DISK
+) -> None:
+    """Remove every segment, and begin an empty one at `offset` with these producers before it."""
+    for path in sorted(folder.iterdir()):
+        if parse_file_name(path.name) is not None:
+            disk.unlink(path)
+    if snapshot:
+        write_durably(path_of(folder, offset, SNAPSHOT), snapshot, disk=disk)
+    write_durably(path_of(folder, offset, LOG), b"", disk=disk)
+
+
+def headers_of(log: Path) -> Iterator[BatchHeader]:
+    """Every batch header of a `.log`. Raises CorruptBatch."""
+    return headers_from(reader_of(OpenFiles(1), log), 0, end=log.stat().st_size)
+
+
+def copy_tail(source: Path, position: int, target: Path, *, disk: Disk = REAL_DISK) -> None:
+    """The bytes from `position` on as a file of their own, there whole or not at all."""
+    temporary = target.with_name(target.name + ".tmp")
+    out = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with source.open("rb", buffering=0) as file:
+            file.seek(position)
+            written = 0
+            while data := file.read(COPY_BYTES):
+                write_all(disk, out, [data], written)
+                written += len(data)
+        disk.sync_bytes(out)
+    finally:
+        os.close(out)
+    disk.rename(temporary, target)
+    disk.sync_folder(target.parent)
+
+
+def _cut(folder: Path, base_offset: int, position: int, *, disk: Disk) -> None:
+    for suffix in (OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX):
+        disk.unlink(path_of(folder, base_offset, suffix))
+    fd = disk.open(path_of(folder, base_offset, LOG), os.O_RDWR)
+    try:
+        disk.truncate(fd, position)
+        disk.sync_bytes(fd)
+    finally:
+        os.close(fd)
+    disk.sync_folder(folder)
