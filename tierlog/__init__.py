@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_reader.arrow_reader import read_arrow
     from tierlog.client import (
         AsyncClient,
+        Batching,
         Client,
         ConsumedRecord,
         JsonSource,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "Batching",
     "Client",
     "ConsumedRecord",
     "JsonSource",

@@ -2,6 +2,8 @@
 
 from tierlog.client.answers import ProducerIdentity
 from tierlog.client.async_client import AsyncClient
+from tierlog.client.async_producer import AsyncProducer
+from tierlog.client.batching import Batching, Placed
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.client import Client
 from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
@@ -12,6 +14,7 @@ from tierlog.client.problems import (
     Unauthorized,
     UnexpectedAnswer,
 )
+from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
 from tierlog.client.transport import DEFAULT_SERVER
 
@@ -20,6 +23,8 @@ __all__ = [
     "AnswerLost",
     "AppendedInPart",
     "AsyncClient",
+    "AsyncProducer",
+    "Batching",
     "BrokerFault",
     "BrokerUnreachable",
     "Client",
@@ -28,6 +33,8 @@ __all__ = [
     "Limits",
     "NewRecord",
     "NotOfferedHere",
+    "Placed",
+    "Producer",
     "ProducerIdentity",
     "RetryPolicy",
     "Sequenced",

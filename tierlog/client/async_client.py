@@ -19,6 +19,8 @@ import httpx
 from record_format.codecs import NONE
 from tierlog.client import answers, calls
 from tierlog.client.answers import ConfigValue
+from tierlog.client.async_producer import AsyncProducer
+from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
 from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
@@ -52,7 +54,7 @@ class AsyncClient:
             ca_file=ca_file,
             timeout_s=timeout_s,
         )
-        self._retries = retries or RetryPolicy()
+        self.retries = retries or RetryPolicy()
         self._http = httpx.AsyncClient(**self._connection.options(), transport=transport)
 
     async def aclose(self) -> None:
@@ -148,6 +150,10 @@ class AsyncClient:
 
     async def init_producer(self) -> answers.ProducerIdentity:
         return await self.call(calls.init_producer())
+
+    def producer(self, batching: Batching | None = None) -> AsyncProducer:
+        """Record by record, gathered into batches, each appended exactly once."""
+        return AsyncProducer(self, batching)
 
     # --- fetch
 
@@ -250,18 +256,19 @@ class AsyncClient:
     # --- health
 
     async def is_alive(self) -> bool:
-        return await self._run(exchange(calls.is_alive(), NO_RETRIES))
+        return await self.run(exchange(calls.is_alive(), NO_RETRIES))
 
     async def readiness(self) -> answers.Readiness:
-        return await self._run(exchange(calls.readiness(), NO_RETRIES))
+        return await self.run(exchange(calls.readiness(), NO_RETRIES))
 
     # --- driving
 
     async def call(self, call: Call[T]) -> T:
         """Make any call of `tierlog.client.calls`."""
-        return await self._run(exchange(call, self._retries))
+        return await self.run(exchange(call, self.retries))
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def run(self, steps: Steps[T]) -> T:
+        """Do what a conversation asks for, step by step, until it has its answer."""
         outcome: Outcome = None
         while True:
             try:

@@ -17,10 +17,12 @@ import httpx
 from record_format.codecs import NONE
 from tierlog.client import answers, calls
 from tierlog.client.answers import ConfigValue
+from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
 from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
+from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
@@ -50,7 +52,7 @@ class Client:
             ca_file=ca_file,
             timeout_s=timeout_s,
         )
-        self._retries = retries or RetryPolicy()
+        self.retries = retries or RetryPolicy()
         self._http = httpx.Client(**self._connection.options(), transport=transport)
 
     def close(self) -> None:
@@ -150,6 +152,10 @@ class Client:
 
     def init_producer(self) -> answers.ProducerIdentity:
         return self.call(calls.init_producer())
+
+    def producer(self, batching: Batching | None = None) -> Producer:
+        """Record by record, gathered into batches, each appended exactly once."""
+        return Producer(self, batching)
 
     # --- fetch
 
@@ -263,19 +269,20 @@ class Client:
 
     def is_alive(self) -> bool:
         """Whether a broker answers; asks once."""
-        return self._run(exchange(calls.is_alive(), NO_RETRIES))
+        return self.run(exchange(calls.is_alive(), NO_RETRIES))
 
     def readiness(self) -> answers.Readiness:
         """Whether every partition serves, and if not why; asks once."""
-        return self._run(exchange(calls.readiness(), NO_RETRIES))
+        return self.run(exchange(calls.readiness(), NO_RETRIES))
 
     # --- driving
 
     def call(self, call: Call[T]) -> T:
         """Make any call of `tierlog.client.calls`."""
-        return self._run(exchange(call, self._retries))
+        return self.run(exchange(call, self.retries))
 
-    def _run(self, steps: Steps[T]) -> T:
+    def run(self, steps: Steps[T]) -> T:
+        """Do what a conversation asks for, step by step, until it has its answer."""
         outcome: Outcome = None
         while True:
             try:

@@ -1,0 +1,206 @@
+"""The producers over a broker of a few lines: order, sequences, repeats, room."""
+
+import asyncio
+import threading
+from itertools import pairwise
+
+import httpx
+import pytest
+
+import tierlog
+from record_format import errors
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from tierlog.client import Batching, BrokerUnreachable, RetryPolicy, answers
+from tierlog.client.batching import Accumulator, Outgoing, Partitioner
+
+QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
+
+
+class TinyBroker:
+    """Two partitions; knows repeats by producer, epoch and sequence, as the real one does.
+
+    `faults`: for each produce in turn, what is raised or answered after (`lost`) or instead of it.
+    """
+
+    def __init__(self, *faults) -> None:
+        self.faults, self.logs, self.seen = list(faults), {0: [], 1: []}, {}
+        self.identities = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/producers":
+            self.identities += 1
+            return httpx.Response(
+                200, json={"producer_id": 2**33 + self.identities, "producer_epoch": 0}
+            )
+        if request.method == "GET":
+            return httpx.Response(200, json=described())
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, httpx.Response):
+            return fault
+        answer = self.append(int(request.url.path.split("/")[5]), request.content)
+        if fault == "lost":
+            raise httpx.ReadError("gone", request=request)
+        return answer
+
+    def append(self, partition: int, body: bytes) -> httpx.Response:
+        (header,) = iter_headers(body)
+        key = (partition, header.producer_id, header.base_sequence)
+        duplicate = key in self.seen
+        if not duplicate:
+            expected = sum(1 for p, i, _ in self.seen if (p, i) == key[:2])
+            self.seen[key] = len(self.logs[partition])
+            self.logs[partition] += [r.value for r in decode_batch(body, header)]
+            assert header.base_sequence >= expected
+        base = self.seen[key]
+        result = {
+            "partition": partition,
+            "base_offset": base,
+            "last_offset": base + header.record_count - 1,
+            "records": header.record_count,
+            "duplicate": duplicate,
+        }
+        return httpx.Response(200, json={"topic": "t", "results": [result], "warnings": []})
+
+
+def described():
+    zeros = dict.fromkeys(answers.PartitionDescription.__struct_fields__, 0)
+    return {
+        "name": "t",
+        "topic_id": "x",
+        "config": {},
+        "effective_config": {},
+        "partitions": [{**zeros, "partition": 0}, {**zeros, "partition": 1}],
+    }
+
+
+def refused(status: int, code: str) -> httpx.Response:
+    return httpx.Response(status, json={"code": code, "detail": code})
+
+
+def client(broker: TinyBroker) -> tierlog.Client:
+    return tierlog.Client(retries=QUICK, transport=httpx.MockTransport(broker))
+
+
+def test_records_arrive_in_order_and_futures_tell_where():
+    broker = TinyBroker()
+    with client(broker) as c, c.producer(Batching(batch_bytes=400)) as producer:
+        futures = [producer.send("t", f"v{n}", partition=1) for n in range(100)]
+    assert broker.logs[1] == [b"v%d" % n for n in range(100)]
+    assert [f.result(0).offset for f in futures] == list(range(100))
+    assert len(broker.seen) > 2
+
+
+def test_an_answer_that_was_lost_does_not_duplicate():
+    broker = TinyBroker("lost", "lost", None, refused(503, "starting"), "lost")
+    with client(broker) as c, c.producer(Batching(batch_bytes=300)) as producer:
+        for n in range(50):
+            producer.send("t", f"v{n}", partition=0)
+    assert broker.logs[0] == [b"v%d" % n for n in range(50)]
+    assert broker.identities == 1
+
+
+def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again():
+    broker = TinyBroker(refused(413, "record-too-large"))
+    with client(broker) as c, c.producer() as producer:
+        first = producer.send("t", "too large", partition=0)
+        producer.flush()
+        second = producer.send("t", "fits", partition=0)
+    with pytest.raises(errors.RecordTooLarge):
+        first.result(0)
+    assert second.result(0).offset == 0
+    assert broker.identities == 1
+
+
+@pytest.mark.parametrize("faults", [("lost", "lost", "lost"), (refused(409, "producer-fenced"),)])
+def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
+    broker = TinyBroker(*faults)
+    with client(broker) as c, c.producer() as producer:
+        first = producer.send("t", "a", partition=0)
+        producer.flush()
+        second = producer.send("t", "b", partition=0)
+    with pytest.raises((BrokerUnreachable, errors.ProducerFenced)):
+        first.result(0)
+    assert second.result(0).partition == 0
+    assert broker.identities == 2
+
+
+def test_keys_go_where_kafka_sends_them_and_others_stay_together():
+    partitioner = Partitioner(batch_bytes=10_000)
+    partitioner.learn("t", 12)
+    keyed = [partitioner.choose("t", Outgoing(b"v", b"k", 1)) for _ in range(5)]
+    assert len(set(keyed)) == 1
+    loose = [partitioner.choose("t", Outgoing(b"v" * 100, None, 1)) for _ in range(500)]
+    assert sum(a != b for a, b in pairwise(loose)) <= 6
+    assert len(set(loose)) > 3
+
+
+def test_a_full_buffer_makes_the_sender_wait():
+    release = threading.Event()
+    broker = TinyBroker()
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" and request.url.path.endswith("/records"):
+            release.wait(10)
+        return broker(request)
+
+    with tierlog.Client(retries=QUICK, transport=httpx.MockTransport(slow)) as c:
+        producer = tierlog.client.Producer(
+            c, Batching(linger_ms=0, buffer_bytes=2000), room_timeout_s=0.05
+        )
+        fill = (producer.send("t", b"x" * 100, partition=0) for _ in range(100))
+        with pytest.raises(errors.Throttled):
+            list(fill)
+        release.set()
+        producer.close()
+    assert 15 <= len(broker.logs[0]) <= 25
+
+
+def test_only_one_batch_of_a_partition_is_under_way():
+    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250))
+    for _ in range(4):
+        waiting.add(("t", 0), Outgoing(b"v" * 100, None, 1), now_ms=0)
+    first = waiting.take_due(now_ms=0)
+    assert first is not None
+    assert waiting.take_due(now_ms=100) is None
+    waiting.finish(first)
+    second = waiting.take_due(now_ms=0, flushing=True)
+    assert second is not None
+    waiting.finish(second)
+    while (more := waiting.take_due(now_ms=0, flushing=True)) is not None:
+        waiting.finish(more)
+    assert waiting.is_empty
+    assert waiting.held_bytes == 0
+
+
+def test_lingering_ends():
+    waiting = Accumulator(Batching(linger_ms=10))
+    waiting.add(("t", 0), Outgoing(b"v", None, 1), now_ms=5)
+    assert waiting.take_due(now_ms=14) is None
+    assert waiting.next_due_ms() == 15
+    assert waiting.take_due(now_ms=15) is not None
+
+
+def test_the_asynchronous_producer_does_the_same():
+    broker = TinyBroker("lost")
+
+    async def send() -> list[int]:
+        transport = httpx.MockTransport(broker)
+        async with (
+            tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
+            c.producer(Batching(batch_bytes=300, compression="zstd")) as producer,
+        ):
+            futures = [await producer.send("t", f"v{n}", partition=0) for n in range(30)]
+            await producer.flush()
+            return [(await future).offset for future in futures]
+
+    assert asyncio.run(send()) == list(range(30))
+    assert broker.logs[0] == [b"v%d" % n for n in range(30)]
+
+
+def test_options_that_promise_nothing_are_refused():
+    with pytest.raises(errors.InvalidRequest, match="brotli"):
+        Batching(compression="brotli")
+    with pytest.raises(errors.InvalidRequest, match="acks=0"):
+        Batching(acks="0")
+    assert Batching().codec == 0

@@ -1,0 +1,148 @@
+"""`client.producer()` of the asynchronous client: the producer of `producer.py`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from record_format.encode import NO_HEADERS, Headers
+from tierlog.client.answers import TopicDescription
+from tierlog.client.batching import (
+    Accumulator,
+    Batching,
+    Partitioner,
+    Pending,
+    Placed,
+    Sequences,
+    deliver,
+    outgoing,
+)
+from tierlog.client.exchange import RetryPolicy, Steps
+from tierlog.client.producer import wall_clock_ms
+
+T = TypeVar("T")
+
+
+class AsyncRunner(Protocol):
+    """What a producer needs of a client."""
+
+    retries: RetryPolicy
+
+    async def run(self, steps: Steps[T]) -> T: ...
+    async def describe_topic(self, topic: str) -> TopicDescription: ...
+
+
+class AsyncProducer:
+    """Gathers records into batches and sends them, each exactly once; an async context manager.
+
+    `await send(...)` waits for room alone and gives a future of where the record was appended.
+    """
+
+    def __init__(
+        self,
+        client: AsyncRunner,
+        batching: Batching | None = None,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._client = client
+        self._batching = batching or Batching()
+        self._clock = clock
+        self._waiting = Accumulator(self._batching)
+        self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
+        self._sequences = Sequences()
+        self._changed = asyncio.Condition()
+        self._flushing = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        timestamp: int | None = None,
+        headers: Headers = NO_HEADERS,
+        partition: int | None = None,
+    ) -> asyncio.Future[Placed]:
+        """Hand over one record; waits where the buffer is full."""
+        now_ms = self._clock()
+        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
+        if partition is None and not self._partitioner.knows(topic):
+            described = await self._client.describe_topic(topic)
+            self._partitioner.learn(topic, len(described.partitions))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name="tierlog-producer")
+        async with self._changed:
+            assert not self._closed, "the producer is closed"
+            await self._changed.wait_for(lambda: self._waiting.has_room(record.size_bytes))
+            if partition is None:
+                partition = self._partitioner.choose(topic, record)
+            delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
+            self._changed.notify_all()
+        return asyncio.wrap_future(delivery)
+
+    async def flush(self) -> None:
+        """Send everything now, and wait for the answers."""
+        async with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                await self._changed.wait_for(lambda: self._waiting.is_empty)
+            finally:
+                self._flushing -= 1
+
+    async def aclose(self) -> None:
+        await self.flush()
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._task is not None:
+            await self._task
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _work(self) -> None:
+        while (pending := await self._next()) is not None:
+            steps = deliver(pending, self._sequences, self._batching, self._client.retries)
+            try:
+                await self._client.run(steps)
+            except BaseException as error:  # cancelled, or a bug: nobody must wait for ever
+                for delivery in pending.deliveries:
+                    if not delivery.done():
+                        delivery.set_exception(error)
+                raise
+            finally:
+                async with self._changed:
+                    self._waiting.finish(pending)
+                    self._changed.notify_all()
+
+    async def _next(self) -> Pending | None:
+        async with self._changed:
+            while True:
+                now_ms = self._clock()
+                flushing = self._flushing > 0
+                pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
+                if pending is not None or self._closed:
+                    return pending
+                due_ms = self._waiting.next_due_ms()
+                await self._wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return

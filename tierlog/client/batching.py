@@ -1,0 +1,267 @@
+"""Records on their way to becoming batches: the core under both producers, without I/O or threads.
+
+Rules that keep it honest:
+
+* One batch of a partition is under way at a time, so records stay in the order they were sent in.
+* Every batch carries the producer's identity and a sequence, so that it may be sent again after a
+  lost answer and is appended once (`exchange` does so).
+* Where it stays unknown whether a batch was appended, its records fail with what is known, and the
+  identity is given up: a sequence is never used for other records.
+* What waits is bounded by `buffer_bytes`; who sends too fast waits for room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from record_format.batch import HEADER_SIZE, MAX_SEQUENCE
+from record_format.codecs import CODEC_IDS
+from record_format.encode import NO_HEADERS, Headers, encode_batch, record_size
+from record_format.errors import (
+    InvalidRequest,
+    OutOfOrderSequence,
+    ProducerFenced,
+    RequestError,
+    TierlogError,
+)
+from record_format.murmur2 import partition_for_key
+from tierlog.client import calls
+from tierlog.client.answers import Produced, ProducerIdentity
+from tierlog.client.calls import Acks
+from tierlog.client.exchange import RetryPolicy, Steps, exchange
+
+TopicPartition = tuple[str, int]
+
+
+class Placed(NamedTuple):
+    """Where a record was appended."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+Delivery = Future[Placed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How records are gathered. `batch_bytes` is before compression."""
+
+    linger_ms: int = 5
+    batch_bytes: int = 512 << 10
+    buffer_bytes: int = 32 << 20
+    compression: str = "none"
+    acks: Acks = "all"
+
+    def __post_init__(self) -> None:
+        if self.compression not in CODEC_IDS:
+            known = ", ".join(CODEC_IDS)
+            raise InvalidRequest(f"compression {self.compression!r}: one of {known}")
+        if self.acks == "0":
+            raise InvalidRequest("acks=0 is not awaited, so that nothing could be told of a record")
+
+    @property
+    def codec(self) -> int:
+        return CODEC_IDS[self.compression]
+
+
+class Outgoing(NamedTuple):
+    """A record with all that is decided about it."""
+
+    value: bytes | None
+    key: bytes | None
+    timestamp: int
+    headers: Headers = NO_HEADERS
+
+    @property
+    def size_bytes(self) -> int:
+        return record_size(self.value, self.key, self.headers)
+
+
+@dataclass(slots=True)
+class Pending:
+    """One batch being gathered, or under way."""
+
+    place: TopicPartition
+    due_ms: int
+    records: list[Outgoing] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    size_bytes: int = HEADER_SIZE
+
+
+class Accumulator:
+    """What waits, by partition. Not thread-safe: whoever drives it holds a lock, or is one task."""
+
+    def __init__(self, batching: Batching) -> None:
+        self._batching = batching
+        self._queues: dict[TopicPartition, deque[Pending]] = {}
+        self._under_way: dict[TopicPartition, Pending] = {}
+        self.held_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """A record larger than the buffer has room where nothing else is held."""
+        return not self.held_bytes or self.held_bytes + size_bytes <= self._batching.buffer_bytes
+
+    def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> Delivery:
+        queue = self._queues.setdefault(place, deque())
+        size = record.size_bytes
+        if not queue or queue[-1].size_bytes + size > self._batching.batch_bytes:
+            queue.append(Pending(place, due_ms=now_ms + self._batching.linger_ms))
+        pending = queue[-1]
+        delivery: Delivery = Future()
+        pending.records.append(record)
+        pending.deliveries.append(delivery)
+        pending.size_bytes += size
+        self.held_bytes += size
+        return delivery
+
+    def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending | None:
+        """A batch that should go now: full, lingered long enough, or everything when flushing."""
+        for place, queue in self._queues.items():
+            if not queue or place in self._under_way:
+                continue
+            if flushing or len(queue) > 1 or self._is_due(queue[0], now_ms):
+                self._under_way[place] = queue.popleft()
+                return self._under_way[place]
+        return None
+
+    def _is_due(self, pending: Pending, now_ms: int) -> bool:
+        return now_ms >= pending.due_ms or pending.size_bytes >= self._batching.batch_bytes
+
+    def finish(self, pending: Pending) -> None:
+        """Make room for others, once the batch's deliveries are settled."""
+        del self._under_way[pending.place]
+        if not self._queues[pending.place]:
+            del self._queues[pending.place]
+        self.held_bytes -= pending.size_bytes - HEADER_SIZE
+
+    def next_due_ms(self) -> int | None:
+        """When something becomes due by lingering; None where nothing waits."""
+        waiting = [
+            queue[0].due_ms
+            for place, queue in self._queues.items()
+            if queue and place not in self._under_way
+        ]
+        return min(waiting, default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._under_way and not any(self._queues.values())
+
+
+class Sequences:
+    """The identity that batches are sent under, and what comes next in each partition."""
+
+    def __init__(self) -> None:
+        self.identity: ProducerIdentity | None = None
+        self._next: dict[TopicPartition, int] = {}
+
+    def next_of(self, place: TopicPartition) -> int:
+        return self._next.get(place, 0)
+
+    def advance(self, place: TopicPartition, count: int) -> None:
+        self._next[place] = (self.next_of(place) + count) & MAX_SEQUENCE
+
+    def give_up(self) -> None:
+        self.identity = None
+        self._next.clear()
+
+
+def deliver(
+    pending: Pending, sequences: Sequences, batching: Batching, policy: RetryPolicy
+) -> Steps[None]:
+    """Send one batch and settle its deliveries; never raises for what they can be told."""
+    try:
+        if sequences.identity is None:
+            sequences.identity = yield from exchange(calls.init_producer(), policy)
+        call = calls.produce_batches(
+            pending.place[0],
+            _encode(pending, sequences.identity, sequences.next_of(pending.place), batching),
+            partition=pending.place[1],
+            acks=batching.acks,
+        )
+        answer = yield from exchange(call, policy)
+    except TierlogError as error:
+        if not _changed_nothing(error):
+            sequences.give_up()
+        for delivery in pending.deliveries:
+            delivery.set_exception(error)
+        return
+    sequences.advance(pending.place, len(pending.records))
+    _settle(pending, answer)
+
+
+def _encode(
+    pending: Pending, identity: ProducerIdentity, sequence: int, batching: Batching
+) -> bytes:
+    records = pending.records
+    return bytes(
+        encode_batch(
+            [record.value for record in records],
+            timestamps=[record.timestamp for record in records],
+            keys=[record.key for record in records],
+            headers=[record.headers for record in records],
+            codec=batching.codec,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=sequence,
+        )
+    )
+
+
+def _changed_nothing(error: TierlogError) -> bool:
+    """A refusal of this request alone; not one that says that the sequence is lost."""
+    lost = isinstance(error, (OutOfOrderSequence, ProducerFenced))
+    return isinstance(error, RequestError) and not lost
+
+
+def _settle(pending: Pending, answer: Produced) -> None:
+    (result,) = answer.results
+    topic, partition = pending.place
+    for index, delivery in enumerate(pending.deliveries):
+        delivery.set_result(Placed(topic, partition, result.base_offset + index))
+
+
+class Partitioner:
+    """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full."""
+
+    def __init__(self, *, batch_bytes: int) -> None:
+        self._counts: dict[str, int] = {}
+        self._sticky: dict[str, tuple[int, int]] = {}
+        self._batch_bytes: Final = batch_bytes
+
+    def knows(self, topic: str) -> bool:
+        return topic in self._counts
+
+    def learn(self, topic: str, partitions: int) -> None:
+        self._counts[topic] = partitions
+
+    def choose(self, topic: str, record: Outgoing) -> int:
+        count = self._counts[topic]
+        if record.key is not None:
+            return partition_for_key(record.key, count)
+        partition, held = self._sticky.get(topic, (0, 0))
+        if held >= self._batch_bytes:
+            partition, held = (partition + 1) % count, 0
+        self._sticky[topic] = (partition, held + record.size_bytes)
+        return partition
+
+
+def outgoing(
+    value: bytes | str | None,
+    *,
+    key: bytes | str | None,
+    timestamp: int | None,
+    headers: Headers,
+    now_ms: int,
+) -> Outgoing:
+    return Outgoing(
+        value.encode() if isinstance(value, str) else value,
+        key.encode() if isinstance(key, str) else key,
+        now_ms if timestamp is None else timestamp,
+        headers,
+    )

@@ -1,0 +1,160 @@
+"""`client.producer()`: send record by record, as one does; batches go out behind it.
+
+One thread sends; any number may call `send`. Nothing is decided here: see `batching`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from record_format.encode import NO_HEADERS, Headers
+from record_format.errors import Throttled
+from tierlog.client.answers import TopicDescription
+from tierlog.client.batching import (
+    Accumulator,
+    Batching,
+    Delivery,
+    Partitioner,
+    Pending,
+    Sequences,
+    deliver,
+    outgoing,
+)
+from tierlog.client.exchange import RetryPolicy, Steps
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """What a producer needs of a client."""
+
+    retries: RetryPolicy
+
+    def run(self, steps: Steps[T]) -> T: ...
+    def describe_topic(self, topic: str) -> TopicDescription: ...
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Producer:
+    """Gathers records into batches and sends them, each exactly once; a context manager.
+
+    Leaving the context flushes. `send` gives a future of where the record was appended.
+    """
+
+    def __init__(
+        self,
+        client: Runner,
+        batching: Batching | None = None,
+        *,
+        room_timeout_s: float = 60.0,
+        clock: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._client = client
+        self._batching = batching or Batching()
+        self._room_timeout_s = room_timeout_s
+        self._clock = clock
+        self._waiting = Accumulator(self._batching)
+        self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
+        self._sequences = Sequences()
+        self._changed = threading.Condition()
+        self._flushing = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
+        self._thread.start()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        timestamp: int | None = None,
+        headers: Headers = NO_HEADERS,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Hand over one record. Waits where the buffer is full; raises Throttled after a while.
+
+        What becomes of it is in the future: a `Placed`, or the error.
+        """
+        now_ms = self._clock()
+        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
+        if partition is None and not self._partitioner.knows(topic):
+            self._partitioner.learn(topic, len(self._client.describe_topic(topic).partitions))
+        with self._changed:
+            assert not self._closed, "the producer is closed"
+            size = record.size_bytes
+            if not self._changed.wait_for(
+                lambda: self._waiting.has_room(size), self._room_timeout_s
+            ):
+                raise Throttled(f"no room for a record within {self._room_timeout_s} s")
+            if partition is None:
+                partition = self._partitioner.choose(topic, record)
+            delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
+            self._changed.notify_all()
+        return delivery
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Send everything now, and wait for the answers; False where time was not enough."""
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: self._waiting.is_empty, timeout_s)
+            finally:
+                self._flushing -= 1
+
+    def close(self) -> None:
+        """Flush, and end the thread. Whoever wants to know looks at the futures."""
+        self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while (pending := self._next()) is not None:
+            steps = deliver(pending, self._sequences, self._batching, self._client.retries)
+            try:
+                self._client.run(steps)
+            except BaseException as error:  # a bug: whoever waits must not wait for ever
+                _fail(pending, error)
+                raise
+            finally:
+                with self._changed:
+                    self._waiting.finish(pending)
+                    self._changed.notify_all()
+
+    def _next(self) -> Pending | None:
+        with self._changed:
+            while True:
+                now_ms = self._clock()
+                flushing = self._flushing > 0
+                pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
+                if pending is not None or self._closed:
+                    return pending
+                due_ms = self._waiting.next_due_ms()
+                self._changed.wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
+
+
+def _fail(pending: Pending, error: BaseException) -> None:
+    for delivery in pending.deliveries:
+        if not delivery.done():
+            delivery.set_exception(error)
