@@ -68,7 +68,8 @@ def test_the_tour_is_what_one_types(outputs):
     assert '"remaining_segments":0' in shown
     assert "cold" in shown
     assert "Dumping " in shown
-    assert python.startswith("5000 b'customer-")
+    assert "Placed(topic='orders', partition=1, offset=9989)" in python
+    assert "\n5000 b'customer-" in python
 
 
 @pytest.mark.spark
