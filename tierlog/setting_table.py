@@ -83,7 +83,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _serve(
         "listen",
         Kind.TEXT,
-        "Host and port. Another address than loopback takes --insecure-no-auth.",
+        "Host and port. Another address than loopback takes tokens, or --insecure-no-auth.",
     ),
     _store("s3.endpoint", Kind.TEXT, "URL of an S3 server that is not AWS."),
     _store("s3.region", Kind.TEXT, "Region, where AWS's own configuration does not say it."),
@@ -110,6 +110,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _serve("tls.cert", Kind.TEXT, "PEM file of the server's certificate, with its chain."),
     _serve("tls.key", Kind.TEXT, "PEM file of the certificate's key."),
+    _serve(
+        "tokens.file",
+        Kind.TEXT,
+        "File of `tierlog token`; tierlog/tokens.json in the data folder by default. Where it "
+        "exists, tokens are required.",
+    ),
     _broker("offload.concurrency", Kind.COUNT, "Uploads at a time.", least=1, most=256),
     _broker(
         "offload.bandwidth", Kind.BYTES, "Upload bytes a second; no bound by default.", least=1
@@ -186,6 +192,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),
     _http("http.connections.max", Kind.COUNT, "Connections at a time.", least=1),
     _http("http.inflight.max.bytes", Kind.BYTES, "Bytes of requests being worked on.", least=1),
+    _http(
+        "http.client.requests.max",
+        Kind.COUNT,
+        "Requests a second of one token, or of one address; no bound by default.",
+        least=1,
+    ),
     _http("http.header.max.bytes", Kind.BYTES, "Largest head of a request.", least=1024),
     _http("http.header.timeout.ms", Kind.MS, "How long a request's head may take.", least=1),
     _http("http.body.idle.timeout.ms", Kind.MS, "How long a body may stand still.", least=1),

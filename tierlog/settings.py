@@ -201,19 +201,23 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
     serve, store = of_part[Part.SERVE], of_part[Part.STORE]
     host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
     insecure = bool(serve.get("insecure_no_auth", False))
-    if not insecure and not is_loopback(host):
+    broker = BrokerSettings(**of_part[Part.BROKER])
+    tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
+    if not insecure and not tokens_file.exists() and not is_loopback(host):
         raise ConfigurationError(
-            f"listen {host}:{port} would answer whoever comes: give a loopback address, "
-            "or --insecure-no-auth if something in front of it keeps others out"
+            f"listen {host}:{port} would answer whoever comes: give a loopback address, make "
+            "tokens with `tierlog token create`, or say --insecure-no-auth if something in front "
+            "of it keeps others out"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
         raise ConfigurationError("tls.cert and tls.key go together: one of them is not set")
-    broker = BrokerSettings(**of_part[Part.BROKER])
     return Settings(
         broker=broker,
         http=HttpSettings(
             **of_part[Part.HTTP],
             check_host=not insecure,
+            tokens_file=tokens_file,
+            tokens_required=not insecure and not is_loopback(host),
             shutdown_timeout_ms=broker.shutdown_timeout_ms,
         ),
         store_url=store.pop("url", None),
@@ -225,6 +229,17 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
         tls_key=serve.get("tls_key"),
         sources=sources,
     )
+
+
+def _tokens_file(told: str | None, data_dir: Path) -> Path:
+    """A file that was named and is not there would leave the door open: refused."""
+    if told is None:
+        return data_dir / "tierlog" / "tokens.json"
+    if not Path(told).exists():
+        raise ConfigurationError(
+            f"tokens.file {told} is not there: `tierlog token create` makes it"
+        )
+    return Path(told)
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.http.calls import Call
 from api.http.client_rates import ClientRates
 from api.http.exchange import Exchange
 from api.http.grants import EVERYTHING, NOBODY, Grant
@@ -27,7 +26,8 @@ _MAX_TOKEN_LENGTH: Final = 256
 class Access:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        self._tokens = TokensFile(settings.tokens_file) if settings.tokens_file else None
+        file, required = settings.tokens_file, settings.tokens_required
+        self._tokens = TokensFile(file, required=required) if file is not None else None
         self._rates = ClientRates(settings.client_requests_max)
 
     def admit(self, exchange: Exchange) -> None:
@@ -44,12 +44,15 @@ class Access:
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
 
-    def check(self, exchange: Exchange, call: Call | None) -> None:
-        """Whether who is there may make this call, on this topic. Raises Forbidden."""
+    def check(self, exchange: Exchange, call: tuple[str, str] | None) -> None:
+        """Whether who is there may make this call, on this topic. Raises Forbidden.
+
+        `call` is its method and the template of its path; None for what FastAPI serves.
+        """
         grant = exchange.grant
         if grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
             return
-        need = NEEDS.get((call.method, call.path), UNLISTED) if call is not None else FOREIGN
+        need = FOREIGN if call is None else NEEDS.get(call, UNLISTED)
         grant.check_scope(need.scope)
         if need.whole and grant.topics:
             raise Forbidden(f"a token for topics {grant.topics!r} may not ask about all of them")

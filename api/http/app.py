@@ -54,7 +54,10 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
 
     def document() -> dict[str, Any]:
         found = made()
-        found.setdefault("components", {}).setdefault("schemas", {}).update(schemas.components)
+        components = found.setdefault("components", {})
+        components.setdefault("schemas", {}).update(schemas.components)
+        components["securitySchemes"] = openapi.SECURITY_SCHEMES
+        found["security"] = openapi.SECURITY
         return found
 
     app.openapi = document  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from api.http.access import Access
 from api.http.bodies import InflightBytes
 from api.http.metrics import HttpMetrics
 from api.http.settings import HttpSettings
@@ -29,6 +30,7 @@ class Context:
     def __init__(self, broker: Broker, settings: HttpSettings) -> None:
         self.broker, self.settings = broker, settings
         self.metrics = HttpMetrics()
+        self.access = Access(settings)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
         self._changers = ThreadPoolExecutor(

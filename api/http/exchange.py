@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from api.http.grants import NOBODY, Grant
 from api.http.refusals import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
@@ -20,6 +21,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 class Exchange:
     __slots__ = (
+        "grant",
         "method",
         "params",
         "receive",
@@ -35,6 +37,7 @@ class Exchange:
         self.request_id = request_id
         self.method: str = scope["method"]
         self.params: dict[str, str] = {}
+        self.grant: Grant = NOBODY  # until `access` has said who is there
         self.template = ""  # of the path, once it is known
         self.started = False  # the head of the answer was sent
 

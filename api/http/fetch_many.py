@@ -19,6 +19,7 @@ from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import at_end, document
+from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
@@ -73,7 +74,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> Answer:
         for index, one in enumerate(wanted.partitions)
     ]
     places = [
-        await _place(context, one, position, wanted)
+        await _place(context, exchange.grant, one, position, wanted)
         for one, position in zip(wanted.partitions, positions, strict=True)
     ]
     with LongPoll(context, exchange, wait_ms=wanted.wait_ms) as poll:
@@ -85,9 +86,14 @@ async def fetch_many(context: Context, exchange: Exchange) -> Answer:
 
 
 async def _place(
-    context: Context, one: WantedPartition, position: Position, wanted: FetchMany
+    context: Context,
+    grant: Grant,
+    one: WantedPartition,
+    position: Position,
+    wanted: FetchMany,
 ) -> Place | Refused:
     try:
+        grant.check_topic(one.topic)
         partition = context.broker.partition(one.topic, one.partition)
         committed = wanted.isolation == "read_committed"
         offset = await resolve(context, partition, position, committed=committed)

@@ -23,7 +23,6 @@ from api.http.answers import Answer, AnyAnswer, send_answer
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Scope, Send
-from api.http.host_check import check_host
 from api.http.refusals import ClientGone, MethodNotAllowed
 from record_format.errors import TierlogError
 
@@ -86,8 +85,10 @@ class TierlogApp(FastAPI):
     async def _answer(self, exchange: Exchange) -> AnyAnswer | None:
         """None where the path is not a call of the API."""
         try:
-            check_host(exchange, self.context.settings)
+            access = self.context.access
+            access.admit(exchange)
             call = self._find(exchange)
+            access.check(exchange, None if call is None else (call.method, call.path))
             return None if call is None else await call.handler(self.context, exchange)
         except ClientGone:
             raise

@@ -23,9 +23,20 @@ _PROBLEM_REF: Final = {"$ref": _REF.format(name="Problem")}
 _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,249}$"},
     "partition": {"type": "integer", "minimum": 0},
+    "group": {"type": "string", "minLength": 1, "maxLength": 255},
     "base_offset": {"type": "integer", "minimum": 0},
 }
-_COMMON_PROBLEMS: Final = ("invalid-request", "forbidden", "not-acceptable", "internal")
+_COMMON_PROBLEMS: Final = (
+    "invalid-request",
+    "unauthorized",
+    "forbidden",
+    "not-acceptable",
+    "throttled",
+    "internal",
+)
+# Where the broker has tokens; the empty requirement says that it need not.
+SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
+SECURITY: Final[list[Json]] = [{"token": []}, {}]
 
 PROBLEM_SCHEMA: Final[Json] = {
     "title": "Problem",

@@ -80,6 +80,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidTopicName: Kind(400, "invalid-topic-name", "Not a topic name", _errors),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "Not a whole record batch", _take("position")),
     refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive"),
+    refusals.Unauthorized: Kind(401, "unauthorized", "Not let in"),
     refusals.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
     errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
@@ -188,6 +189,9 @@ def _headers(error: Exception, kind: Kind) -> HeaderList:
     if kind.status in _NEEDS_RETRY_AFTER:
         seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))
         headers.append((b"retry-after", str(seconds).encode()))
+    if isinstance(error, refusals.Unauthorized):  # RFC 6750, 3
+        unknown = b', error="invalid_token"' if error.given else b""
+        headers.append((b"www-authenticate", b'Bearer realm="tierlog"' + unknown))
     if isinstance(error, refusals.MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
     if isinstance(error, refusals.RangeNotSatisfiable):

@@ -45,6 +45,18 @@ class ForeignHost(RequestError):
     """Without tokens: a Host or Origin that is not loopback (DNS rebinding)."""
 
 
+class Unauthorized(RequestError):
+    """Tokens are required. `given`: one was sent, and is not known."""
+
+    def __init__(self, *, given: bool) -> None:
+        super().__init__(
+            "this token is not known here: it may have been revoked"
+            if given
+            else "this broker takes calls with a token: Authorization: Bearer ..."
+        )
+        self.given = given
+
+
 class StalledBody(RequestError):
     """The client stopped sending in the middle of its body."""
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from api.http import fetch_many, partitions, running, shapes, topics
 from api.http.calls import Body, Call
 from api.http.fetch import FetchQuery, fetch
+from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
 from api.http.produce import (
@@ -358,4 +359,11 @@ _RUNNING_CALLS: Final = (
     ),
 )
 
-CALLS: Final = (*_TOPIC_CALLS, *_RECORD_CALLS, *_LOG_CALLS, VERIFY_CALL, *_RUNNING_CALLS)
+CALLS: Final = (
+    *_TOPIC_CALLS,
+    *_RECORD_CALLS,
+    *_LOG_CALLS,
+    VERIFY_CALL,
+    *GROUP_CALLS,
+    *_RUNNING_CALLS,
+)

@@ -9,6 +9,7 @@ from api.http import media_types
 from api.http.answers import NO_STORE, Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.grants import NOBODY
 from api.http.metrics import CONTENT_TYPE
 from api.http.shapes import Alive, ProducerIdentity, Ready
 from api.http.topics import acceptable_json, no_query
@@ -26,6 +27,8 @@ async def readyz(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     reasons, degraded = context.broker.readiness()
     ready = Ready(not reasons, reasons, degraded)
+    if exchange.grant is NOBODY:
+        ready = Ready(ready.ready, [], [])
     return json_answer(ready, status=200 if ready.ready else 503)
 
 

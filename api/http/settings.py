@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 KIB: Final = 1 << 10
@@ -42,5 +43,9 @@ class HttpSettings:
     # Without tokens only loopback names are answered; these are taken as well.
     allowed_hosts: tuple[str, ...] = ()
     check_host: bool = True
+    # Where the file exists, tokens are required; `tokens_required`: also where it does not.
+    tokens_file: Path | None = None
+    tokens_required: bool = False
+    client_requests_max: int | None = None  # a second
     heartbeat_ms: int = 15_000
     clock: Callable[[], int] = wall_clock_ms

@@ -1,7 +1,7 @@
 """The tokens file: who may call, by the hashes of their tokens.
 
     {"format_version": 1,
-     "tokens": [{"name", "hash": "sha256:<64 hex digits>", "scopes": [...], "topics", "created_ms"}]}
+     "tokens": [{"name", "hash": "sha256:<64 hex>", "scopes": [...], "topics", "created_ms"}]}
 
 * A token is 256 random bits, so one round of SHA-256 is as good as a slow hash. It is shown once
   and kept nowhere; neither it nor its hash is ever logged.
@@ -154,11 +154,11 @@ def _write(path: Path, data: bytes) -> None:
 class TokensFile:
     """The file as a running broker follows it: looked at by every request, read when it changed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, required: bool) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._entries: tuple[TokenEntry, ...] = ()
-        self.required = False
+        self.required = required
         self.refresh()
 
     def refresh(self) -> None:

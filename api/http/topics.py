@@ -67,6 +67,7 @@ async def create_topic(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     acceptable_json(exchange)
     wanted = await json_body(context, exchange, _CREATE)
+    exchange.grant.check_topic(wanted.name)
     created = await context.change(
         context.broker.create_topic,
         wanted.name,
@@ -81,7 +82,9 @@ async def list_topics(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
     topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
-    shown = [TopicSummary(**topic._asdict()) for topic in topics]
+    shown = [
+        TopicSummary(**topic._asdict()) for topic in topics if exchange.grant.sees_topic(topic.name)
+    ]
     return json_answer(TopicList(shown))
 
 

@@ -1,0 +1,130 @@
+from urllib.parse import quote
+
+import pytest
+
+from tests.integration.http.conftest import BATCHES, Api, problem, records_path
+
+
+def path(group: str) -> str:
+    return f"/v1/groups/{quote(group, safe='')}"
+
+
+def commit(api: Api, group: str, *rows: dict[str, object]):
+    return api.put(path(group) + "/offsets", json={"offsets": list(rows)})
+
+
+def row(topic: str, partition: int = 0, offset: int = 0, **more: object) -> dict[str, object]:
+    return {"topic": topic, "partition": partition, "offset": offset, **more}
+
+
+def test_offsets_are_committed_shown_with_their_lag_and_deleted(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    api.values(topic, *"abcde")
+    done = commit(api, "g", row(topic, 0, 2), row(topic, 1, 0, metadata="mine"))
+    assert done.status_code == 204
+    assert done.content == b""
+    assert api.get(path("g")).json() == {
+        "group": "g",
+        "offsets": [
+            {
+                "topic": topic,
+                "partition": 0,
+                "offset": 2,
+                "log_end_offset": 5,
+                "lag": 3,
+                "metadata": "",
+            },
+            {
+                "topic": topic,
+                "partition": 1,
+                "offset": 0,
+                "log_end_offset": 0,
+                "lag": 0,
+                "metadata": "mine",
+            },
+        ],
+    }
+    assert {"group": "g", "topics": [topic], "partitions": 2, "lag": 3} in (
+        api.get("/v1/groups").json()["groups"]
+    )
+    assert api.delete(path("g")).status_code == 204
+    problem(api.get(path("g")), 404, "unknown-group")
+    problem(api.delete(path("g")), 404, "unknown-group")
+
+
+@pytest.mark.parametrize(
+    "group", ["a/b", "..", "größe 日本 🚀", "100%", "?#&=+", "\n\0", "x" * 255, "🚀" * 255]
+)
+def test_a_group_may_have_any_name(api: Api, group: str) -> None:
+    topic = api.topic()
+    encoded = path(group).replace(".", "%2E")
+    body = {"offsets": [row(topic, 0, 7)]}
+    assert api.put(encoded + "/offsets", json=body).status_code == 204
+    assert api.get(encoded).json()["group"] == group
+    assert group in [one["group"] for one in api.get("/v1/groups").json()["groups"]]
+    assert api.delete(encoded).status_code == 204
+
+
+@pytest.mark.parametrize("encoded", ["x" * 256, "%FF", "%C3%28"])
+def test_a_name_that_is_too_long_or_no_text_is_refused(api: Api, encoded: str) -> None:
+    topic = api.topic()
+    answer = api.put(f"/v1/groups/{encoded}/offsets", json={"offsets": [row(topic)]})
+    assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == "group"
+
+
+def test_an_unknown_topic_or_partition_is_404_and_nothing_is_committed(api: Api) -> None:
+    topic = api.topic()
+    problem(commit(api, "none", row(topic), row("nowhere")), 404, "unknown-topic")
+    problem(commit(api, "none", row(topic), row(topic, 1)), 404, "unknown-partition")
+    problem(api.get(path("none")), 404, "unknown-group")
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({}, ""),
+        ({"offsets": []}, "offsets"),
+        ({"offsets": [{"topic": "t", "partition": 0}]}, "offsets[0]"),
+        ({"offsets": [row("t", 0, -1)]}, "offsets[0].offset"),
+        ({"offsets": [row("t", -1, 0)]}, "offsets[0].partition"),
+        ({"offsets": [row("t", 0, 0, metadata=5)]}, "offsets[0].metadata"),
+        ({"offsets": [row("t", 0, 0, epoch=5)]}, "offsets[0].epoch"),
+        ({"offsets": [row("t")], "mode": 1}, "mode"),
+        ({"offsets": [row("t"), row("t")]}, "offsets[1]"),
+        ({"offsets": [row("t", 0, 0, metadata="x" * 4097)]}, "offsets[0].metadata"),
+    ],
+)
+def test_what_is_wrong_with_a_commit_is_named(api: Api, body: object, loc: str) -> None:
+    answer = api.put(path("bad") + "/offsets", json=body)
+    assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == loc
+
+
+def test_unknown_parameters_are_refused(api: Api) -> None:
+    for method, where in (("GET", "/v1/groups"), ("GET", path("g")), ("DELETE", path("g"))):
+        problem(api.request(method, where, params={"verbose": 1}), 400, "invalid-request")
+
+
+def test_a_topics_offsets_go_with_it(api: Api) -> None:
+    topic, other = api.topic(), api.topic()
+    commit(api, "two", row(topic), row(other, 0, 3))
+    assert api.delete(f"/v1/topics/{topic}").status_code == 204
+    assert [one["topic"] for one in api.get(path("two")).json()["offsets"]] == [other]
+
+
+def test_the_internal_topic_is_hidden_and_not_produced_to(api: Api) -> None:
+    commit(api, "g", row(api.topic()))
+    names = [one["name"] for one in api.get("/v1/topics").json()["topics"]]
+    assert "__consumer_offsets" not in names
+    shown = api.get("/v1/topics", params={"internal": 1}).json()["topics"]
+    assert "__consumer_offsets" in [one["name"] for one in shown]
+    for where in ("/v1/topics/__consumer_offsets/records", records_path("__consumer_offsets")):
+        problem(api.post(where, json={"records": [{"value": "x"}]}), 403, "forbidden")
+    raw = {"content-type": BATCHES}
+    answer = api.post(records_path("__consumer_offsets"), content=b"", headers=raw)
+    problem(answer, 403, "forbidden")
+
+
+def test_commits_go_on_while_the_store_is_down(api: Api, store_down: None) -> None:
+    topic = api.topic()
+    assert commit(api, "down", row(topic, 0, 1)).status_code == 204
+    assert api.get(path("down")).json()["offsets"][0]["offset"] == 1

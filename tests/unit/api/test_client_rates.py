@@ -1,0 +1,65 @@
+import pytest
+
+from api.http import client_rates
+from api.http.client_rates import ClientRates
+from record_format.errors import Throttled
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def allowed(rates, client, times):
+    count = 0
+    for _ in range(times):
+        try:
+            rates.take(client)
+        except Throttled:
+            continue
+        count += 1
+    return count
+
+
+def test_a_burst_then_the_rate(clock):
+    rates = ClientRates(10, clock=clock)
+    assert allowed(rates, "a", 100) == 20
+    clock.now = 0.5
+    assert allowed(rates, "a", 100) == 5
+    clock.now = 1000
+    assert allowed(rates, "a", 100) == 20
+
+
+def test_clients_do_not_pay_for_each_other(clock):
+    rates = ClientRates(1, clock=clock)
+    assert allowed(rates, "a", 10) == 2
+    assert allowed(rates, "b", 10) == 2
+
+
+def test_a_refusal_says_when_to_come_again(clock):
+    rates = ClientRates(2, clock=clock)
+    allowed(rates, "a", 10)
+    with pytest.raises(Throttled) as refused:
+        rates.take("a")
+    clock.now += refused.value.retry_after_s
+    rates.take("a")
+
+
+def test_no_bound_by_default(clock):
+    assert allowed(ClientRates(None, clock=clock), "a", 1000) == 1000
+
+
+def test_as_many_clients_are_remembered_as_are_told(clock, monkeypatch):
+    monkeypatch.setattr(client_rates, "CLIENTS_MAX", 3)
+    rates = ClientRates(1, clock=clock)
+    for client in "abcd":
+        allowed(rates, client, 5)
+    assert allowed(rates, "d", 5) == 0
+    assert allowed(rates, "a", 5) == 2  # forgotten
