@@ -45,6 +45,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
         "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
+        "doctor": Entry("doctor", "Look for what this machine lacks.", "Storage"),
     }
 )
 

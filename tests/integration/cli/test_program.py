@@ -1,5 +1,6 @@
 """The program by itself: help, usage, exit codes, starting and stopping a broker."""
 
+import json
 import shutil
 import signal
 import socket
@@ -16,7 +17,17 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 
 def test_help_names_every_command(offline):
     shown = offline.ok("--help").decode()
-    for command in ("dev", "serve", "demo", "topic", "produce", "consume", "storage", "dump"):
+    for command in (
+        "dev",
+        "serve",
+        "demo",
+        "topic",
+        "produce",
+        "consume",
+        "storage",
+        "dump",
+        "doctor",
+    ):
         assert f" {command} " in shown
         assert "Usage" in offline.ok(command, "--help").decode()
 
@@ -60,6 +71,15 @@ def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
     assert b"invalid bytes at the end" in done.stdout
     assert "no such file" in offline.fails(1, "dump", tmp_path / "00000000000000000001.log")
     assert "not a file of a log" in offline.fails(1, "dump", tmp_path / "notes.txt")
+
+
+def test_doctor_says_what_is_there_and_what_is_not(offline, tmp_path):
+    report = json.loads(offline.ok("doctor", "--data-dir", tmp_path / "not" / "yet"))
+    assert {"Python", "Java", "disk", "fdatasync"} <= {one["check"] for one in report["checks"]}
+    assert list(tmp_path.iterdir()) == []
+    done = offline.run("doctor", "--server", "http://127.0.0.1:1", "--output", "text")
+    assert done.returncode == 3
+    assert "cannot reach the broker" in done.stdout.decode()
 
 
 def test_a_reader_that_has_enough_is_no_failure():

@@ -1,0 +1,146 @@
+"""`tierlog doctor`: what this machine lacks, and what it is worth, before one wonders.
+
+Each check is a function that gives a verdict. None changes anything, but for a nameless file in the
+folder that it was told to try.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
+from tierlog.cli.output import Output, print_json, print_table, size
+
+app = typer.Typer(add_completion=False)
+
+FOUND_PROBLEMS = 3
+SYNCS = 20
+LITTLE_DISK = 1 << 30
+
+_PACKAGES = {
+    "numba": "native kernels (arrow)",
+    "pyarrow": "Arrow and Parquet (arrow)",
+    "pyspark": "Spark (spark)",
+    "moto": "the demo's S3 server (demo)",
+}
+
+
+class Verdict(NamedTuple):
+    """`ok` None: not a problem, but something is missing that somebody may want."""
+
+    check: str
+    ok: bool | None
+    detail: str
+
+
+@app.command()
+def doctor(
+    *,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A data folder, or where one would be.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(envvar="TIERLOG_SERVER", help="A broker to ask.")
+    ] = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Look for what this machine lacks; exit 3 where something will not work."""
+    verdicts = [*_machine(), *_packages(), _java(), *_disk(data_dir or Path())]
+    if server is not None:
+        verdicts += _broker(server, token, token_file, ca_file)
+    healthy = all(verdict.ok is not False for verdict in verdicts)
+    if output.is_json:
+        print_json({"ok": healthy, "checks": [verdict._asdict() for verdict in verdicts]})
+    else:
+        words = {True: "ok", False: "PROBLEM", None: "missing"}
+        rows = [(words[verdict.ok], verdict.check, verdict.detail) for verdict in verdicts]
+        print_table("", ("", "check", ""), rows)
+    if not healthy:
+        raise typer.Exit(FOUND_PROBLEMS)
+
+
+def _machine() -> Iterator[Verdict]:
+    found = platform.python_version()
+    yield Verdict("Python", sys.version_info >= (3, 11), f"{found}; 3.11 or newer is needed")
+    system = platform.system()
+    detail = "Linux is where it runs in production; macOS is for development"
+    yield Verdict(
+        "system", system in {"Linux", "Darwin"}, f"{system} {platform.release()}; {detail}"
+    )
+
+
+def _packages() -> Iterator[Verdict]:
+    for name, purpose in _PACKAGES.items():
+        there = importlib.util.find_spec(name) is not None
+        yield Verdict(name, True if there else None, purpose)
+
+
+def _java() -> Verdict:
+    from record_format.errors import ConfigurationError
+    from spark_reader.java import ensure_java
+
+    environment = dict(os.environ)
+    try:
+        return Verdict("Java", True, f"{ensure_java(environment)} for Spark")
+    except ConfigurationError as error:
+        return Verdict("Java", None, str(error))
+
+
+def _disk(folder: Path) -> Iterator[Verdict]:
+    while not folder.is_dir():
+        folder = folder.absolute().parent
+    free = shutil.disk_usage(folder).free
+    yield Verdict("disk", free >= LITTLE_DISK, f"{size(free)} free at {folder.absolute()}")
+    try:
+        slowest_ms, median_ms = _time_syncs(folder)
+    except OSError as error:
+        yield Verdict("fdatasync", False, f"{folder}: {error.strerror}")
+        return
+    detail = f"{median_ms:.2f} ms, slowest {slowest_ms:.2f} ms: what acks=all waits for"
+    yield Verdict("fdatasync", True, detail)
+
+
+def _time_syncs(folder: Path) -> tuple[float, float]:
+    """The slowest and the median of a few flushes, in milliseconds."""
+    sync = getattr(os, "fdatasync", os.fsync)
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(SYNCS):
+            file.write(b"\0" * 4096)
+            file.flush()
+            began = time.perf_counter()
+            sync(file.fileno())
+            times.append((time.perf_counter() - began) * 1000)
+    times.sort()
+    return times[-1], times[len(times) // 2]
+
+
+def _broker(
+    server: str, token: str | None, token_file: Path | None, ca_file: Path | None
+) -> Iterator[Verdict]:
+    from record_format.errors import TierlogError
+    from tierlog.client import Client
+
+    try:
+        with Client(server, token=token, token_file=token_file, ca_file=ca_file) as client:
+            found = client.readiness()
+    except TierlogError as error:
+        yield Verdict("broker", False, str(error))
+        return
+    yield Verdict("broker", found.ready, "; ".join(found.reasons) or f"{server} is ready")
+    for what in found.degraded:
+        yield Verdict("broker", False, f"does without: {what}")
