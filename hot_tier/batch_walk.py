@@ -9,6 +9,7 @@ from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, parse_heade
 from record_format.errors import CorruptBatch
 
 WINDOW_BYTES = 8 * 1024
+ONE_HEADER_BYTES = 2 * HEADER_SIZE
 CHECK_CHUNK_BYTES = 1 << 20
 
 
@@ -17,13 +18,17 @@ def headers_from(
 ) -> Iterator[BatchHeader]:
     """The headers of the batches in [position, end); `header.position` is a position of the file.
 
-    Raises CorruptBatch where the bytes are no batch, or a batch reaches beyond `end`.
+    Reads one header at first and behind a large batch, a window of them behind a small one: who
+    looks for one batch wants no other. Raises CorruptBatch where the bytes are no batch, or a batch
+    reaches beyond `end`.
     """
     window, window_start = b"", position
+    step_bytes = window_bytes
     while position < end:
         relative = position - window_start
         if relative + HEADER_SIZE > len(window):
-            window = read_at(min(window_bytes, end - position), position)
+            size_bytes = window_bytes if step_bytes < window_bytes else ONE_HEADER_BYTES
+            window = read_at(min(size_bytes, end - position), position)
             window_start, relative = position, 0
         try:
             header = parse_header(window, relative)
@@ -36,7 +41,8 @@ def headers_from(
                 offset=header.base_offset,
             )
         yield header._replace(position=position)
-        position += header.size_bytes
+        step_bytes = header.size_bytes
+        position += step_bytes
 
 
 class CheckedBatch:
