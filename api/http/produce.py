@@ -58,12 +58,6 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
     key_base64: str | UnsetType = UNSET
 
 
-class Warned(msgspec.Struct):
-    code: str
-    partition: int
-    detail: str
-
-
 class PartitionResult(msgspec.Struct):
     partition: int
     base_offset: int
@@ -76,7 +70,7 @@ class PartitionResult(msgspec.Struct):
 class Produced(msgspec.Struct):
     topic: str
     results: list[PartitionResult]
-    warnings: list[Warned]
+    warnings: list[str]
 
 
 class Accepted(msgspec.Struct):
@@ -127,15 +121,10 @@ async def _produce(context: Context, exchange: Exchange, *, partition: Partition
         return await _append(context, request, appends)
 
 
-def _warnings(
-    request: Request, appends: Mapping[int, ProducedBatches], now_ms: int
-) -> list[Warned]:
+def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:
     rules = TopicRules.of(request.topic.config, now_ms=now_ms)
-    return [
-        Warned("older-than-retention", partition, detail)
-        for partition, produced in appends.items()
-        for detail in rules.expired(produced)
-    ]
+    expired = any(rules.is_expired(produced) for produced in appends.values())
+    return ["older-than-retention"] if expired else []
 
 
 def _read_head(context: Context, exchange: Exchange, partition: Partition | None) -> Request:

@@ -6,7 +6,7 @@ records of any time; else the limits of `message.timestamp.*` are checked record
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from api.http.produce_columns import RecordColumns
@@ -61,15 +61,11 @@ class TopicRules(NamedTuple):
             needs_keys="compact" in config.cleanup_policy,
         )
 
-    def expired(self, produced: ProducedBatches) -> Iterator[str]:
-        """A warning where retention would take all of these records at its next turn."""
+    def is_expired(self, produced: ProducedBatches) -> bool:
+        """Whether retention would take all of these records at its next turn."""
         deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
         newest = max(header.max_timestamp for header in produced.headers)
-        if deletes and 0 <= newest < self.now_ms - self.retention_ms:
-            yield (
-                f"the newest record is of {newest}; with retention.ms {self.retention_ms} "
-                "these records expire at once"
-            )
+        return deletes and 0 <= newest < self.now_ms - self.retention_ms
 
 
 def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
