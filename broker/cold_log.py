@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import msgspec
 import structlog
 
 from cold_tier.cold_reader import ColdReader, ColdSegment
@@ -28,14 +27,14 @@ from hot_tier.durable_file import write_durably
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
-from manifest.codec import KIND_MANIFEST, decode_manifest, encode_manifest
+from manifest.codec import decode_copy, encode_manifest
 from manifest.garbage import Collector, GarbagePolicy
 from manifest.paging import live_size_bytes
 from manifest.pins import Pins
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
 from manifest.transitions import Claim
-from record_format import sealed_json
+from manifest.versions import VersionStat
 from record_format.errors import (
     CorruptDataError,
     FencedError,
@@ -54,10 +53,6 @@ class Upload(Protocol):
     def __call__(
         self, files: SegmentFiles, *, folder: str, leader_epoch: int
     ) -> UploadedSegment: ...
-
-
-class _Version(msgspec.Struct):
-    version: int
 
 
 class ColdRead(NamedTuple):
@@ -133,18 +128,8 @@ class ColdLog:
         """The manifest in force, asked of the bucket; None where there is none. Not published."""
         return self._manifests.load(at_least=self.manifest.version if self.manifest else 0)
 
-    def producer_snapshot(self, manifest: Manifest) -> bytes:
-        """Kafka's snapshot of the producers at the end of the bucket; empty where there is none.
-
-        Raises MissingObject, CorruptObject.
-        """
-        last_run = self._manifests.iter_entries(manifest, from_offset=_last_base(manifest))
-        newest = next(iter(deque(last_run, maxlen=1)), None)
-        if newest is None:
-            return b""
-        limit = newest.indexes_size_bytes
-        body = self._manifests.objects.get(newest.indexes_key, max_bytes=limit)
-        return parse_bundle(body, file=newest.indexes_key).producer_snapshot
+    def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
+        return producers_at_end(self._manifests, manifest)
 
     def take_over(self, seen: Manifest | None, *, log_start_offset: int, gap_end: int) -> None:
         """Commit the prepared claim on top of `seen`, with a gap up to `gap_end` where that is
@@ -305,6 +290,12 @@ class ColdLog:
         """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""
         return self._reader.byte_range(cold_segment(entry), start=start, end=end)
 
+    def cached_range(
+        self, entry: SegmentEntry, *, start: int, end: int
+    ) -> tuple[FileSlice, ...] | None:
+        """As `byte_range`, without waiting: None where not all of it is in the chunk cache."""
+        return self._reader.cached_range(cold_segment(entry), start=start, end=end)
+
     def entries(self, from_offset: int) -> Iterator[SegmentEntry]:
         """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
         if self.manifest is None:
@@ -322,6 +313,10 @@ class ColdLog:
         if self.manifest is None:
             raise UnknownManifestVersion(f"{self} has no manifest yet")
         return self.manifest
+
+    def history(self, *, after: int, limit: int) -> list[VersionStat]:
+        """Versions above `after` that still exist, oldest first. One LIST."""
+        return self._manifests.history(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
         return self._full_key(key)
@@ -370,20 +365,31 @@ class ColdLog:
         if not self._copy_path.exists():
             return None
         try:
-            data = self._copy_path.read_bytes()
-            document = sealed_json.unseal(data, kind=KIND_MANIFEST, file=str(self._copy_path))
-            version = msgspec.json.decode(document, type=_Version).version
-            return decode_manifest(data, keys=self._manifests.keys, version=version)
+            data, file = self._copy_path.read_bytes(), str(self._copy_path)
+            return decode_copy(data, keys=self._manifests.keys, file=file)
         except CorruptDataError as error:
             # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
             log.warning("manifest copy unreadable", partition=str(self), error=str(error))
             return None
 
 
-def _last_base(manifest: Manifest) -> int:
-    """Where the newest run of entries begins: inline, or the newest page."""
-    runs = manifest.segments or manifest.pages
-    return runs[-1].base_offset if runs else 0
+def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
+    """Kafka's snapshot of the producers at the end of the bucket; None where there is none.
+
+    Lost with its object, it costs that a repeated request is appended again: that does not keep a
+    partition from being restored.
+    """
+    runs = (manifest.segments or manifest.pages) if manifest else ()
+    if manifest is None or not runs:
+        return None
+    last_run = manifests.iter_entries(manifest, from_offset=runs[-1].base_offset)
+    try:
+        newest = deque(last_run, maxlen=1)[-1]
+        body = manifests.objects.get(newest.indexes_key, max_bytes=newest.indexes_size_bytes)
+        return parse_bundle(body, file=newest.indexes_key).producer_snapshot or None
+    except CorruptDataError as bad:
+        log.error("producers are not restored", partition=str(manifests.keys), error=str(bad))
+        return None
 
 
 def cold_segment(entry: SegmentEntry) -> ColdSegment:

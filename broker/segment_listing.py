@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from broker.partition import Partition
-from hot_tier.segment_views import SegmentView
+from hot_tier.log import PartitionLog
+from hot_tier.segment_views import OpenedSegment, SegmentView
 from manifest.state import SegmentEntry
 from record_format.errors import UnknownSegment
 from record_format.file_slice import FileSlice, OpenFile
@@ -42,11 +43,29 @@ class SegmentBytes(NamedTuple):
     source: SegmentEntry | OpenFile
 
 
+class _LocalFacts(NamedTuple):
+    records: int | None
+    min_timestamp: int | None
+    max_timestamp: int
+    crc32c: int | None
+
+
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
     Facts of a local segment that were never counted are counted now: it may read the segment.
     """
+    return _listed(partition, from_offset, _counted_facts)
+
+
+def glance_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
+    """As `iter_segments`, but what was never counted stays None: no segment is read."""
+    return _listed(partition, from_offset, _known_facts)
+
+
+def _listed(
+    partition: Partition, from_offset: int, facts: Callable[[Partition, SegmentView], _LocalFacts]
+) -> Iterator[SegmentListing]:
     from_offset = max(from_offset, partition.log.log_start_offset)
     local = partition.log.segments()
     local_start = local[0].base_offset
@@ -59,7 +78,8 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
     covered = {entry.base_offset: entry for entry in cold.entries(local_start)} if cold else {}
     for view in local:
         if view.last_offset >= max(from_offset, view.base_offset):
-            yield _local_listing(partition, view, covered.get(view.base_offset))
+            known = facts(partition, view)
+            yield _local_listing(partition, view, covered.get(view.base_offset), known)
 
 
 def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
@@ -78,10 +98,8 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
 
 
 def _local_listing(
-    partition: Partition, view: SegmentView, entry: SegmentEntry | None
+    partition: Partition, view: SegmentView, entry: SegmentEntry | None, facts: _LocalFacts
 ) -> SegmentListing:
-    log = partition.log
-    facts = log.segment_facts(view.base_offset) if view.record_count is None else view
     object_key = None
     if entry is not None and partition.cold is not None:
         object_key = partition.cold.full_key(entry.log_key)
@@ -89,14 +107,26 @@ def _local_listing(
         base_offset=view.base_offset,
         last_offset=view.last_offset,
         size_bytes=view.size_bytes,
-        records=facts.record_count,
+        records=facts.records,
         min_timestamp=facts.min_timestamp,
         max_timestamp=_known(facts.max_timestamp),
         tier="both" if entry is not None else "hot",
         active=view.active,
         object_key=object_key,
-        crc32c=None if view.active else f"{log.segment_crc32c(view.base_offset):08x}",
+        crc32c=None if facts.crc32c is None else f"{facts.crc32c:08x}",
     )
+
+
+def _counted_facts(partition: Partition, view: SegmentView) -> _LocalFacts:
+    log = partition.log
+    facts = log.segment_facts(view.base_offset) if view.record_count is None else view
+    crc32c = None if view.active else log.segment_crc32c(view.base_offset)
+    return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
+
+
+def _known_facts(_: Partition, view: SegmentView) -> _LocalFacts:
+    crc32c = None if view.active else view.crc32c
+    return _LocalFacts(view.record_count, view.min_timestamp, view.max_timestamp, crc32c)
 
 
 def _known(timestamp: int) -> int | None:
@@ -112,16 +142,37 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     log = partition.log
     for view in log.segments():
         if view.base_offset == base_offset:
-            size_bytes = view.size_bytes if not view.active else log.active_flushed_bytes
-            etag = (
-                None
-                if view.active
-                else _etag(log.topic_id, size_bytes, log.segment_crc32c(base_offset))
-            )
-            return SegmentBytes(size_bytes, etag, "hot", OpenFile(view.path))
+            if view.active:
+                return SegmentBytes(log.active_flushed_bytes, None, "hot", OpenFile(view.path))
+            return _hot_bytes(log, log.open_sealed(base_offset))
     entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
     if entry is None or entry.base_offset != base_offset:
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
+    return _cold_bytes(log, entry)
+
+
+def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | None:
+    """As `open_segment`, where that needs no disk and no bucket; None where it would."""
+    partition.check_leadership()
+    log = partition.log
+    opened = log.opened_sealed(base_offset)
+    if opened is not None:
+        return _hot_bytes(log, opened)
+    manifest = partition.cold.manifest if partition.cold else None
+    if manifest is None or base_offset >= log.first_local_offset:
+        return None
+    entry = manifest.find(base_offset)
+    if not isinstance(entry, SegmentEntry) or entry.base_offset != base_offset:
+        return None
+    return _cold_bytes(log, entry)
+
+
+def _hot_bytes(log: PartitionLog, opened: OpenedSegment) -> SegmentBytes:
+    etag = _etag(log.topic_id, opened.size_bytes, opened.crc32c)
+    return SegmentBytes(opened.size_bytes, etag, "hot", opened.file)
+
+
+def _cold_bytes(log: PartitionLog, entry: SegmentEntry) -> SegmentBytes:
     etag = _etag(log.topic_id, entry.size_bytes, entry.log_crc32c)
     return SegmentBytes(entry.size_bytes, etag, "cold", entry)
 
@@ -140,6 +191,18 @@ def slices_of(
         return iter((FileSlice(segment.source, start, end - start),))
     assert partition.cold is not None
     return partition.cold.byte_range(segment.source, start=start, end=end)
+
+
+def try_slices_of(
+    partition: Partition, segment: SegmentBytes, *, start: int, end: int
+) -> tuple[FileSlice, ...] | None:
+    """As `slices_of`, where all is local and few files; None where it is not."""
+    if start == end:
+        return ()
+    if isinstance(segment.source, OpenFile):
+        return (FileSlice(segment.source, start, end - start),)
+    assert partition.cold is not None
+    return partition.cold.cached_range(segment.source, start=start, end=end)
 
 
 def _etag(topic_id: str, size_bytes: int, crc32c: int) -> str:
