@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         JsonSource,
         Limits,
         NewRecord,
+        OffsetCommit,
         RetryPolicy,
     )
 
@@ -39,6 +40,7 @@ __all__ = [
     "JsonSource",
     "Limits",
     "NewRecord",
+    "OffsetCommit",
     "RetryPolicy",
     "__version__",
     "errors",

@@ -43,8 +43,10 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         ),
         "produce": Entry("produce", "Append lines, JSON, CSV or batches.", "Topics and records"),
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
+        "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
         "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
+        "token": Entry("token", "Who may call a broker: create, list, revoke tokens.", "Broker"),
         "doctor": Entry("doctor", "Look for what this machine lacks.", "Storage"),
     }
 )

@@ -7,6 +7,7 @@ from tierlog.client.batching import Batching, Placed
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.client import Client
 from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
+from tierlog.client.group_calls import OffsetCommit
 from tierlog.client.problems import (
     AppendedInPart,
     BrokerFault,
@@ -33,6 +34,7 @@ __all__ = [
     "Limits",
     "NewRecord",
     "NotOfferedHere",
+    "OffsetCommit",
     "Placed",
     "Producer",
     "ProducerIdentity",

@@ -155,6 +155,31 @@ class Offloaded(msgspec.Struct, frozen=True, kw_only=True):
     remaining_segments: int
 
 
+class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """The next offset that a group reads; `lag` is how many are left."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag: int
+    metadata: str = ""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    group: str
+    offsets: tuple[GroupOffset, ...]
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as a list shows it; `partitions` and `lag` are over all its topics."""
+
+    group: str
+    topics: tuple[str, ...]
+    partitions: int
+    lag: int
+
+
 class Readiness(NamedTuple):
     """`reasons` says why the broker is not ready; `degraded` what works without (the store)."""
 

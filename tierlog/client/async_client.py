@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -17,7 +18,8 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.codecs import NONE
-from tierlog.client import answers, calls
+from record_format.errors import TierlogError, UnknownGroup
+from tierlog.client import answers, calls, group_calls
 from tierlog.client.answers import ConfigValue
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
@@ -25,6 +27,7 @@ from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
 from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
+from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
@@ -192,8 +195,14 @@ class AsyncClient:
         end_offset: int | None = None,
         timestamp: Time | None = None,
         follow: bool = False,
+        group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> AsyncIterator[ConsumedRecord]:
+        place = None
+        if group is not None:
+            place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
+            known = await self._committed(group)
+            offset = place.starts(known, await self.describe_topic(topic), offset)
         if partitions is None:
             partitions = partitions_of(await self.describe_topic(topic))
         first = PartitionCursor(
@@ -204,9 +213,56 @@ class AsyncClient:
             limits=limits,
         )
         turns = Turns(first.spread(partitions, offset))
+        if place is not None:
+            async with aclosing(self._consume_for(place, turns)) as records:
+                async for record in records:
+                    yield record
+            return
         while turn := turns.next_turn():
             for record in turn.cursor.take(await self.call(turn.call)):
                 yield record
+
+    async def _consume_for(
+        self, place: GroupPlace, turns: Turns
+    ) -> AsyncGenerator[ConsumedRecord, None]:
+        try:
+            while turn := turns.next_turn():
+                for record in turn.cursor.take(await self.call(turn.call)):
+                    place.hand_out(record)
+                    yield record
+                place.finish(turn.cursor)
+                if (commit := place.due_commit(time.monotonic())) is not None:
+                    await self.call(commit)
+        except BaseException:
+            with suppress(TierlogError):
+                await self._commit(place)
+            raise
+        await self._commit(place)
+
+    async def _commit(self, place: GroupPlace) -> None:
+        commit = place.commit()
+        if commit is not None and not self._http.is_closed:
+            await self.call(commit)
+
+    async def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
+        try:
+            return (await self.group(group)).offsets
+        except UnknownGroup:
+            return ()
+
+    # --- groups
+
+    async def commit_offsets(self, group: str, offsets: Iterable[OffsetCommit]) -> None:
+        await self.call(group_calls.commit_offsets(group, offsets))
+
+    async def group(self, name: str) -> answers.Group:
+        return await self.call(group_calls.group(name))
+
+    async def groups(self) -> tuple[answers.GroupSummary, ...]:
+        return await self.call(group_calls.groups())
+
+    async def delete_group(self, name: str) -> None:
+        await self.call(group_calls.delete_group(name))
 
     # --- offsets, segments, storage
 

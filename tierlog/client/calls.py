@@ -63,17 +63,17 @@ def create_topic(
     """Not sent again once it left: the repeat of a done creation answers `topic-exists`."""
     body = {"name": name, "partitions": partitions, "config": dict(config)}
     request = _json_request("POST", "/v1/topics", body, Place(name))
-    return Call(request, _reader(answers.TopicDescription), Repeat.DUPLICATES)
+    return Call(request, reader(answers.TopicDescription), Repeat.DUPLICATES)
 
 
 def list_topics(*, prefix: str | None, internal: bool) -> Call[tuple[answers.Topic, ...]]:
     asked = query(prefix=prefix or None, internal=internal or None)
-    read = _reader(_Topics)
+    read = reader(_Topics)
     return Call(Request("GET", "/v1/topics", asked), lambda reply: read(reply).topics)
 
 
 def describe_topic(topic: str) -> Call[answers.TopicDescription]:
-    return Call(_get(_topic_path(topic), Place(topic)), _reader(answers.TopicDescription))
+    return Call(_get(_topic_path(topic), Place(topic)), reader(answers.TopicDescription))
 
 
 def alter_topic(
@@ -86,13 +86,13 @@ def alter_topic(
     if partitions is not None:
         body["partitions"] = partitions
     request = _json_request("PATCH", _topic_path(topic), body, Place(topic))
-    return Call(request, _reader(answers.TopicDescription))
+    return Call(request, reader(answers.TopicDescription))
 
 
 def delete_topic(topic: str) -> Call[None]:
     """Not sent again once it left: another topic of that name may have been made since."""
     request = Request("DELETE", _topic_path(topic), place=Place(topic))
-    return Call(request, _nothing, Repeat.DUPLICATES)
+    return Call(request, nothing, Repeat.DUPLICATES)
 
 
 # --- produce --------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def produce_value(
     asked = query(acks=acks, key=key)
     request = Request("POST", path, asked, {"content-type": OCTETS}, value)
     placed = request._replace(place=Place(topic, partition))
-    return Call(placed, _reader(answers.Produced), Repeat.DUPLICATES)
+    return Call(placed, reader(answers.Produced), Repeat.DUPLICATES)
 
 
 def produce_body(
@@ -181,12 +181,12 @@ def produce_body(
     # A conditional append repeats itself out: its second copy finds another log end. That would
     # hide the success of the first, so it is the caller's to look.
     repeat = Repeat.HARMLESS if sequenced else Repeat.DUPLICATES
-    return Call(request, _reader(answers.Produced), repeat)
+    return Call(request, reader(answers.Produced), repeat)
 
 
 def init_producer() -> Call[ProducerIdentity]:
     """An identity that nobody else has; one more that nobody uses does no harm."""
-    return Call(Request("POST", "/v1/producers"), _reader(ProducerIdentity))
+    return Call(Request("POST", "/v1/producers"), reader(ProducerIdentity))
 
 
 # --- fetch ----------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def fetch(
 
 def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
     path = f"{_partition_path(topic, partition)}/offsets"
-    return Call(_get(path, Place(topic, partition)), _reader(answers.Offsets))
+    return Call(_get(path, Place(topic, partition)), reader(answers.Offsets))
 
 
 def offset_for_timestamp(
@@ -266,7 +266,7 @@ def offset_for_timestamp(
     """None where every record is older."""
     path = f"{_partition_path(topic, partition)}/offsets"
     request = Request("GET", path, query(timestamp=to_ms(timestamp)), place=Place(topic, partition))
-    parse = _reader(_OffsetAt)
+    parse = reader(_OffsetAt)
 
     def read(reply: Reply) -> OffsetAndTimestamp | None:
         found = parse(reply)
@@ -283,7 +283,7 @@ def segments_page(
     path = f"{_partition_path(topic, partition)}/segments"
     asked = query(from_offset=from_offset, limit=limit)
     request = Request("GET", path, asked, place=Place(topic, partition))
-    return Call(request, _reader(answers.SegmentsPage))
+    return Call(request, reader(answers.SegmentsPage))
 
 
 def manifest_page(
@@ -295,7 +295,7 @@ def manifest_page(
 
 
 def storage_report() -> Call[dict[str, object]]:
-    return Call(Request("GET", "/v1/storage"), _reader(dict[str, object]))
+    return Call(Request("GET", "/v1/storage"), reader(dict[str, object]))
 
 
 def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
@@ -306,7 +306,7 @@ def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
         extra_wait_s=(wait_ms or 0) / 1000,
         place=Place(topic),
     )
-    return Call(request, _reader(answers.Offloaded))
+    return Call(request, reader(answers.Offloaded))
 
 
 def verify(topic: str, *, deep: bool) -> Call[dict[str, object]]:
@@ -317,14 +317,14 @@ def verify(topic: str, *, deep: bool) -> Call[dict[str, object]]:
         extra_wait_s=VERIFY_WAIT_S,
         place=Place(topic),
     )
-    return Call(request, _reader(dict[str, object]))
+    return Call(request, reader(dict[str, object]))
 
 
 def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
     """The log start that is in force afterwards; doing it twice is doing it once."""
     path = f"{_partition_path(topic, partition)}/trim"
     request = _json_request("POST", path, {"before_offset": before_offset}, Place(topic, partition))
-    read = _reader(_Trimmed)
+    read = reader(_Trimmed)
     return Call(request, lambda reply: read(reply).log_start_offset)
 
 
@@ -353,7 +353,7 @@ class _Trimmed(msgspec.Struct):
     log_start_offset: int
 
 
-def _reader(kind: type[T]) -> Callable[[Reply], T]:
+def reader(kind: type[T]) -> Callable[[Reply], T]:
     def read(reply: Reply) -> T:
         try:
             return msgspec.json.decode(reply.body, type=kind)
@@ -383,7 +383,7 @@ def _read_batches(reply: Reply) -> FetchedBatches:
 
 
 def _read_manifest(reply: Reply) -> answers.ManifestPage:
-    document = _reader(dict[str, object])(reply)
+    document = reader(dict[str, object])(reply)
     try:
         return answers.ManifestPage(
             version=msgspec.convert(document["version"], int),
@@ -399,13 +399,13 @@ def _read_manifest(reply: Reply) -> answers.ManifestPage:
 
 
 def _read_readiness(reply: Reply) -> answers.Readiness:
-    document = _reader(dict[str, object])(reply)
+    document = reader(dict[str, object])(reply)
     return answers.Readiness(
         reply.status == 200, _texts(document.get("reasons")), _texts(document.get("degraded"))
     )
 
 
-def _nothing(_reply: Reply) -> None:
+def nothing(_reply: Reply) -> None:
     return None
 
 

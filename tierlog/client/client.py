@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,13 +16,15 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.codecs import NONE
-from tierlog.client import answers, calls
+from record_format.errors import TierlogError, UnknownGroup
+from tierlog.client import answers, calls, group_calls
 from tierlog.client.answers import ConfigValue
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
 from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
+from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
@@ -196,13 +199,21 @@ class Client:
         end_offset: int | None = None,
         timestamp: Time | None = None,
         follow: bool = False,
+        group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Iterator[ConsumedRecord]:
         """The records of the partitions (all, by default), each partition's in order.
 
         Ends where each partition's high watermark was when its reading began, or at `end_offset`;
         with `follow` never. Without `follow` the partitions come one after the other.
+
+        With `group` reading goes on where the group's commits are (`offset` is for partitions
+        without one), and is committed as it goes: see `group_calls`.
         """
+        place = None
+        if group is not None:
+            place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
+            offset = place.starts(self._committed(group), self.describe_topic(topic), offset)
         if partitions is None:
             partitions = partitions_of(self.describe_topic(topic))
         first = PartitionCursor(
@@ -213,8 +224,53 @@ class Client:
             limits=limits,
         )
         turns = Turns(first.spread(partitions, offset))
+        if place is not None:
+            yield from self._consume_for(place, turns)
+            return
         while turn := turns.next_turn():
             yield from turn.cursor.take(self.call(turn.call))
+
+    def _consume_for(self, place: GroupPlace, turns: Turns) -> Iterator[ConsumedRecord]:
+        try:
+            while turn := turns.next_turn():
+                for record in turn.cursor.take(self.call(turn.call)):
+                    place.hand_out(record)
+                    yield record
+                place.finish(turn.cursor)
+                if (commit := place.due_commit(time.monotonic())) is not None:
+                    self.call(commit)
+        except BaseException:
+            with suppress(TierlogError):
+                self._commit(place)
+            raise
+        self._commit(place)
+
+    def _commit(self, place: GroupPlace) -> None:
+        commit = place.commit()
+        if commit is not None and not self._http.is_closed:
+            self.call(commit)
+
+    def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
+        try:
+            return self.group(group).offsets
+        except UnknownGroup:
+            return ()
+
+    # --- groups
+
+    def commit_offsets(self, group: str, offsets: Iterable[OffsetCommit]) -> None:
+        """Where a group reads on; durable when this returns. Other partitions keep theirs."""
+        self.call(group_calls.commit_offsets(group, offsets))
+
+    def group(self, name: str) -> answers.Group:
+        """A group's offsets and lag. Raises UnknownGroup."""
+        return self.call(group_calls.group(name))
+
+    def groups(self) -> tuple[answers.GroupSummary, ...]:
+        return self.call(group_calls.groups())
+
+    def delete_group(self, name: str) -> None:
+        self.call(group_calls.delete_group(name))
 
     # --- offsets, segments, storage
 

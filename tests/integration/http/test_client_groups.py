@@ -1,0 +1,91 @@
+"""`tierlog.Client` and `AsyncClient` reading for a group, against a real broker."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import islice
+
+import pytest
+
+import tierlog
+from tests.integration.http.conftest import Api
+
+
+def client_of(api: Api) -> tierlog.Client:
+    return tierlog.Client(str(api.base_url))
+
+
+def offsets_of(client: tierlog.Client, group: str) -> dict[int, int]:
+    return {one.partition: one.offset for one in client.group(group).offsets}
+
+
+def test_offsets_are_committed_listed_and_deleted(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    with client_of(api) as client:
+        client.commit_offsets("c/1", [tierlog.OffsetCommit(topic, 1, 5, "here")])
+        (one,) = client.group("c/1").offsets
+        assert (one.topic, one.partition, one.offset, one.metadata) == (topic, 1, 5, "here")
+        assert "c/1" in [found.group for found in client.groups()]
+        client.commit_offsets("..", [tierlog.OffsetCommit(topic, 0, 1)])
+        client.delete_group("..")
+        client.delete_group("c/1")
+        for name in ("c/1", ".."):
+            with pytest.raises(tierlog.errors.UnknownGroup):
+                client.group(name)
+        with pytest.raises(tierlog.errors.UnknownTopic):
+            client.commit_offsets("g", [tierlog.OffsetCommit("nowhere", 0, 0)])
+
+
+def test_a_group_reads_on_where_it_ended(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    api.values(topic, "a", "b", "c")
+    api.values(topic, "x", partition=1)
+    with client_of(api) as client:
+        assert len(list(client.consume(topic, group="on"))) == 4
+        assert offsets_of(client, "on") == {0: 3, 1: 1}
+        assert list(client.consume(topic, group="on")) == []
+        api.values(topic, "d")
+        assert [record.value for record in client.consume(topic, group="on")] == [b"d"]
+        assert len(list(client.consume(topic))) == 5  # without the group all
+
+
+def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcdef")
+    with client_of(api) as client:
+        reading = client.consume(topic, group="off")
+        assert [record.value for record in islice(reading, 3)] == [b"a", b"b", b"c"]
+        reading.close()
+        assert offsets_of(client, "off") == {0: 2}
+        assert next(client.consume(topic, group="off")).value == b"c"
+
+
+def test_a_group_whose_place_was_trimmed_begins_at_the_log_start(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcd")
+    with client_of(api) as client:
+        client.commit_offsets("late", [tierlog.OffsetCommit(topic, 0, 1)])
+        client.trim(topic, 0, before_offset=3)
+        assert [record.value for record in client.consume(topic, group="late")] == [b"d"]
+        with pytest.raises(tierlog.errors.InvalidRequest):
+            next(client.consume(topic, group="late", timestamp=0))
+
+
+def test_the_async_client_reads_for_a_group_as_well(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcd")
+
+    async def run() -> None:
+        async with tierlog.AsyncClient(str(api.base_url)) as client:
+            async with aclosing(client.consume(topic, group="async")) as records:
+                async for record in records:
+                    if record.value == b"c":
+                        break
+            (one,) = (await client.group("async")).offsets
+            assert one.offset == 2
+            rest = [record.value async for record in client.consume(topic, group="async")]
+            assert rest == [b"c", b"d"]
+            assert "async" in [found.group for found in await client.groups()]
+            await client.commit_offsets("async", [tierlog.OffsetCommit(topic, 0, 0)])
+            await client.delete_group("async")
+
+    asyncio.run(run())

@@ -1,0 +1,106 @@
+"""`tierlog group`: how far groups have read: list, show, set, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.output import Output, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from tierlog.client import Client, OffsetCommit
+
+app = typer.Typer(help="How far each group has read, and its lag.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Places = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TOPIC:PARTITION=OFFSET", help="A number, earliest or latest; may be repeated."
+    ),
+]
+
+
+@app.command("list")
+@client_command
+def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
+    """List the groups by name."""
+    groups = client.groups()
+    if output.is_json:
+        print_json({"groups": groups})
+        return
+    rows = [(one.group, ", ".join(one.topics), one.partitions, one.lag) for one in groups]
+    print_table("", ("group", "topics", "partitions", "lag"), rows)
+
+
+@app.command("show")
+@client_command
+def show(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
+    """Show where a group reads on, partition by partition, and how much is left."""
+    found = client.group(group)
+    if output.is_json:
+        print_json(found)
+        return
+    columns = ("topic", "partition", "offset", "log end", "lag", "metadata")
+    rows = [
+        (one.topic, one.partition, one.offset, one.log_end_offset, one.lag, one.metadata)
+        for one in found.offsets
+    ]
+    print_table(group, columns, rows)
+
+
+@app.command("set")
+@client_command
+def set_offsets(
+    client: Client, group: Name, places: Places, output: OutputOption = Output.AUTO
+) -> None:
+    """Have a group read on from the offsets given; a new name makes a new group."""
+    offsets = [parse_place(client, place) for place in places]
+    client.commit_offsets(group, offsets)
+    if output.is_json:
+        print_json(client.group(group))
+        return
+    for one in offsets:
+        note(f"{group} reads {one.topic}-{one.partition} from {one.offset}")
+
+
+@app.command("delete")
+@client_command
+def delete(
+    client: Client,
+    group: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Forget all of a group's offsets."""
+    if not yes:
+        raise typer.BadParameter(f"this forgets where {group} has read to: say --yes")
+    client.delete_group(group)
+    if output.is_json:
+        print_json({"deleted": group})
+    else:
+        note(f"deleted {group}")
+
+
+def parse_place(client: Client, text: str) -> OffsetCommit:
+    """`TOPIC:PARTITION=OFFSET`; a keyword becomes the offset that it stands for now."""
+    from tierlog.client import OffsetCommit
+
+    place, separator, offset = text.partition("=")
+    topic, colon, partition = place.rpartition(":")
+    if not (topic and colon and separator) or not _is_number(partition):
+        raise typer.BadParameter(f"expected TOPIC:PARTITION=OFFSET, not {text!r}")
+    number = int(partition)
+    if _is_number(offset):
+        return OffsetCommit(topic, number, int(offset))
+    if offset not in ("earliest", "latest"):
+        raise typer.BadParameter(f"an offset is a number, earliest or latest, not {offset!r}")
+    now = client.offsets(topic, number)
+    found = now.log_start_offset if offset == "earliest" else now.high_watermark
+    return OffsetCommit(topic, number, found)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 19

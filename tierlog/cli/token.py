@@ -1,0 +1,128 @@
+"""`tierlog token`: who may call a broker. Works on the broker's own file, not through its API.
+
+A running broker follows the file: what is created or revoked here takes force at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlog.cli.client_options import OutputOption
+from tierlog.cli.output import Output, moment, note, print_json, print_table, write
+
+if TYPE_CHECKING:
+    from api.http.tokens import TokenEntry
+
+app = typer.Typer(
+    help="Create, list, revoke tokens. Where there is a tokens file, every call takes one.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="TIERLOG_DATA_DIR", help="The broker's data folder."),
+]
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokens-file",
+        envvar="TIERLOG_TOKENS_FILE",
+        help="Its tokens.file, where that is another than tierlog/tokens.json in the folder.",
+    ),
+]
+
+
+@app.command("create")
+def create(
+    name: Name,
+    *,
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            "--scope", metavar="read|produce|admin", help="May be repeated; admin holds all."
+        ),
+    ],
+    topics: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Only topics whose names begin so.")
+    ] = "",
+    data_dir: DataDir = None,
+    tokens_file: TokensFile = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Make a token and print it: it is shown this once, and kept as a hash."""
+    import time
+
+    from api.http.grants import Scope
+    from api.http.tokens import create_token
+
+    unknown = [one for one in scope if one not in list(Scope)]
+    if unknown:
+        raise typer.BadParameter(f"a scope is read, produce or admin, not {unknown[0]!r}")
+    scopes = tuple(Scope(one) for one in scope)
+    path = _path(data_dir, tokens_file)
+    now_ms = time.time_ns() // 1_000_000
+    token = create_token(path, name, scopes=scopes, topics=topics, now_ms=now_ms)
+    if output.is_json:
+        print_json({"name": name, "token": token, "scopes": scopes, "topics": topics or None})
+        return
+    write(token.encode() + b"\n")
+    note(f"{name} in {path}; the token is not shown again")
+
+
+@app.command("list")
+def list_tokens(
+    data_dir: DataDir = None,
+    tokens_file: TokensFile = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """List the tokens: names, scopes, topics; never the tokens themselves."""
+    from api.http.tokens import read_entries
+
+    path = _path(data_dir, tokens_file)
+    entries = read_entries(path) if path.exists() else ()
+    if output.is_json:
+        print_json({"tokens": [_shown(entry) for entry in entries]})
+        return
+    rows = [
+        (one.name, ", ".join(one.scopes), one.topics or "all", moment(one.created_ms))
+        for one in entries
+    ]
+    print_table("", ("name", "scopes", "topics", "created"), rows)
+
+
+@app.command("revoke")
+def revoke(
+    name: Name,
+    data_dir: DataDir = None,
+    tokens_file: TokensFile = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Take a token out of force, with the broker's next request."""
+    from api.http.tokens import revoke_token
+
+    revoke_token(_path(data_dir, tokens_file), name)
+    if output.is_json:
+        print_json({"revoked": name})
+    else:
+        note(f"revoked {name}")
+
+
+def _path(data_dir: Path | None, tokens_file: Path | None) -> Path:
+    if tokens_file is not None:
+        return tokens_file
+    if data_dir is None:
+        raise typer.BadParameter("which broker: --data-dir DIR, or --tokens-file FILE")
+    return data_dir / "tierlog" / "tokens.json"
+
+
+def _shown(entry: TokenEntry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "scopes": entry.scopes,
+        "topics": entry.topics or None,
+        "created_ms": entry.created_ms,
+    }

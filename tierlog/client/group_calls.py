@@ -1,0 +1,129 @@
+"""Calls on groups, and how a consumer that reads for a group keeps its place.
+
+Rules that keep it honest:
+
+* A record counts as read when the next one is asked for, or the loop over them ended: what a
+  consumer was working on when it broke off is read again (at least once).
+* Commits are made between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from record_format.errors import InvalidRequest
+from tierlog.client import answers
+from tierlog.client.calls import Start, nothing, reader
+from tierlog.client.cursor import PartitionCursor
+from tierlog.client.exchange import Call, Repeat
+from tierlog.client.records import ConsumedRecord
+from tierlog.client.times import Time
+from tierlog.client.wire import JSON, Place, Request
+
+COMMIT_INTERVAL_S: Final = 5.0  # Kafka's auto.commit.interval.ms
+
+
+class OffsetCommit(NamedTuple):
+    """The next offset that a group reads of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None = None
+
+
+def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
+    """Saying it twice is saying it once."""
+    rows = [offset._asdict() for offset in offsets]
+    body = msgspec.json.encode({"offsets": rows})
+    place = Place(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Place()
+    path = f"{_path(group)}/offsets"
+    fields = {"content-type": JSON}
+    return Call(Request("PUT", path, headers=fields, body=body, place=place), nothing)
+
+
+def group(name: str) -> Call[answers.Group]:
+    return Call(Request("GET", _path(name)), reader(answers.Group))
+
+
+def groups() -> Call[tuple[answers.GroupSummary, ...]]:
+    read = reader(_Groups)
+    return Call(Request("GET", "/v1/groups"), lambda reply: read(reply).groups)
+
+
+def delete_group(name: str) -> Call[None]:
+    """Not sent again once it left: the repeat of a done deletion answers `unknown-group`."""
+    return Call(Request("DELETE", _path(name)), nothing, Repeat.DUPLICATES)
+
+
+class _Groups(msgspec.Struct):
+    groups: tuple[answers.GroupSummary, ...]
+
+
+def _path(name: str) -> str:
+    """Dots alone are encoded as well: a path would swallow them. Raises InvalidRequest."""
+    if not name:
+        raise InvalidRequest("a group's name may not be empty")
+    encoded = quote(name, safe="")
+    return "/v1/groups/" + (encoded.replace(".", "%2E") if name in {".", ".."} else encoded)
+
+
+class GroupPlace:
+    """How far one consumer has read for its group, and what of it is committed."""
+
+    def __init__(self, name: str, topic: str, *, timestamp: Time | None, now_s: float) -> None:
+        if timestamp is not None:
+            raise InvalidRequest("a group reads on from its commits: give group or timestamp")
+        self._name, self._topic = name, topic
+        self._committed_s = now_s
+        self._read: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+
+    def starts(
+        self,
+        known: Iterable[answers.GroupOffset],
+        topic: answers.TopicDescription,
+        otherwise: Start | Mapping[int, Start],
+    ) -> Mapping[int, Start]:
+        """Where each partition's reading begins: at its commit, or at the log start above it."""
+        committed = {one.partition: one.offset for one in known if one.topic == self._topic}
+        self._committed = dict(committed)
+        begins: dict[int, Start] = {}
+        for partition in topic.partitions:
+            number = partition.partition
+            if number in committed:
+                begins[number] = max(committed[number], partition.log_start_offset)
+            elif not isinstance(otherwise, Mapping):
+                begins[number] = otherwise
+            elif number in otherwise:
+                begins[number] = otherwise[number]
+        return begins
+
+    def hand_out(self, record: ConsumedRecord) -> None:
+        """All before `record` are read."""
+        self._read[record.partition] = record.offset
+
+    def finish(self, cursor: PartitionCursor) -> None:
+        """Everything that the cursor has taken is read."""
+        if isinstance(cursor.start, int):
+            self._read[cursor.partition] = cursor.start
+
+    def due_commit(self, now_s: float) -> Call[None] | None:
+        if now_s - self._committed_s < COMMIT_INTERVAL_S:
+            return None
+        self._committed_s = now_s
+        return self.commit()
+
+    def commit(self) -> Call[None] | None:
+        """The commit of all that is news; None where nothing is."""
+        news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
+        if not news:
+            return None
+        self._committed.update(news)
+        return commit_offsets(
+            self._name, [OffsetCommit(self._topic, p, o) for p, o in news.items()]
+        )
