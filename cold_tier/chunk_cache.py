@@ -131,12 +131,18 @@ class ChunkCache:
 
     # --- looking up -------------------------------------------------------------------------------
 
-    def lookup(self, chunk: ChunkRef) -> OpenFile | None:
-        """The chunk's file, open, or None: a miss."""
+    def lookup(self, chunk: ChunkRef, *, checked_only: bool = False) -> OpenFile | None:
+        """The chunk's file, open, or None: a miss.
+
+        `checked_only` never reads the file: None, and no miss, where its bytes were not checked in
+        this process's life.
+        """
         key = _key(chunk)
         with self._room:
             self._settle_closed()
             entry = self._entries.get(key)
+            if checked_only and (entry is None or not entry.verified):
+                return None
             if entry is None:
                 self._misses += 1
                 return None

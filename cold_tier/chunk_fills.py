@@ -60,6 +60,10 @@ class ChunkFills:
             self._cache.mark_read(chunk)
             return opened
 
+    def cached(self, chunk: ChunkRef) -> OpenFile | None:
+        """The chunk's file where it is cached and was checked: without waiting."""
+        return self._cache.lookup(chunk, checked_only=True)
+
     def prefetch(self, chunk: ChunkRef) -> bool:
         """Begin to fill the chunk if there is a slot; whether it is there or on its way."""
         key = (chunk.unique, chunk.number)

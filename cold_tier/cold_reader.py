@@ -41,6 +41,7 @@ __all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
 END: Final = 2**63 - 1
 REQUEST_BYTES: Final = 1024 * 1024  # what a GET in flight takes: a piece, and buffers below it
 SEGMENTS_AHEAD: Final = 2
+AT_ONCE_MAX: Final = 4  # chunks that one answer holds open from its start
 TASKS_AHEAD: Final = 32
 
 
@@ -214,6 +215,33 @@ class ColdReader:
             first = max(start - chunk.position, 0)
             last = min(end - chunk.position, chunk.size_bytes)
             yield FileSlice(file, first, last - first)
+
+    def cached_range(
+        self, segment: ColdSegment, *, start: int, end: int
+    ) -> tuple[FileSlice, ...] | None:
+        """As `byte_range`, all at once and without waiting; None where a chunk is not cached, or
+        the range takes more than a few.
+        """
+        index = self._indexes.peek(segment)
+        if index is None:
+            return None
+        wanted = [
+            number
+            for number, chunk in enumerate(index.table.chunks)
+            if chunk.end_position > start and chunk.position < end
+        ]
+        slices: list[FileSlice] = []
+        for number in wanted if len(wanted) <= AT_ONCE_MAX else ():
+            file = self._fills.cached(index.ref(segment, number))
+            if file is None:
+                return None
+            chunk = index.table.chunks[number]
+            first, last = (
+                max(start - chunk.position, 0),
+                min(end - chunk.position, chunk.size_bytes),
+            )
+            slices.append(FileSlice(file, first, last - first))
+        return tuple(slices) or None
 
     # --- ahead ------------------------------------------------------------------------------------
 

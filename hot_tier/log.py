@@ -33,7 +33,13 @@ from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport, open_log
 from hot_tier.roll import disk_error, roll
-from hot_tier.segment_views import SegmentFacts, SegmentFiles, SegmentView, SegmentViews
+from hot_tier.segment_views import (
+    OpenedSegment,
+    SegmentFacts,
+    SegmentFiles,
+    SegmentView,
+    SegmentViews,
+)
 from record_format.errors import OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
 
@@ -131,6 +137,11 @@ class PartitionLog:
     @property
     def local_log_start_offset(self) -> int:
         return self._state.local_log_start_offset
+
+    @property
+    def first_local_offset(self) -> int:
+        """Base offset of the first local segment; records below the log start may lie in it."""
+        return self._state.segments.bases[0]
 
     @property
     def log_end_offset(self) -> int:
@@ -296,6 +307,14 @@ class PartitionLog:
     def segment_crc32c(self, base_offset: int) -> int:
         """CRC-32C of a sealed `.log`; reads it whole the first time."""
         return self._views.crc32c(base_offset)
+
+    def open_sealed(self, base_offset: int) -> OpenedSegment:
+        """A sealed segment's bytes, open. Raises UnknownSegment, FileNotFoundError (deleted)."""
+        return self._views.open_sealed(base_offset)
+
+    def opened_sealed(self, base_offset: int) -> OpenedSegment | None:
+        """The same where its file is open and its checksum known: without waiting for the disk."""
+        return self._views.opened_sealed(base_offset)
 
     def sealed_segment_files(self, base_offset: int) -> SegmentFiles:
         """What an upload takes of a sealed, flushed segment. Raises UnknownSegment."""

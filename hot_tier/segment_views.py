@@ -26,6 +26,7 @@ from hot_tier.log_state import LogState
 from hot_tier.record_times import least_timestamp
 from hot_tier.segment import Segment
 from record_format.errors import CorruptIndex, UnknownSegment
+from record_format.file_slice import OpenFile
 
 READ_BYTES: Final = 1 << 20
 
@@ -43,6 +44,14 @@ class SegmentView(NamedTuple):
     sealed: bool  # and flushed whole: it will never change
     path: Path
     crc32c: int | None
+
+
+class OpenedSegment(NamedTuple):
+    """A sealed segment's bytes: `crc32c` is of all `size_bytes` of `file`."""
+
+    size_bytes: int
+    crc32c: int
+    file: OpenFile
 
 
 class SegmentFacts(NamedTuple):
@@ -147,6 +156,22 @@ class SegmentViews:
                 value = crc32c(read_at(size, position), value)
             segment.crc32c = value
         return segment.crc32c
+
+    def open_sealed(self, base_offset: int) -> OpenedSegment:
+        crc = self.crc32c(base_offset)
+        segment = self._sealed(base_offset)
+        return OpenedSegment(segment.end.size_bytes, crc, self._state.files.open(segment.name(LOG)))
+
+    def opened_sealed(self, base_offset: int) -> OpenedSegment | None:
+        segments = self._state.segments
+        number = segments.number_of(base_offset)
+        if not 0 <= number < len(segments.bases) - 1 or segments.bases[number] != base_offset:
+            return None
+        segment = segments.items[number]
+        file = self._state.files.opened(segment.name(LOG))
+        if file is None or segment.crc32c is None:
+            return None
+        return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
 
     def files(self, base_offset: int) -> SegmentFiles:
         """Raises UnknownSegment where it is not sealed and flushed, or was deleted."""

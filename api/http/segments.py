@@ -2,7 +2,7 @@
 
 A cold segment is brought to disk chunk by chunk while it is sent, the first before the head of the
 answer, so that a bucket that is down is a 503; a fault later on ends the connection short, never
-wrong.
+wrong. What is open already, or in the chunk cache, is sent without a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from api.http.media_types import BATCHES, OCTETS, preferred
 from api.http.problems import HeaderList
 from api.http.topics import no_query
 from broker.partition import Partition
-from broker.segment_listing import SegmentBytes, open_segment, slices_of
+from broker.segment_listing import (
+    SegmentBytes,
+    open_segment,
+    slices_of,
+    try_open_segment,
+    try_slices_of,
+)
 from record_format.errors import UnknownSegment
 from record_format.file_slice import FileSlice
 
@@ -28,7 +34,9 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
     topic = context.broker.topic(exchange.topic)
     partition = topic.partition(exchange.partition)
     base_offset = exchange.number("base_offset", missing=_no_segment)
-    segment = await context.read(open_segment, partition, base_offset)
+    segment = try_open_segment(partition, base_offset)
+    if segment is None:
+        segment = await context.read(open_segment, partition, base_offset)
     etag = segment.etag or f'"{topic.record.topic_id}-{base_offset}-{segment.size_bytes:x}"'
     headers: HeaderList = [
         (b"etag", etag.encode()),
@@ -60,9 +68,10 @@ async def _answer(
     head: tuple[int, HeaderList],
 ) -> AnyAnswer:
     status, headers = head
+    at_once = try_slices_of(partition, segment, start=chosen.start, end=chosen.end)
+    if at_once is not None:
+        return FileAnswer(status, headers, at_once)
     slices = slices_of(partition, segment, start=chosen.start, end=chosen.end)
-    if segment.tier == "hot":
-        return FileAnswer(status, headers, tuple(slices))
     first = await context.read(_next_slice, slices)
 
     async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:

@@ -140,3 +140,43 @@ def test_retention_by_size_drops_from_both_tiers(house):
     sizes = house.broker.partition("t", 0).tiers()
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+
+
+def test_segment_that_was_opened_once_is_given_without_waiting(house):
+    from broker.segment_listing import (
+        iter_segments,
+        open_segment,
+        slices_of,
+        try_open_segment,
+        try_slices_of,
+    )
+
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    house.produce("t", [b"active"])
+    log = house.broker.partition("t", 0)
+    for one in iter_segments(log):
+        opened = open_segment(log, one.base_offset)
+        waited = list(slices_of(log, opened, start=1, end=opened.size_bytes))
+        at_once = try_open_segment(log, one.base_offset)
+        if one.active:
+            assert at_once is None
+            continue
+        assert at_once[:3] == opened[:3]
+        slices = try_slices_of(log, at_once, start=1, end=at_once.size_bytes)
+        assert [piece.read() for piece in slices] == [piece.read() for piece in waited]
+    assert try_open_segment(log, 1) is None
+
+
+def test_segment_that_left_the_disk_is_not_given_from_a_file_kept_open(house):
+    from broker.segment_listing import open_segment, try_open_segment
+
+    house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
+    fill(house, "t", 400)
+    log = house.broker.partition("t", 0)
+    assert open_segment(log, 0).tier == "hot"
+    assert try_open_segment(log, 0).tier == "hot"
+    log.log.delete_local(log.log.active_base_offset)
+    at_once = try_open_segment(log, 0)
+    assert at_once is None or at_once.tier == "cold"

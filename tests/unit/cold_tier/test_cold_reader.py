@@ -399,3 +399,34 @@ def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
 def test_a_chunk_table_that_is_not_of_the_manifests_segment_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
         reader.read(replace(segment, **wrong), 5, max_bytes=1)
+
+
+def test_range_is_given_without_waiting_once_its_chunks_were_checked(
+    store, reader, segment, written
+):
+    log, size = written.body, segment.size_bytes
+    assert reader.cached_range(segment, start=0, end=100) is None
+    list(reader.byte_range(segment, start=0, end=100))
+    asked = len(store.calls)
+    (piece,) = reader.cached_range(segment, start=10, end=100)
+    assert piece.read() == log[10:100]
+    assert reader.cached_range(segment, start=0, end=size) is None, "other chunks are not there"
+    assert len(store.calls) == asked
+
+
+def test_range_in_chunks_that_an_earlier_process_left_is_not_given_unchecked(
+    store, segment, tmp_path
+):
+    def opened():
+        return ColdReader(store, ChunkCache(tmp_path / "kept", limit_bytes=64 << 20))
+
+    first = opened()
+    list(first.byte_range(segment, start=0, end=100))
+    assert first.cached_range(segment, start=0, end=100) is not None
+    first.close()
+    second = opened()
+    second.offset_for_timestamp(segment, 2**62)  # brings the index, and no chunk
+    assert second.cached_range(segment, start=0, end=100) is None
+    list(second.byte_range(segment, start=0, end=100))
+    assert second.cached_range(segment, start=0, end=100) is not None
+    second.close()
