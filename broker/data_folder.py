@@ -28,7 +28,8 @@ import re
 import secrets
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
+Epochs = Mapping[str, tuple[EpochStart, ...]]
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +112,7 @@ class DataFolder:
         Raises CorruptSnapshot where the file is not of Kafka's format: a log start that is guessed
         could bring back what was deleted.
         """
-        path = self.path / name
-        if not path.exists():
-            return {}
-        entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
-        return {(entry.topic, entry.partition): entry.offset for entry in entries}
+        return read_checkpoint(self.path / name)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         with self._checkpoint_lock:
@@ -123,16 +121,11 @@ class DataFolder:
 
     # --- leader epochs ----------------------------------------------------------------------------
 
-    def read_epochs(self) -> dict[str, tuple[EpochStart, ...]]:
-        path = self.path / "tierlog" / "epochs.json"
-        if not path.exists():
-            return {}
-        document = sealed_json.unseal(path.read_bytes(), kind="epochs", file=str(path))
-        return msgspec.json.decode(document, type=dict[str, tuple[EpochStart, ...]])
+    def read_epochs(self) -> Epochs:
+        return read_epochs(self.path)
 
-    def write_epochs(self, epochs: Mapping[str, tuple[EpochStart, ...]]) -> None:
-        sealed = sealed_json.seal(msgspec.json.encode(epochs), kind="epochs")
-        write_durably(self.path / "tierlog" / "epochs.json", sealed)
+    def write_epochs(self, epochs: Epochs) -> None:
+        write_epochs(self.path, epochs)
 
     # --- what the store was found to be -----------------------------------------------------------
 
@@ -150,7 +143,7 @@ class DataFolder:
     # --- the last manifest seen -------------------------------------------------------------------
 
     def manifest_copy(self, topic_id: str, partition: int) -> Path:
-        return self.path / "tierlog" / "manifests" / f"{topic_id}-{partition}.json"
+        return manifest_copy_path(self.path, topic_id, partition)
 
     # --- identity ---------------------------------------------------------------------------------
 
@@ -192,6 +185,44 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
+
+
+def manifest_copy_path(data_dir: Path, topic_id: str, partition: int) -> Path:
+    return data_dir / "tierlog" / "manifests" / f"{topic_id}-{partition}.json"
+
+
+def read_epochs(data_dir: Path) -> dict[str, tuple[EpochStart, ...]]:
+    path = data_dir / "tierlog" / "epochs.json"
+    if not path.exists():
+        return {}
+    document = sealed_json.unseal(path.read_bytes(), kind="epochs", file=str(path))
+    return msgspec.json.decode(document, type=dict[str, tuple[EpochStart, ...]])
+
+
+def write_epochs(data_dir: Path, epochs: Epochs) -> None:
+    sealed = sealed_json.seal(msgspec.json.encode(epochs), kind="epochs")
+    write_durably(data_dir / "tierlog" / "epochs.json", sealed)
+
+
+def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
+    """Offsets by topic and partition; empty where there is no file. Raises CorruptSnapshot."""
+    if not path.exists():
+        return {}
+    entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
+    return {(entry.topic, entry.partition): entry.offset for entry in entries}
+
+
+@contextmanager
+def folder_lock(data_dir: Path) -> Iterator[None]:
+    """Hold a folder that no broker may have open. Raises ConfigurationError where one has."""
+    try:
+        fd = _take_lock(data_dir / ".lock")
+    except OSError as error:
+        raise ConfigurationError(f"data folder {data_dir}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _take_lock(path: Path) -> int:

@@ -199,7 +199,13 @@ class LogOpener:
                 f"{record.name}-{number} was restored from a bucket: start with that --store"
             )
         self._require_store(f"{record.name}-{number}")
-        found = TakeOver(cold, pending or Pending(), self._epochs.get(name, ()), reopen)
+        found = TakeOver(
+            cold,
+            pending or Pending(),
+            self._epochs.get(name, ()),
+            owner=self._folder.owner,
+            reopen=reopen,
+        )
         found.look()
         if found.is_done() or (pending is None and not found.is_foreign()):
             self._take_overs.remove([name])

@@ -36,7 +36,6 @@ from manifest.state import EpochStart, Manifest
 from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
-    CorruptDataError,
     ManifestConflict,
     StoreUnavailable,
 )
@@ -45,6 +44,7 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 16
 KIND = "take-over"
+NO_MANIFEST = ("", -1)
 
 Reopen = Callable[[int, int], PartitionLog]
 """Open the log as after a crash: (the recovery point at most, the log start at least)."""
@@ -62,9 +62,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     whole_tail_of: tuple[str, int] | None = None
 
     def gap_over(self, manifest: Manifest | None) -> int:
-        if manifest is not None and self.whole_tail_of is not None:
-            return 0 if self.whole_tail_of == (manifest.owner, manifest.leader_epoch) else self.gap
-        return self.gap
+        in_force = (manifest.owner, manifest.leader_epoch) if manifest else NO_MANIFEST
+        return 0 if self.whole_tail_of == in_force else self.gap
 
 
 class TakeOvers:
@@ -115,10 +114,12 @@ def write_marker(path: Path, pending: Mapping[str, Pending]) -> None:
 class LocalLog(NamedTuple):
     """`history`: the epochs that this folder knows of, its own and those it saw in force.
 
-    `ranges`: [base, next) of its segments that hold something.
+    `recorded`: the (owner, epoch) pairs that it took or saw in force, also those under which
+    nothing was written. `ranges`: [base, next) of its segments that hold something.
     """
 
     history: tuple[EpochStart, ...]
+    recorded: frozenset[tuple[str, int]]
     ranges: tuple[tuple[int, int], ...]
     end_offset: int
 
@@ -154,7 +155,7 @@ def plan_parting(local: LocalLog, manifest: Manifest | None, *, gap: int) -> Par
 def _same_until(local: LocalLog, manifest: Manifest) -> int:
     """Below this offset the local records are those of the manifest's history."""
     same_until = local.end_offset
-    if not set(manifest.epochs) <= set(local.history):
+    if (manifest.owner, manifest.leader_epoch) not in local.recorded:
         # The other log reached at least to where its last epoch began.
         remote_end = max(manifest.end_offset, manifest.epochs[-1].start_offset)
         same_until = parting_offset(
@@ -178,6 +179,12 @@ def history_of(copy: Manifest | None, own: Sequence[EpochStart]) -> tuple[EpochS
     return history
 
 
+def recorded_pairs(copy: Manifest | None, own: Sequence[EpochStart]) -> frozenset[tuple[str, int]]:
+    """The (owner, epoch) pairs that a folder took itself, or saw in force last."""
+    seen = [(copy.owner, copy.leader_epoch)] if copy else []
+    return frozenset([*seen, *((start.owner, start.epoch) for start in own)])
+
+
 # --- acting on it ---------------------------------------------------------------------------------
 
 
@@ -185,27 +192,34 @@ class TakeOver:
     """One partition's take-over."""
 
     def __init__(
-        self, cold: ColdLog, pending: Pending, own: tuple[EpochStart, ...], reopen: Reopen
+        self,
+        cold: ColdLog,
+        pending: Pending,
+        own: tuple[EpochStart, ...],
+        *,
+        owner: str,
+        reopen: Reopen,
     ) -> None:
         self._cold, self._pending, self._own, self._reopen = cold, pending, own, reopen
-        self._history = history_of(cold.manifest, own)
+        self._owner = owner
+        self._recorded = recorded_pairs(cold.manifest, own)
         self.manifest: Manifest | None = None
         self.gap = 0
 
     def is_done(self) -> bool:
         """Whether an earlier start committed the claim, and died before it noted that."""
         manifest = self.manifest
-        mine = {(start.owner, start.epoch) for start in self._own}
-        return manifest is not None and (manifest.owner, manifest.leader_epoch) in mine
+        mine = {start.epoch for start in self._own if start.owner == self._owner}
+        return (
+            manifest is not None and manifest.owner == self._owner and manifest.leader_epoch in mine
+        )
 
     def is_foreign(self) -> bool:
         """Whether the manifest in force is of an owner or epoch that this folder never recorded."""
         manifest = self.manifest
-        if manifest is None or self.is_done():
+        if manifest is None:
             return False
-        copy = self._cold.manifest
-        in_force = (manifest.owner, manifest.leader_epoch)
-        return copy is None or (copy.owner, copy.leader_epoch) != in_force
+        return (manifest.owner, manifest.leader_epoch) not in self._recorded
 
     def look(self) -> None:
         """Load the manifest in force. Raises ConfigurationError where the store does not answer."""
@@ -224,7 +238,12 @@ class TakeOver:
             for view in opened.segments()
             if view.last_offset >= view.base_offset
         )
-        local = LocalLog(self._history, ranges, opened.log_end_offset)
+        local = LocalLog(
+            history_of(self._cold.manifest, self._own),
+            self._recorded,
+            ranges,
+            opened.log_end_offset,
+        )
         plan = plan_parting(local, self.manifest, gap=self.gap)
         if plan in (Parting(None, None, None), Parting(None, local.end_offset, None)):
             return self._trimmed(opened)
@@ -234,7 +253,7 @@ class TakeOver:
         if plan.diverged_from is not None:
             border = min(border, self._set_aside(folder, plan.diverged_from, epoch))
         if plan.start_at is not None:
-            snapshot = self._producers()
+            snapshot = self._cold.producers_at_end(self.manifest)
             parting.start_empty(folder, plan.start_at, snapshot=snapshot)
             log.info("log begins anew", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:
@@ -260,19 +279,6 @@ class TakeOver:
         )
         return border
 
-    def _producers(self) -> bytes | None:
-        """The producers' state at the end of the bucket. Lost, it costs that repeats are appended.
-
-        So a damaged index object does not keep a partition from being restored.
-        """
-        if self.manifest is None:
-            return None
-        try:
-            return self._cold.producer_snapshot(self.manifest)
-        except CorruptDataError as bad:
-            log.error("producers are not restored", partition=str(self._cold), error=str(bad))
-            return None
-
     def commit(self, opened: PartitionLog) -> bool:
         """Claim the partition; False where the bucket has moved on since it was looked at."""
         end = opened.log_end_offset
@@ -292,6 +298,6 @@ class TakeOver:
         """Of this folder's own, those under which the records that stay were written."""
         if self.manifest is None:
             return () if self.gap else self._own
-        if self.gap or not set(self.manifest.epochs) <= set(self._history):
+        if self.gap or self.is_foreign():
             return ()
         return tuple(start for start in self._own if start.epoch > self.manifest.leader_epoch)

@@ -53,12 +53,17 @@ def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
     if not bases:
         return offset
     old = path_of(folder, bases[-1], LOG)
-    first = next((header for header in headers_of(old) if header.last_offset >= offset), None)
+    first = first_batch_at(old, offset)
     if first is None or first.position == 0:
         return offset
     copy_tail(old, first.position, path_of(folder, first.base_offset, LOG), disk=disk)
     _cut(folder, bases[-1], first.position, disk=disk)
     return bases[-1]
+
+
+def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
+    """The batch of a `.log` that holds `offset`, or the first above it. Raises CorruptBatch."""
+    return next((header for header in headers_of(log) if header.last_offset >= offset), None)
 
 
 def mend_overlap(folder: Path, *, disk: Disk = REAL_DISK) -> None:

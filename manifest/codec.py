@@ -42,6 +42,10 @@ class _StoredManifest(Manifest, frozen=True, kw_only=True, forbid_unknown_fields
     pages: tuple[PageRef, ...] = ()
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
 class _Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topic_id: str
     partition: int
@@ -91,6 +95,12 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
     if (broken := violation(manifest)) is not None:
         raise CorruptManifest(broken, file=file)
     return manifest
+
+
+def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
+    """A manifest whose version is not told by its name: the copy that an owner keeps."""
+    version = _decoded(data, kind=KIND_MANIFEST, file=file, document=_Version).version
+    return decode_manifest(data, keys=keys, version=version)
 
 
 def encode_page(keys: PartitionKeys, entries: tuple[SegmentEntry, ...]) -> bytes:

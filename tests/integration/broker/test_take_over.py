@@ -224,6 +224,11 @@ def manifest(*, end, epochs, gaps=()):
     )
 
 
+def local_log(history, ranges, end_offset):
+    recorded = frozenset((start.owner, start.epoch) for start in history)
+    return LocalLog(history, recorded, ranges, end_offset)
+
+
 A1, A2, B3 = EpochStart(1, 0, "a"), EpochStart(2, 100, "a"), EpochStart(3, 100, "b")
 B3_LATER = EpochStart(3, 130, "b")
 NOTHING = Parting(None, None, None)
@@ -233,63 +238,72 @@ NOTHING = Parting(None, None, None)
     ("local", "remote", "gap", "expected"),
     [
         pytest.param(
-            LocalLog((A1, A2), ((0, 80), (80, 120)), 120),
+            local_log((A1, A2), ((0, 80), (80, 120)), 120),
             manifest(end=80, epochs=[A1]),
             0,
             NOTHING,
             id="the bucket is a prefix of the local log, on a border of segments",
         ),
         pytest.param(
-            LocalLog((A1, A2), ((0, 80), (80, 120)), 120),
+            local_log((A1, A2), ((0, 80), (80, 120)), 120),
             manifest(end=100, epochs=[A1]),
             0,
             Parting(None, None, 100),
             id="the same, within a segment",
         ),
         pytest.param(
-            LocalLog((A1, A2), ((0, 100), (100, 120)), 120),
+            local_log((A1, A2), ((0, 100), (100, 120)), 120),
             manifest(end=150, epochs=[A1, B3]),
             0,
             Parting(100, 150, None),
             id="another went on from 100 where we did",
         ),
         pytest.param(
-            LocalLog((A1,), ((0, 100), (100, 160)), 160),
+            local_log((A1,), ((0, 100), (100, 160)), 160),
             manifest(end=100, epochs=[A1, B3_LATER]),
             0,
             Parting(130, None, None),
             id="what another copied of us and did not upload stays",
         ),
         pytest.param(
-            LocalLog((A1,), ((0, 90),), 90),
+            local_log((A1,), ((0, 90),), 90),
             manifest(end=150, epochs=[A1, B3]),
             0,
             Parting(None, 150, None),
             id="we only lag",
         ),
         pytest.param(
-            LocalLog((A1,), ((0, 100), (100, 120)), 120),
+            local_log((A1,), ((0, 100), (100, 120)), 120),
             manifest(end=1100, epochs=[A1, EpochStart(3, 1100, "b")], gaps=[(100, 1100)]),
             0,
             Parting(100, 1100, None),
             id="a restore stepped over offsets that we wrote",
         ),
         pytest.param(
-            LocalLog((), (), 0),
+            local_log((), (), 0),
             manifest(end=100, epochs=[A1]),
             1000,
             Parting(None, 1100, None),
             id="a restore leaves a gap",
         ),
         pytest.param(
-            LocalLog((A1,), ((100, 120),), 120),
+            local_log((A1,), ((100, 120),), 120),
             manifest(end=110, epochs=[A1, EpochStart(4, 120, "a")]),
             1000,
             Parting(110, 1110, None),
             id="a tail whose folder went on after it was taken",
         ),
         pytest.param(
-            LocalLog((), (), 0), None, 1000, Parting(None, 1000, None), id="nothing was uploaded"
+            local_log((A1, EpochStart(3, 80, "a")), ((80, 100),), 100)._replace(
+                recorded=frozenset({("a", 2)})
+            ),
+            manifest(end=80, epochs=[A1, EpochStart(2, 80, "a")]),
+            0,
+            NOTHING,
+            id="a restart under which nothing was written is in force",
+        ),
+        pytest.param(
+            local_log((), (), 0), None, 1000, Parting(None, 1000, None), id="nothing was uploaded"
         ),
     ],
 )

@@ -1,0 +1,228 @@
+"""Making a data folder out of the bucket alone: topics, configurations, partitions, producers.
+
+    <new>/meta.properties                the bucket's cluster id, a directory id of its own; written
+                                         last: without it the folder is no broker's
+    <new>/tierlog/topics.json            the newest undeleted id of each name
+    <new>/tierlog/manifests/             the manifests in force
+    <new>/tierlog/take-over.json         all partitions: the first start takes them over
+    <new>/tierlog/restoring              until it is done; a restore that was interrupted may be
+                                         repeated on the same folder
+    <new>/<topic>-<partition>/           with `--tail`: what the old folder has above the bucket's
+                                         end
+
+* Nothing is written to the bucket. The claim, under a higher epoch, and the gap that keeps offsets
+  from being given twice come with the first start (`take_over`), which looks at the bucket again:
+  an old owner that is still alive may have gone on.
+* Records below the bucket's end stay in the bucket, and are read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from broker.cold_log import producers_at_end
+from broker.data_folder import folder_lock, manifest_copy_path, new_id, write_epochs
+from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
+from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
+from broker.topic_registry import TopicRecord, TopicRegistry
+from cold_tier.object_store import ObjectStore
+from hot_tier.durable_file import sync_folder, write_durably
+from hot_tier.log_config import LogConfig
+from manifest.codec import encode_manifest
+from manifest.keys import PartitionKeys
+from manifest.state import EpochStart, Manifest
+from manifest.store import ManifestStore, StoreOptions
+from manifest.topic_objects import TopicObject, TopicObjects, load_cluster, restorable
+from record_format import checkpoint_files
+from record_format.errors import ConfigurationError
+
+log = structlog.get_logger(__name__)
+
+RESTORING = "restoring"
+NOT_IN_THE_WAY = frozenset({"lost+found", ".lock", "tierlog"})
+
+
+class RestoreOptions(NamedTuple):
+    """`gap`: offsets left out at the end of each partition. `tail`: the old data folder."""
+
+    data_dir: Path
+    gap: int
+    clock: Callable[[], int]
+    tail: Path | None = None
+
+
+class RestoredPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """`end_offset`: of the bucket. `tail`: what the old folder gave, or why it gave nothing."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    end_offset: int
+    segments: int
+    tail: Tail | None
+
+
+class OtherTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """In the bucket, and not restored: deleted, or an older topic of a name."""
+
+    name: str
+    topic_id: str
+    deleted: bool
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    cluster_id: str
+    partitions: list[RestoredPartition]
+    others: list[OtherTopic]
+
+
+def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
+    """Fill a new data folder. Nothing in the bucket or in the old folder is changed.
+
+    Raises ConfigurationError (the folder is in use, the bucket is no cluster's), StoreUnavailable,
+    CorruptDataError (a manifest that cannot be trusted is not restored from).
+    """
+    cluster = load_cluster(store)
+    if cluster is None:
+        raise ConfigurationError(f"{store.url} holds no cluster: there is nothing to restore")
+    _check_empty(options.data_dir)
+    with folder_lock(options.data_dir):
+        (options.data_dir / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
+        unfinished = options.data_dir / "tierlog" / RESTORING
+        write_durably(unfinished, b"")
+        old = OldFolder(options.tail) if options.tail else None
+        try:
+            report = _Restore(store, options, old).run(cluster.cluster_id)
+        finally:
+            if old is not None:
+                old.close()
+        unfinished.unlink()
+        sync_folder(unfinished.parent)
+    return report
+
+
+def _check_empty(data_dir: Path) -> None:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    if (data_dir / "tierlog" / RESTORING).exists():
+        return
+    found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
+    ours = data_dir / "tierlog"
+    if found or (ours.exists() and any(ours.iterdir())):
+        raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
+
+
+class _Restore:
+    def __init__(self, store: ObjectStore, options: RestoreOptions, old: OldFolder | None) -> None:
+        self._store, self._options, self._old = store, options, old
+        self._data_dir = options.data_dir
+        self._pending: dict[str, Pending] = {}
+        self._epochs: dict[str, tuple[EpochStart, ...]] = {}
+
+    def run(self, cluster_id: str) -> RestoreReport:
+        objects = TopicObjects(self._store)
+        loaded = (objects.load(name, topic_id) for name, topic_id in objects.scan())
+        chosen, others = restorable([topic for topic in loaded if topic is not None])
+        partitions = [
+            self._partition(topic, number)
+            for topic in chosen.values()
+            for number in range(topic.partitions)
+        ]
+        self._write_folder(cluster_id, [_record(topic) for topic in chosen.values()])
+        return RestoreReport(
+            cluster_id=cluster_id,
+            partitions=partitions,
+            others=[
+                OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
+                for one in others
+            ],
+        )
+
+    def _partition(self, topic: TopicObject, number: int) -> RestoredPartition:
+        keys = PartitionKeys(topic.name, topic.topic_id, number)
+        manifests = ManifestStore(self._store, keys, StoreOptions(clock=self._options.clock))
+        manifest = manifests.load()
+        if manifest is not None:
+            copy = manifest_copy_path(self._data_dir, topic.topic_id, number)
+            write_durably(copy, encode_manifest(manifest))
+        tail = self._tail(topic, number, manifest, manifests)
+        self._plan(topic, number, manifest, tail)
+        log.info(
+            "partition restored",
+            partition=f"{topic.name}-{number}",
+            end_offset=manifest.end_offset if manifest else 0,
+            tail_end_offset=tail.end_offset if tail else None,
+        )
+        return RestoredPartition(
+            topic=topic.name,
+            partition=number,
+            log_start_offset=manifest.log_start_offset if manifest else 0,
+            end_offset=manifest.end_offset if manifest else 0,
+            segments=manifest.segment_count if manifest else 0,
+            tail=tail,
+        )
+
+    def _tail(
+        self,
+        topic: TopicObject,
+        number: int,
+        manifest: Manifest | None,
+        manifests: ManifestStore,
+    ) -> Tail | None:
+        if self._old is None:
+            return None
+        target = TailTarget(
+            folder=self._data_dir / f"{topic.name}-{number}",
+            topic=topic.name,
+            partition=number,
+            topic_id=topic.topic_id,
+            config=LogConfig.parse(topic.config),
+            clock=self._options.clock,
+        )
+        snapshot = producers_at_end(manifests, manifest)
+        return take_tail(self._old, target, manifest, snapshot=snapshot)
+
+    def _plan(
+        self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
+    ) -> None:
+        """What the first start does with the partition."""
+        if not LogConfig.parse(topic.config).remote_storage_enable:
+            return  # it has nothing in the bucket, and never will: there is nobody to fence
+        name = f"{topic.topic_id}-{number}"
+        whole = None
+        if tail is not None and tail.whole:
+            whole = (manifest.owner, manifest.leader_epoch) if manifest else NO_MANIFEST
+            self._epochs[name] = tail.epochs
+        self._pending[name] = Pending(gap=self._options.gap, whole_tail_of=whole)
+
+    def _write_folder(self, cluster_id: str, records: list[TopicRecord]) -> None:
+        ours = self._data_dir / "tierlog"
+        registry = ours / "topics.json"
+        registry.unlink(missing_ok=True)
+        TopicRegistry(registry).put(*records)
+        write_epochs(self._data_dir, self._epochs)
+        write_marker(marker_path(self._data_dir), self._pending)
+        properties = {
+            "version": "1",
+            "cluster.id": cluster_id,
+            "node.id": "1",
+            "directory.id": new_id(),
+        }
+        write_durably(
+            self._data_dir / "meta.properties", checkpoint_files.format_properties(properties)
+        )
+
+
+def _record(topic: TopicObject) -> TopicRecord:
+    return TopicRecord(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=topic.partitions,
+        config=dict(topic.config),
+        created_ms=topic.created_ms,
+        dirty=False,
+    )

@@ -1,0 +1,181 @@
+"""What the disk of a lost broker still has above the end of the bucket, taken over batch by batch.
+
+| the old folder's log                                        | is                                 |
+|-------------------------------------------------------------|------------------------------------|
+| not there, or of another topic id                           | left; the gap keeps offsets apart  |
+| of a folder that does not know the manifest's last epoch    | left: another owner came after it  |
+| begins above the bucket's end                               | left: there is a hole              |
+| bad below its recovery point                                | refused (CorruptBatch)             |
+| anything else                                               | whole: copied from the bucket's end|
+|                                                             | on, and no gap is needed           |
+
+* The old folder is locked and only read; a broker that has it open keeps it from being taken.
+* The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
+  the first bad one above the recovery point.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker.data_folder import (
+    RECOVERY_POINTS,
+    folder_lock,
+    manifest_copy_path,
+    read_checkpoint,
+    read_epochs,
+)
+from broker.take_over import recorded_pairs
+from hot_tier import parting
+from hot_tier.durable_file import write_durably
+from hot_tier.file_names import LOG, SNAPSHOT, path_of
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from manifest.codec import decode_copy
+from manifest.keys import PartitionKeys
+from manifest.state import EpochStart, Manifest
+from record_format import checkpoint_files
+from record_format.errors import ConfigurationError, CorruptDataError
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """`whole`: nothing that was acknowledged is missing, so that no gap is needed. Then [start,
+    end) is what was copied, and `epochs` what the bucket does not know yet of the old folder's.
+    """
+
+    whole: bool
+    detail: str
+    start_offset: int = 0
+    end_offset: int = 0
+    epochs: tuple[EpochStart, ...] = ()
+
+
+class TailTarget(NamedTuple):
+    """The partition that takes the tail."""
+
+    folder: Path
+    topic: str
+    partition: int
+    topic_id: str
+    config: LogConfig
+    clock: Callable[[], int]
+
+
+class OldFolder:
+    """The data folder of a broker that is gone; locked until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "meta.properties").exists():
+            raise ConfigurationError(f"--tail {path}: is no broker's data folder")
+        self.path = path
+        self._open = ExitStack()
+        self._open.enter_context(folder_lock(path))
+        self._epochs = read_epochs(path)
+        self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def partition_folder(self, target: TailTarget) -> Path | None:
+        """None where it is not there, or another topic's."""
+        folder = self.path / f"{target.topic}-{target.partition}"
+        metadata = folder / "partition.metadata"
+        if not metadata.exists():
+            return None
+        found = checkpoint_files.parse_partition_metadata(metadata.read_bytes(), file=str(metadata))
+        return folder if checkpoint_files.format_topic_id(found) == target.topic_id else None
+
+    def own_epochs(self, target: TailTarget) -> tuple[EpochStart, ...]:
+        return self._epochs.get(f"{target.topic_id}-{target.partition}", ())
+
+    def knows(self, target: TailTarget, manifest: Manifest) -> bool:
+        """Whether it took the epoch in force itself, or saw it in force and went on from there."""
+        path = manifest_copy_path(self.path, target.topic_id, target.partition)
+        copy = None
+        if path.exists():
+            keys = PartitionKeys(target.topic, target.topic_id, target.partition)
+            try:
+                copy = decode_copy(path.read_bytes(), keys=keys, file=str(path))
+            except CorruptDataError:
+                copy = None  # then only its own epochs speak for it
+        in_force = (manifest.owner, manifest.leader_epoch)
+        return in_force in recorded_pairs(copy, self.own_epochs(target))
+
+    def recovery_point(self, target: TailTarget) -> int:
+        return self._recovery_points.get((target.topic, target.partition), 0)
+
+
+def take_tail(
+    old: OldFolder, target: TailTarget, manifest: Manifest | None, *, snapshot: bytes | None
+) -> Tail:
+    """Copy what the old folder has from the manifest's end on. Raises CorruptDataError.
+
+    `snapshot`: the producers at that end, as the bucket has them.
+    """
+    if target.folder.exists():
+        shutil.rmtree(target.folder)  # an interrupted restore's
+    source = old.partition_folder(target)
+    if source is None:
+        return Tail(whole=False, detail="the old folder does not have the partition")
+    if manifest is not None and not old.knows(target, manifest):
+        detail = (
+            f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
+            f"of owner {manifest.owner}"
+        )
+        return Tail(whole=False, detail=detail)
+    bases = parting.base_offsets(source)
+    end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
+    if not bases or bases[0] > end_offset:
+        return Tail(whole=False, detail=f"its log does not reach down to offset {end_offset}")
+    _copy(source, target, end_offset, snapshot=snapshot)
+    copied = _recovered(old, target, end_offset)
+    in_force = manifest.leader_epoch if manifest else -1
+    return Tail(
+        whole=True,
+        detail=f"{copied - end_offset} offsets taken over",
+        start_offset=end_offset,
+        end_offset=copied,
+        epochs=tuple(start for start in old.own_epochs(target) if start.epoch > in_force),
+    )
+
+
+def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes | None) -> None:
+    """Segments that reach past the end; of the one that it lies in, the batches from there on."""
+    target.folder.mkdir()
+    bases = parting.base_offsets(source)
+    for base, following in zip(bases, [*bases[1:], None], strict=True):
+        if following is not None and following <= end_offset:
+            continue
+        log = path_of(source, base, LOG)
+        first = parting.first_batch_at(log, end_offset)
+        if first is not None:
+            name = path_of(target.folder, max(base, first.base_offset), LOG)
+            parting.copy_tail(log, first.position, name)
+    copied = parting.base_offsets(target.folder)
+    if not copied:
+        parting.start_empty(target.folder, end_offset, snapshot=snapshot)
+    elif snapshot:
+        write_durably(path_of(target.folder, copied[0], SNAPSHOT), snapshot)
+
+
+def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> int:
+    """The end of the copy, once every batch of it was checked."""
+    opened = PartitionLog.open(
+        target.folder,
+        topic=target.topic,
+        partition=target.partition,
+        topic_id=target.topic_id,
+        config=target.config,
+        clock=target.clock,
+        clean=False,
+        recovery_point=old.recovery_point(target),
+        start_offset=end_offset,
+    )
+    opened.close()
+    return opened.log_end_offset

@@ -1,0 +1,338 @@
+"""A broker is made out of the bucket alone, and of what an old disk still has."""
+
+import shutil
+
+import msgspec
+import pytest
+
+from broker import restore as restoring
+from broker import restore_tail, take_over
+from broker.restore import RestoreOptions, restore
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from record_format.encode import encode_batch
+from record_format.errors import ConfigurationError, CorruptBatch, FencedError
+from record_format.produced import check_produced
+from tests.integration.broker.conftest import House
+
+CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+GAP = 1_000_000
+
+
+def fill(house, count, *, mark=b"v", partition=0):
+    start = house.broker.partition("t", partition).offsets().log_end_offset
+    for number in range(start, start + count, 10):
+        values = [b"%s %d " % (mark, number + i) * 9 for i in range(10)]
+        house.produce("t", values, partition=partition, at=number)
+
+
+def offload(house):
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def claim(house):
+    house.broker._copy_round()
+    assert house.broker.copier.wait_until_idle(timeout_s=10)
+
+
+def store_of(house):
+    return open_store(f"file://{house.root / 'bucket'}")
+
+
+class Restored(House):
+    """A broker on a folder that a restore made, on the same bucket."""
+
+    def __init__(self, root, original, *, tail=None, start=True):
+        self.root = root
+        root.mkdir()
+        (root / "bucket").symlink_to(original.root / "bucket")
+        options = RestoreOptions(data_dir=root / "data", gap=GAP, clock=lambda: 0, tail=tail)
+        self.report = restore(store_of(original), options)
+        self.broker = self.open() if start else None
+
+
+@pytest.fixture
+def lost(house):
+    """80 records in the bucket of partition 0, 25 more on disk alone; none of partition 1."""
+    house.broker.create_topic("t", partitions=2, config=CONFIG)
+    fill(house, 80)
+    offload(house)
+    fill(house, 20, mark=b"tail")
+    house.broker.save_checkpoints()
+    house.broker.close()
+    return house
+
+
+@pytest.fixture
+def opened():
+    """Brokers to close at the end."""
+    houses = []
+    yield houses
+    for house in houses:
+        if house.broker is not None:
+            house.broker.close()
+
+
+def test_the_bucket_alone_gives_every_record_under_its_offset(lost, tmp_path, opened):
+    lost.broker = lost.open()
+    before = lost.records("t")
+    description = lost.broker.topic("t").describe()
+    claim(lost)
+    epoch = lost.broker.partition("t", 0).offsets().leader_epoch
+    lost.broker.close()
+    shutil.rmtree(lost.root / "data")
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert new.records("t") == before[:80]
+    now = new.broker.topic("t").describe()
+    assert (now.topic_id, now.config) == (description.topic_id, description.config)
+    assert len(now.partitions) == 2
+    assert new.broker.folder.cluster_id
+    assert new.broker.partition("t", 0).offsets().leader_epoch > epoch
+    assert not take_over.marker_path(new.root / "data").exists()
+
+
+def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, opened):
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert new.produce("t", [b"after"]).base_offset == 80 + GAP
+    assert new.produce("t", [b"first of all"], partition=1).base_offset == GAP
+    records = new.records("t")
+    assert [record.offset for record in records] == [*range(80), 80 + GAP]
+    offload(new)
+    cold = new.broker.partition("t", 0).cold
+    assert [tuple(g for g in (gap.start_offset, gap.end_offset)) for gap in cold.manifest.gaps] == [
+        (80, 80 + GAP)
+    ]
+    assert new.records("t") == records
+    assert [record.offset for record in new.records("t", partition=1)] == [GAP]
+    new.restart()
+    assert new.produce("t", [b"again"]).base_offset == 81 + GAP
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+
+
+def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tmp_path, opened):
+    lost.broker = lost.open()
+    offload(lost)
+    new = Restored(tmp_path / "new", lost, start=False)
+    opened.append(new)
+    fill(lost, 20, mark=b"zombie")
+    offload(lost)  # it is alive, and went on between the restore and the first start
+    new.broker = new.open()
+    assert len(new.records("t")) == 120
+    named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
+    lost.produce("t", [b"not seen yet"])
+    lost.broker.partition("t", 0).log.roll(reason="test")
+    lost.broker._copy_round()
+    lost.broker.copier.wait_until_idle(timeout_s=10)
+    with pytest.raises(FencedError):
+        lost.produce("t", [b"too late"])
+    there = {str(p.relative_to(lost.root / "bucket")) for p in (lost.root / "bucket").rglob("*")}
+    assert named <= there
+    assert new.produce("t", [b"new"]).base_offset == 120 + GAP
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+    lost.broker.close()
+    lost.broker = lost.open()
+    lost.broker._copy_round()
+    lost.broker.copier.wait_until_idle(timeout_s=10)
+    assert lost.broker.partition("t", 0).leadership_lost
+
+
+def test_the_former_owner_may_take_over_again_and_its_tail_is_set_apart(lost, tmp_path, opened):
+    new = Restored(tmp_path / "new", lost)
+    new.produce("t", [b"new"])
+    offload(new)
+    new.broker.close()
+    lost.broker = lost.open(take_over=True)
+    assert [one.offset for one in lost.records("t")] == [*range(80), 80 + GAP]
+    (folder,) = (lost.root / "data").glob("t-0.diverged-*")
+    assert list(folder.glob("*80.log"))
+
+
+def test_a_tail_is_taken_over_and_needs_no_gap(lost, tmp_path, opened):
+    lost.broker = lost.open()
+    before = lost.records("t")
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    (first, _) = new.report.partitions
+    assert (first.tail.whole, first.tail.start_offset, first.tail.end_offset) == (True, 80, 100)
+    assert new.records("t") == before
+    assert new.produce("t", [b"next"]).base_offset == 100
+    assert new.produce("t", [b"first"], partition=1).base_offset == 0
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+    assert new.broker.partition("t", 0).cold.manifest.gaps == ()
+    new.restart()
+    assert len(new.records("t")) == 101
+
+
+def test_a_tail_within_a_segment_is_taken_from_the_buckets_end_on(lost, tmp_path, opened):
+    """The bucket ends where no local segment begins: a copy of the folder rolled elsewhere."""
+    old = tmp_path / "old"
+    shutil.copytree(lost.root / "data", old)
+    lost.broker = lost.open()
+    log = lost.broker.partition("t", 0).log
+    (active,) = [view.base_offset for view in log.segments() if view.active]
+    lost.broker.close()
+    assert active == 80
+    source, bases = old / "t-0", restore_tail.parting.base_offsets(old / "t-0")
+    before, last = bases[-2], bases[-1]
+    joined = source / f"{before:020d}.log"
+    joined.write_bytes(joined.read_bytes() + (source / f"{last:020d}.log").read_bytes())
+    for path in source.glob(f"{last:020d}.*"):
+        path.unlink()
+    new = Restored(tmp_path / "new", lost, tail=old)
+    opened.append(new)
+    assert new.report.partitions[0].tail.end_offset == 100
+    assert [record.offset for record in new.records("t")] == list(range(100))
+
+
+def test_a_tail_of_a_folder_that_another_owner_came_after_is_left(lost, tmp_path, opened):
+    old = tmp_path / "old"
+    shutil.copytree(lost.root / "data", old)
+    lost.broker = lost.open()
+    fill(lost, 10, mark=b"later")
+    offload(lost)
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost, tail=old)
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert not tail.whole
+    assert "another owner came after it" in tail.detail
+    assert new.produce("t", [b"x"]).base_offset == 110 + GAP
+
+
+def test_a_tail_whose_folder_went_on_after_it_was_taken_is_set_apart(lost, tmp_path, opened):
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
+    opened.append(new)
+    lost.broker = lost.open()
+    fill(lost, 20, mark=b"zombie")
+    offload(lost)
+    lost.broker.close()
+    new.broker = new.open()
+    assert [record.offset for record in new.records("t")] == list(range(120))
+    assert new.produce("t", [b"x"]).base_offset == 120 + GAP
+
+
+def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tmp_path):
+    (tail,) = (lost.root / "data" / "t-0").glob("*80.log")
+    data = bytearray(tail.read_bytes())
+    data[100] ^= 1
+    tail.write_bytes(data)
+    with pytest.raises(CorruptBatch, match=r"80\.log"):
+        Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    assert not (tmp_path / "new" / "data" / "meta.properties").exists()
+
+
+def test_a_tail_that_a_broker_has_open_is_refused(lost, tmp_path):
+    lost.broker = lost.open()
+    with pytest.raises(ConfigurationError, match="in use"):
+        Restored(tmp_path / "new", lost, tail=lost.root / "data")
+
+
+def produce_idempotent(house, *, sequence, producer_id=1 << 33):
+    batch = encode_batch(
+        [b"once"],
+        timestamps=[1],
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=sequence,
+    )
+    produced = check_produced(
+        batch,
+        max_message_bytes=1 << 20,
+        now_ms=1,
+        timestamp_type=0,
+        before_max_ms=1 << 60,
+        after_max_ms=1 << 60,
+    )
+    return house.broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
+
+
+@pytest.mark.parametrize("with_tail", [False, True])
+def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
+    lost.broker = lost.open()
+    first = produce_idempotent(lost, sequence=0)
+    offload(lost)
+    if with_tail:
+        fill(lost, 10)
+    lost.broker.close()
+    tail = lost.root / "data" if with_tail else None
+    new = Restored(tmp_path / "new", lost, tail=tail)
+    opened.append(new)
+    again = produce_idempotent(new, sequence=0)
+    assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+    assert not produce_idempotent(new, sequence=1).duplicate
+
+
+def test_the_trimmed_start_is_restored(lost, tmp_path, opened):
+    lost.broker = lost.open()
+    claim(lost)
+    lost.broker.trim("t", 0, 35)
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert new.broker.partition("t", 0).offsets().log_start_offset == 35
+    assert new.records("t", offset=35)[0].offset <= 35
+    new.restart()
+    assert new.broker.partition("t", 0).offsets().log_start_offset == 35
+
+
+def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, opened):
+    store = store_of(lost)
+    objects = restoring.TopicObjects(store)
+    ((name, topic_id),) = objects.scan()
+    objects.commit(
+        objects.load(name, topic_id), lambda topic: msgspec.structs.replace(topic, deleted=True)
+    )
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert new.broker.list_topics() == []
+    assert [(one.topic_id, one.deleted) for one in new.report.others] == [(topic_id, True)]
+
+
+def test_a_folder_in_use_or_not_empty_and_a_bucket_of_nobody_are_refused(lost, tmp_path):
+    store = store_of(lost)
+    with pytest.raises(ConfigurationError, match="not empty"):
+        restore(store, RestoreOptions(lost.root / "data", GAP, lambda: 0))
+    empty = open_store(f"file://{tmp_path / 'empty'}")
+    with pytest.raises(ConfigurationError, match="no cluster"):
+        restore(empty, RestoreOptions(tmp_path / "x", GAP, lambda: 0))
+
+
+def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(
+    lost, tmp_path, opened, monkeypatch
+):
+    class Crash(BaseException):
+        pass
+
+    def dies(path, pending):
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring, "write_marker", dies)
+        with pytest.raises(Crash):
+            Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
+    restore(store_of(lost), options)
+    with pytest.raises(ConfigurationError, match="not empty"):
+        restore(store_of(lost), options)
+
+
+def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, opened):
+    new = Restored(tmp_path / "new", lost, start=False)
+    with pytest.raises(ConfigurationError, match="take-over"):
+        new.open(down=True, store_start_timeout_ms=200)
+    new.broker = new.open()
+    opened.append(new)
+    assert len(new.records("t")) == 80
+
+
+def test_planted_a_restore_without_a_gap_gives_offsets_twice(lost, tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(take_over.Pending, "gap_over", lambda self, manifest: 0)
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert new.produce("t", [b"x"]).base_offset == 80, "an offset that the lost disk had given"
