@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -21,7 +22,7 @@ from broker.broker import Broker
 from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
-from tierlog.settings import Settings
+from tierlog.settings import Settings, is_loopback
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +52,17 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
+        tls = _tls(settings)
+        if tls is None and not is_loopback(settings.host):
+            log.warning("no TLS: whoever is on the way can read tokens and records")
         with _bound(settings) as sock:
-            scheme = "https" if settings.tls_cert else "http"
+            scheme = "https" if tls else "http"
             host, port = sock.getsockname()[:2]
             url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
             broker = _open_broker(settings)
             try:
                 app = create_app(broker, settings.http)
-                serve(app, settings.http, sock=sock, tls=_tls(settings), on_started=on_started)
+                serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
     except _Stopped:
@@ -80,6 +84,13 @@ def _open_broker(settings: Settings) -> Broker:
 
 
 def _tls(settings: Settings) -> Tls | None:
+    """Tried out before anything is opened. Raises ConfigurationError."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"
+        raise ConfigurationError(f"{what}: {error.strerror or error}") from error
     return Tls(certificate=settings.tls_cert, key=settings.tls_key)

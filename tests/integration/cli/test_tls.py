@@ -1,0 +1,141 @@
+"""`tierlog serve --tls-cert --tls-key`, and the clients that trust it by `--ca-file`."""
+
+import asyncio
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+import tierlog
+from tests.fakes.command_line import ENVIRONMENT, Program
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+
+
+def make_certificate(folder, name="localhost"):
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2"),
+            *("-keyout", key, "-out", certificate, "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """(URL of a broker under TLS, its certificate)."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = make_certificate(folder)
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tierlog.cli.main", "serve", "--listen", "127.0.0.1:0"),
+            *("--data-dir", folder / "data", "--store", (folder / "bucket").as_uri()),
+            *("--tls-cert", certificate, "--tls-key", key),
+        ],
+        stdout=log,
+        stderr=log,
+        env=ENVIRONMENT,
+    )
+    try:
+        yield _listening(process, folder / "log"), certificate
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        log.close()
+
+
+def _listening(process, log):
+    deadline = time.monotonic() + 60
+    while "listens on https://" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    return log.read_text().split("listens on ")[1].split(",")[0]
+
+
+def test_the_command_line_works_by_an_authority_of_ones_own(secured):
+    url, certificate = secured
+    program = Program(url)
+    program.environment["TIERLOG_CA_FILE"] = str(certificate)
+    program.ok("topic", "create", "t")
+    program.ok("produce", "t", stdin=b"".join(b"%06d\n" % n for n in range(20_000)))
+    assert program.ok("consume", "t").count(b"\n") == 20_000
+    program.ok("storage", "offload", "t")
+    shown = json.loads(program.ok("group", "set", "g", "t:0=5"))
+    assert shown["offsets"][0]["lag"] == 19_995
+
+
+def test_the_clients_work_by_an_authority_of_ones_own(secured):
+    url, certificate = secured
+    with tierlog.Client(url, ca_file=certificate) as client:
+        client.create_topic("c", config={"segment.bytes": 4 << 20})
+        values = [bytes([n % 256]) * 100_000 for n in range(60)]
+        for start in range(0, 60, 6):
+            client.produce_encoded("c", values[start : start + 6], partition=0)
+        assert [record.value for record in client.consume("c")] == values
+        for segment in client.segments("c", 0):
+            path = f"{url}/v1/topics/c/partitions/0/segments/{segment.base_offset}"
+            whole = httpx.get(path, verify=_trusting(certificate), trust_env=False)
+            assert len(whole.content) == segment.size_bytes
+
+    async def run():
+        async with tierlog.AsyncClient(url, ca_file=certificate) as client:
+            return [record.value async for record in client.consume("c", offset=55)]
+
+    assert asyncio.run(run()) == values[55:]
+
+
+def _trusting(certificate):
+    return ssl.create_default_context(cafile=str(certificate))
+
+
+def test_a_client_that_does_not_know_the_authority_says_so(secured, tmp_path):
+    url, _ = secured
+    said = Program(url).fails(1, "topic", "list")
+    assert "certificate" in said.lower()
+    other, _ = make_certificate(tmp_path, "other")
+    assert "certificate" in Program(url).fails(1, "topic", "list", "--ca-file", other).lower()
+    assert "nowhere.pem" in Program(url).fails(1, "topic", "list", "--ca-file", "nowhere.pem")
+
+
+def test_plain_http_on_the_port_gets_no_answer_and_harms_nobody(secured):
+    url, certificate = secured
+    host, port = url.removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        sock.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert b"alive" not in sock.recv(1000)
+    with tierlog.Client(url, ca_file=certificate) as client:
+        assert client.is_alive()
+
+
+@pytest.mark.parametrize("which", ["missing", "garbage", "mismatch"])
+def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path, which):
+    certificate, key = make_certificate(tmp_path)
+    if which == "missing":
+        key.unlink()
+    elif which == "garbage":
+        certificate.write_text("no certificate")
+    else:
+        _, key = make_certificate(tmp_path, "other")
+    said = Program().fails(
+        1,
+        *("serve", "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0"),
+        *("--tls-cert", certificate, "--tls-key", key),
+    )
+    assert "tls" in said.lower()
