@@ -1,7 +1,8 @@
 """A run of bytes of one file on its way into one socket, turn by turn of the event loop.
 
 * Only bytes that are in memory are sent on the loop; a thread waits for the disk.
-* A turn sends at most what its owner allows, so that one large answer does not hold up small ones.
+* A turn sends at most what its owner allows, and `send_turns` says whose turn it is, so that large
+  answers do not hold up small ones.
 * Nothing is buffered here: what the socket does not take stays in the file.
 """
 
@@ -12,9 +13,13 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Final
 
 from api.http import page_cache
 from api.http.page_cache import HasFileno
+from api.http.send_turns import SendTurns
+
+SMALL_BYTES: Final = 64 << 10  # such an answer does not wait for its turn
 
 
 class FileSend:
@@ -26,9 +31,11 @@ class FileSend:
         "_left",
         "_loop",
         "_position",
+        "_queued",
         "_sock",
         "_threads",
         "_turn",
+        "_turns",
         "_watching",
     )
 
@@ -41,17 +48,21 @@ class FileSend:
         position: int,
         size_bytes: int,
         turn_bytes: Callable[[], int],
+        turns: SendTurns,
         threads: Executor | None = None,
     ) -> None:
         self._loop, self._sock, self._file = loop, sock, file
         self._position, self._left = position, size_bytes
-        self._turn, self._threads = turn_bytes, threads
-        self._watching = False
+        self._turn, self._turns, self._threads = turn_bytes, turns, threads
+        self._watching = self._queued = False
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
         """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
-        self._ready()
+        if self._turns.busy and self._left > SMALL_BYTES:
+            self._ready()
+        else:
+            self._send_turn()  # at once, with the head
         try:
             await self._done
         finally:
@@ -62,26 +73,36 @@ class FileSend:
         self._finish()
 
     def _ready(self) -> None:
+        """The socket takes more; called again and again until it does not."""
+        if not self._queued:
+            self._queued = True
+            self._turns.ask(self._send_turn, self._loop)
+
+    def _send_turn(self) -> int:
+        """Send one window, or have it read first; how many bytes went into the socket."""
+        self._queued = False
+        if self._done.done():
+            return 0
         window = min(self._left, self._turn())
         try:
             resident = page_cache.is_resident(self._file.fileno(), self._position, window)
         except OSError as error:
             self._finish(error)
-            return
+            return 0
         if resident:
-            self._send(window)
-        else:
-            self._bring_in(window)
+            return self._send(window)
+        self._bring_in(window)
+        return 0
 
-    def _send(self, window: int) -> None:
+    def _send(self, window: int) -> int:
         try:
             sent = os.sendfile(self._sock.fileno(), self._file.fileno(), self._position, window)
         except BlockingIOError:
             self._watch()
-            return
+            return 0
         except OSError as error:
             self._finish(error)
-            return
+            return 0
         self._position += sent
         self._left -= sent
         if not self._left:
@@ -90,6 +111,7 @@ class FileSend:
             self._finish(EOFError("a file is shorter than what was announced of it"))
         else:
             self._watch()
+        return sent
 
     def _bring_in(self, window: int) -> None:
         """Let a thread wait for the disk, then send the window without asking again."""

@@ -23,6 +23,7 @@ from fastapi import FastAPI
 
 from api.http import problems
 from api.http.context import Context
+from api.http.send_turns import SendTurns
 from api.http.settings import HttpSettings
 from api.http.zerocopy import ConnectionLimits, ZeroCopyProtocol
 from record_format.errors import InvalidRequest, Throttled
@@ -135,7 +136,8 @@ def _protocol(
         busy_app=_busy(app),
         bad_request=_bad_request,
     )
-    return type("BoundProtocol", (ZeroCopyProtocol,), {"limits": limits, "threads": threads})
+    bound = {"limits": limits, "threads": threads, "turns": SendTurns()}
+    return type("BoundProtocol", (ZeroCopyProtocol,), bound)
 
 
 def _busy(app: Any) -> Any:

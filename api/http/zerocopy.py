@@ -33,9 +33,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.http.file_send import FileSend
 from api.http.page_cache import HasFileno
+from api.http.send_turns import TURN_BYTES, SendTurns
 
 EXTENSION: Final = "http.response.zerocopysend"
-TURN_BYTES: Final = 256 << 10  # of one answer in one turn of the loop, when others wait
 ALONE_TURN_BYTES: Final = 2 << 20
 SMALL_BODY_BYTES: Final = 64 << 10  # such a body is joined to its head: one send(2), not two
 _MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
@@ -166,6 +166,7 @@ class ZeroCopyProtocol(HttpToolsProtocol):
 
     limits: ConnectionLimits
     threads: Executor | None = None
+    turns: SendTurns
     _sends_files = False
     _sending_ended = False  # the client closed its sending side
     _sock: socket.socket | None = None  # the duplicate
@@ -287,6 +288,7 @@ class ZeroCopyProtocol(HttpToolsProtocol):
             position=position,
             size_bytes=size_bytes,
             turn_bytes=self._turn_bytes,
+            turns=self.turns,
             threads=self.threads,
         )
         try:

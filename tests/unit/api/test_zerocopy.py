@@ -21,6 +21,7 @@ import pytest
 import uvicorn
 
 from api.http import page_cache
+from api.http.send_turns import SendTurns
 from api.http.zerocopy import EXTENSION, ConnectionLimits, ZeroCopyProtocol
 
 SIZE = 9_000_001
@@ -115,7 +116,9 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
         bad_request=lambda text: b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n",
     )
     with ThreadPoolExecutor(2) as threads:
-        protocol = type("P", (ZeroCopyProtocol,), {"limits": limits, "threads": threads})
+        protocol = type(
+            "P", (ZeroCopyProtocol,), {"limits": limits, "threads": threads, "turns": SendTurns()}
+        )
         config = uvicorn.Config(
             app,
             http=protocol,

@@ -1,0 +1,49 @@
+"""Who may put bytes of a file into a socket in this turn of the event loop.
+
+* All large answers together get `TURN_BYTES` a turn, first come first served: between two of them
+  the loop looks at its sockets, so a small request waits for one run of bytes and not for one of
+  every large answer that is under way.
+* A sender that is not in the queue waits for its socket or its disk, and says when it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+TURN_BYTES: Final = 256 << 10
+
+SendTurn = Callable[[], int]
+"""Send what one turn allows; how many bytes that were."""
+
+
+class SendTurns:
+    """On the event loop of the server that it belongs to."""
+
+    __slots__ = ("_queue", "_scheduled")
+
+    def __init__(self) -> None:
+        self._queue: deque[SendTurn] = deque()
+        self._scheduled = False
+
+    @property
+    def busy(self) -> bool:
+        """Somebody else has a turn coming."""
+        return bool(self._queue)
+
+    def ask(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:
+        """Call `send` once, in its turn. It must not raise."""
+        self._queue.append(send)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        sent = 0
+        while self._queue and sent < TURN_BYTES:
+            sent += self._queue.popleft()()
+        self._scheduled = bool(self._queue)
+        if self._scheduled:
+            loop.call_soon(self._turn, loop)

@@ -1,0 +1,131 @@
+"""Claim: one small request at a time is answered in the time of the disk and little more, and does
+not wait behind large ones.
+
+* Measured: a produce of one 1 KiB record, `acks=all`, one at a time; its peer is a bare append and
+  `fdatasync` of the same bytes in the same round, and the figure with a target is the median beyond
+  the peer's.
+* Measured: a fetch of one record, while 8 connections drain ranges of 16 MiB of a sealed segment
+  as fast as they can; its peer is the same fetch with nobody else there.
+
+`python -m bench latency`; takes about half a minute, and wrk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from bench import children, load
+from bench.children import Server
+from bench.load import Requests
+from bench.records import batch_of_size
+from bench.report import Report, Target
+from bench.rounds import interleave
+from bench.wire import Wire, percentile
+from tierlog.client import Client
+
+ROUNDS: Final = 5
+PRODUCES: Final = 400
+DRAIN_S: Final = 3
+MIB: Final = 1 << 20
+RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
+OCTETS: Final = "application/octet-stream"
+_RECORDS: Final = "/v1/topics/{}/partitions/0/records"
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    children.program("wrk")
+    report = Report(name="latency", title="One small request at a time", peer="peer")
+    with children.broker(folder) as broker:
+        _fill(broker)
+        _durable_produce(report, broker, folder, rounds)
+        _fetch_beside_drains(report, broker, folder, rounds)
+    return report
+
+
+def _fill(broker: Server) -> None:
+    batch = batch_of_size(MIB)
+    with Client(broker.url) as client:
+        client.create_topic("big", config={"retention.ms": -1, "segment.bytes": 64 * MIB})
+        client.create_topic("small")
+    with Wire(broker) as wire:
+        request = wire.request(f"POST {_RECORDS.format('big')}", batch, Content_Type=RAW)
+        for _ in range(70):
+            wire.timed(request)
+        wire.timed(
+            wire.request(f"POST {_RECORDS.format('small')}", b"x" * 100, Content_Type=OCTETS)
+        )
+
+
+def _durable_produce(report: Report, broker: Server, folder: Path, rounds: int) -> None:
+    line, body = f"POST {_RECORDS.format('small')}", b"v" * 1024
+
+    def ours() -> list[float]:
+        with Wire(broker) as wire:
+            request = wire.request(line, body, Content_Type=OCTETS)
+            return [wire.timed(request).seconds * 1000 for _ in range(PRODUCES)]
+
+    def disk() -> list[float]:
+        with (folder / "bare").open("wb", buffering=0) as file:
+            return [_bare_append(file.fileno(), body) for _ in range(PRODUCES)]
+
+    seen = interleave({"ours": ours, "disk": disk}, rounds=rounds)
+    for share in (0.5, 0.99):
+        mine = [percentile(one, share) for one in seen["ours"]]
+        bare = [percentile(one, share) for one in seen["disk"]]
+        name = f"durable 1 KiB produce, p{share * 100:.0f}"
+        report.add(f"{name} (peer: bare append + fdatasync)", "ms", mine, bare)
+        if share == 0.5:
+            beyond = [own - other for own, other in zip(mine, bare, strict=True)]
+            target = Target(value=1.2, at_most=True, of_ratio=False)
+            report.add(f"{name}, beyond the disk's", "ms", beyond, target=target)
+
+
+def _bare_append(fd: int, body: bytes) -> float:
+    began = time.perf_counter()
+    os.write(fd, body)
+    os.fdatasync(fd)
+    return (time.perf_counter() - began) * 1000
+
+
+def _fetch_beside_drains(report: Report, broker: Server, folder: Path, rounds: int) -> None:
+    def alone() -> list[float]:
+        return _fetches(broker, until=time.monotonic() + 1)
+
+    def beside() -> list[float]:
+        drain = threading.Thread(target=_drain, args=(broker, folder))
+        drain.start()
+        time.sleep(0.5)
+        seen = _fetches(broker, until=time.monotonic() + DRAIN_S - 1)
+        drain.join()
+        return seen
+
+    seen = interleave({"beside": beside, "alone": alone}, rounds=rounds)
+    for share, most in ((0.5, 2.0), (0.99, 15.0)):
+        report.add(
+            f"1-record fetch beside 8 drains, p{share * 100:.0f} (peer: ours alone)",
+            "ms",
+            [percentile(one, share) for one in seen["beside"]],
+            [percentile(one, share) for one in seen["alone"]],
+            target=Target(value=most, at_most=True, of_ratio=False),
+        )
+
+
+def _fetches(broker: Server, *, until: float) -> list[float]:
+    line = f"GET {_RECORDS.format('small')}?offset=0&max_records=1"
+    seen: list[float] = []
+    with Wire(broker) as wire:
+        request = wire.request(line)
+        while time.monotonic() < until:
+            seen.append(wire.timed(request).seconds * 1000)
+            time.sleep(0.002)
+    return seen
+
+
+def _drain(broker: Server, folder: Path) -> None:
+    path = "/v1/topics/big/partitions/0/segments/0"
+    lines = [f"GET {path} Range=bytes={at * MIB}-{(at + 16) * MIB - 1}" for at in range(0, 48, 16)]
+    load.run(broker, Requests(lines), folder=folder, duration_s=DRAIN_S)

@@ -1,0 +1,93 @@
+"""One keep-alive connection that sends ready-made requests: for latencies, where a client library
+would be most of what is measured.
+
+Only what our own server answers is understood: `Content-Length`, and chunks of event streams.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import NamedTuple
+
+from bench.children import Server
+
+_RECEIVE_BYTES = 256 << 10
+
+
+class Timed(NamedTuple):
+    seconds: float
+    body: bytes
+
+
+class Wire:
+    """A context; leaving it closes the connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._host = f"{server.host}:{server.port}"
+        self.sock = socket.create_connection((server.host, server.port), timeout=30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def request(self, line: str, body: bytes = b"", **headers: str) -> bytes:
+        """The bytes of a request; `headers` with underscores for dashes."""
+        lines = [f"{line} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+    def timed(self, request: bytes) -> Timed:
+        """Send it and read the whole answer. Raises RuntimeError where it is no success."""
+        began = time.perf_counter()
+        self.sock.sendall(request)
+        answer = self._receive()
+        seconds = time.perf_counter() - began
+        head, _, body = answer.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 2"):
+            raise RuntimeError(f"not a success: {answer[:500]!r}")
+        return Timed(seconds, body)
+
+    def start_stream(self, request: bytes) -> None:
+        """Send a request for events, and read up to the first of its body."""
+        self.sock.sendall(request)
+        seen = b""
+        while b"\r\n\r\n" not in seen or not seen.endswith(b"\n\r\n"):
+            seen += self.read_some()
+        if not seen.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"not a success: {seen[:500]!r}")
+
+    def read_some(self) -> bytes:
+        data = self.sock.recv(_RECEIVE_BYTES)
+        if not data:
+            raise RuntimeError("the server closed the connection")
+        return data
+
+    def _receive(self) -> bytes:
+        answer = self.read_some()
+        while b"\r\n\r\n" not in answer:
+            answer += self.read_some()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        size = _content_length(head)
+        parts, left = [answer], size - len(body)
+        while left > 0:
+            part = self.read_some()
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
