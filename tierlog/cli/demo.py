@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tierlog.client.answers import FetchedRecords, TopicDescription
     from tierlog.demo.flights import CarrierDelays
     from tierlog.demo.processes import ChildProcess
+    from tierlog.demo.spark import StartingSession
 
 app = typer.Typer(add_completion=False)
 
@@ -62,6 +63,8 @@ class Stage:
     server: str = ""
     s3_server: ChildProcess | None = None
     broker: ChildProcess | None = None
+    kernel: ChildProcess | None = None
+    spark: StartingSession | None = None
     facts: list[tuple[str, str]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -105,8 +108,8 @@ def demo(
         stack.callback(_stop_all, stage)
         _say(f"logs and data in {folder}")
         flights = load_flights()
-        expected = delays_by_carrier(flights)
         _start(stage, port)
+        expected = delays_by_carrier(flights)
         _tell(stage, flights, expected)
         if keep:
             _leave_running(stage)
@@ -119,29 +122,24 @@ def demo(
 
 def _tell(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> None:
     from tierlog.client import Client
-    from tierlog.demo.spark import spark_session
 
     with Client(stage.server) as client:
         client.create_topic(TOPIC, partitions=PARTITIONS, config=CONFIG)
         _produce(client, flights, stage)
         _wait_until_cold(client, stage)
         _fetch_from_both_tiers(client, flights.num_rows)
-        with _step("start Spark"):
-            opened = spark_session(stage.folder / "spark.log")
-            session = opened.__enter__()
-        try:
-            options = {**stage.spark_options, "server": stage.server}
-            _check_spark(session, options, expected, stage, "both tiers")
-            with _step("offload the rest, stop the broker"):
-                left = client.offload(TOPIC, wait_ms=60_000)
-                _require(left.remaining_segments == 0, f"{left.remaining_segments} segments stayed")
-                assert stage.broker is not None
-                code = stage.broker.stop()
-                _require(code == 0, f"the broker ended with {code}")
-            options = {**stage.spark_options, "tier": "cold"}
-            _check_spark(session, options, expected, stage, "the bucket alone, no broker")
-        finally:
-            opened.__exit__(None, None, None)
+        options = {**stage.spark_options, "server": stage.server}
+        session = _started_spark(stage, options)
+        _check_spark(session, options, expected, stage, "both tiers")
+        with _step("offload the rest, stop the broker"):
+            left = client.offload(TOPIC, wait_ms=60_000)
+            _require(left.remaining_segments == 0, f"{left.remaining_segments} segments stayed")
+            assert stage.broker is not None
+            code = stage.broker.stop()
+            _require(code == 0, f"the broker ended with {code}")
+        options = {**stage.spark_options, "tier": "cold"}
+        _check_spark(session, options, expected, stage, "the bucket alone, no broker")
+    _stop_spark(stage)
     _summary(stage)
 
 
@@ -150,8 +148,12 @@ def _tell(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> Non
 
 def _start(stage: Stage, port: int) -> None:
     from tierlog.demo import processes
+    from tierlog.demo.spark import StartingSession
 
-    with _step("start an S3 server (moto) and a broker, a process each"):
+    with _step("start an S3 server (moto), a broker and Spark, a process each"):
+        # Spark and the compiler are not waited for before they are needed.
+        stage.spark = StartingSession(stage.folder / "spark.log")
+        stage.kernel = processes.start_compiling(stage.folder, stage.environment)
         s3_port = processes.free_port()
         stage.endpoint = f"http://127.0.0.1:{s3_port}"
         stage.s3_server = processes.start_s3_server(stage.folder, stage.environment, port=s3_port)
@@ -283,6 +285,21 @@ def _flight(value: bytes | None) -> str:
     return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']} ({row['tailnum']})"
 
 
+def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
+    from tierlog.demo.spark import warm_up
+
+    began = time.monotonic()
+    with _step("wait for Spark, and for its Python workers to start: a query over three records"):
+        assert stage.kernel is not None
+        assert stage.spark is not None
+        code = stage.kernel.wait()
+        _require(code == 0, f"the Arrow kernel could not be compiled, exit code {code}")
+        session = stage.spark.get()
+        warm_up(session, options, PARTITIONS)
+    _say(f"  {time.monotonic() - began:.1f} s")
+    return session
+
+
 def _check_spark(
     session: Any,
     options: dict[str, str],
@@ -364,8 +381,15 @@ def _require(held: bool, otherwise: str) -> None:
         raise DemoFailed(f"the demo failed: {otherwise}")
 
 
+def _stop_spark(stage: Stage) -> None:
+    if stage.spark is not None:
+        stage.spark.stop()
+        stage.spark = None
+
+
 def _stop_all(stage: Stage) -> None:
-    for child in (stage.broker, stage.s3_server):
+    _stop_spark(stage)
+    for child in (stage.broker, stage.kernel, stage.s3_server):
         if child is not None:
             child.stop()
 

@@ -1,4 +1,5 @@
-"""The demo's own processes: an S3 server and a broker, each with its log in the demo's folder.
+"""The demo's own processes: an S3 server, a broker, and one that compiles; each with its log in the
+demo's folder.
 
 * Started in sessions of their own, so that Ctrl-C reaches the demo alone, which then stops them in
   order; ended by process id, never by name.
@@ -54,6 +55,13 @@ class ChildProcess:
                 raise ConfigurationError(f"{self.name} did not start: {self._last_words()}")
             time.sleep(0.05)
 
+    def wait(self) -> int:
+        """Its exit code, once it has ended by itself. Raises ConfigurationError after a minute."""
+        try:
+            return self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigurationError(f"{self.name} does not end: {self._last_words()}") from error
+
     def stop(self, *, patience_s: float = 40.0) -> int:
         """SIGTERM, then SIGKILL for one that does not listen; its exit code."""
         if self._process.poll() is None:
@@ -101,6 +109,12 @@ def start_broker(
     child = ChildProcess("broker", arguments, folder=folder, environment=environment)
     child.wait_until(lambda: _answers(f"{server}/readyz"))
     return child
+
+
+def start_compiling(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
+    """Compile the Arrow kernel into numba's cache, which Spark's Python workers load it from."""
+    work = "from record_format.arrow import warm; warm()"
+    return ChildProcess("kernel", ["-c", work], folder=folder, environment=environment)
 
 
 def _answers(url: str) -> bool:
