@@ -21,6 +21,9 @@ from bench.report import Report, save, show
 CLAIMS: Final = (
     "raw_fetch",
     "produce_json",
+    "record_fetch",
+    "latency",
+    "tails",
     "spark_scan",
     "hot_append",
     "hot_durable",

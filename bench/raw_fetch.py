@@ -53,7 +53,8 @@ WAYS: Final = (
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
-    children.program("wrk")
+    for needed in ("wrk", "nginx"):
+        children.program(needed)
     report = Report(
         name="raw_fetch", title="Raw fetch of a sealed segment, 8 connections", peer="nginx"
     )

@@ -13,6 +13,7 @@ Four partitions, 2 million records of 16-byte keys and values of about 130 bytes
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import sys
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bench.children import ROOT
+from bench.children import ROOT, MissingPeer
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
@@ -43,6 +44,8 @@ A_REQUEST: Final = 10_000
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
+    if importlib.util.find_spec("pyspark") is None:
+        raise MissingPeer("pyspark is not installed: the extra `spark` has it")
     report = Report(
         name="spark_scan", title="Spark scan, 2 million records, cold", peer="Parquet zstd"
     )

@@ -1,0 +1,150 @@
+"""Claim: a client that waits costs next to nothing, and is woken at once.
+
+* Measured: 5,000 tails of one partition, each on a connection of its own, with nothing to tell:
+  memory of the broker (proportional set size) that they add, and its CPU; then one tail of another
+  partition is woken, from the produce's first byte to the event, with the 5,000 still there.
+* Measured: produce to tail, one durable record at a time, alone.
+* Measured: one record told to all 5,000: until the last has it, and the broker's CPU for it.
+* Peer: the answer to the produce itself, which has waited for the same disk.
+
+`python -m bench tails`; takes about a minute, and 5,000 descriptors in each of two processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import children
+from bench.children import Server
+from bench.report import Report, Target
+from bench.rounds import cpu_seconds_of
+from bench.wire import Wire, percentile
+from tierlog.client import Client
+
+ROUNDS: Final = 3
+TAILS: Final = 5_000
+AT_REST_S: Final = 3
+WAKES: Final = 200
+MIB: Final = 1 << 20
+_PARTITION: Final = "/v1/topics/{}/partitions/0/{}"
+_TIMEOUT_S: Final = 60
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * TAILS)), hard))
+    report = Report(
+        name="tails", title=f"Tails, {TAILS:,} of them at rest", peer="the produce's answer"
+    )
+    with children.broker(folder) as broker:
+        with Client(broker.url) as client:
+            client.create_topic("idle")
+            client.create_topic("told")
+        alone = [_wakes(broker) for _ in range(rounds + 1)][1:]
+        _add_latencies(report, "produce to tail, alone", alone, (3.0, 15.0))
+        before = _memory_bytes(broker)
+        with _many_tails(broker) as tails:
+            grown = (_memory_bytes(broker) - before) / MIB
+            target = Target(value=150, at_most=True, of_ratio=False)
+            report.add("memory that they add", "MiB", [grown], target=target)
+            report.add("memory of one", "KiB", [grown * 1024 / TAILS])
+            report.add("CPU of the broker at rest", "%", [_rest_share(broker)])
+            beside = [_wakes(broker) for _ in range(rounds)]
+            _add_latencies(report, "wake-up of one beside them", beside, (5.0, None))
+            told = [_tell_all(broker, tails) for _ in range(rounds)]
+        report.add("one record told to all, the last has it after", "ms", [t[0] for t in told])
+        report.add("one record told to all, CPU of the broker", "ms", [t[1] for t in told])
+    return report
+
+
+def _add_latencies(
+    report: Report,
+    name: str,
+    rounds: Sequence[tuple[list[float], list[float]]],
+    targets: tuple[float | None, float | None],
+) -> None:
+    for share, most in zip((0.5, 0.99), targets, strict=True):
+        report.add(
+            f"{name}, p{share * 100:.0f}",
+            "ms",
+            [percentile(events, share) for events, _ in rounds],
+            [percentile(answers, share) for _, answers in rounds],
+            target=Target(value=most, at_most=True, of_ratio=False) if most else None,
+        )
+
+
+def _wakes(broker: Server) -> tuple[list[float], list[float]]:
+    """Milliseconds from sending a record to its event, and to its answer."""
+    events: list[float] = []
+    answers: list[float] = []
+    with Wire(broker) as producer, Wire(broker) as tail:
+        tail.start_stream(tail.request("GET " + _PARTITION.format("told", "tail")))
+        line = "POST " + _PARTITION.format("told", "records")
+        for number in range(WAKES):
+            value = b"value-%d." % number
+            request = producer.request(line, value, Content_Type="application/octet-stream")
+            began = time.perf_counter()
+            producer.sock.sendall(request)
+            arrived = {producer.sock: 0.0, tail.sock: 0.0}
+            with selectors.DefaultSelector() as selector:
+                selector.register(producer.sock, selectors.EVENT_READ)
+                selector.register(tail.sock, selectors.EVENT_READ)
+                while not all(arrived.values()):
+                    for key, _ in selector.select(_TIMEOUT_S):
+                        data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                        if key.fileobj is producer.sock or value in data:
+                            arrived[key.fileobj] = time.perf_counter()  # type: ignore[index]
+            answers.append((arrived[producer.sock] - began) * 1000)
+            events.append((arrived[tail.sock] - began) * 1000)
+    return events, answers
+
+
+@contextlib.contextmanager
+def _many_tails(broker: Server) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as opened:
+        wires = [opened.enter_context(Wire(broker)) for _ in range(TAILS)]
+        for wire in wires:
+            wire.start_stream(wire.request("GET " + _PARTITION.format("idle", "tail")))
+        yield [wire.sock for wire in wires]
+
+
+def _memory_bytes(broker: Server) -> int:
+    with open(f"/proc/{broker.pid}/smaps_rollup") as rollup:
+        for line in rollup:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    raise AssertionError("the kernel gives the set size of every process")
+
+
+def _rest_share(broker: Server) -> float:
+    before = cpu_seconds_of(broker.pid)
+    time.sleep(AT_REST_S)
+    return (cpu_seconds_of(broker.pid) - before) / AT_REST_S * 100
+
+
+def _tell_all(broker: Server, tails: Sequence[socket.socket]) -> tuple[float, float]:
+    """Milliseconds until the last tail has one record, and of the broker's CPU."""
+    cpu_before = cpu_seconds_of(broker.pid)
+    with selectors.DefaultSelector() as selector, Wire(broker) as producer:
+        for tail in tails:
+            selector.register(tail, selectors.EVENT_READ)
+        value = b"to all %d." % time.monotonic_ns()
+        line = "POST " + _PARTITION.format("idle", "records")
+        began = time.perf_counter()
+        producer.timed(producer.request(line, value, Content_Type="application/octet-stream"))
+        waiting = len(tails)
+        while waiting:
+            for key, _ in selector.select(_TIMEOUT_S):
+                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                if value in data:
+                    selector.unregister(key.fileobj)
+                    waiting -= 1
+        seconds = time.perf_counter() - began
+    return seconds * 1000, (cpu_seconds_of(broker.pid) - cpu_before) * 1000
