@@ -48,7 +48,7 @@ class _Change(NamedTuple):
 class GroupView:
     def __init__(self) -> None:
         self.groups: dict[str, dict[TopicPartition, Committed]] = {}
-        self.commits = 0
+        self.count = 0
         self.unreadable = 0
         self._open_transactions: dict[int, list[_Change]] = {}
 
@@ -56,20 +56,20 @@ class GroupView:
 
     def put(self, key: CommitKey, commit: Commit, *, record_offset: int) -> None:
         offsets = self.groups.setdefault(key.group, {})
-        self.commits += key[1:] not in offsets
+        self.count += key[1:] not in offsets
         offsets[key.topic, key.partition] = Committed(commit, record_offset)
 
     def remove(self, key: CommitKey) -> None:
         offsets = self.groups.get(key.group, {})
         if offsets.pop((key.topic, key.partition), None) is not None:
-            self.commits -= 1
+            self.count -= 1
         if not offsets:
             self.groups.pop(key.group, None)
 
-    def commit_keys(self) -> Iterator[CommitKey]:
+    def commits(self) -> Iterator[tuple[CommitKey, Commit]]:
         for group, offsets in self.groups.items():
-            for topic, partition in offsets:
-                yield CommitKey(group, topic, partition)
+            for (topic, partition), committed in offsets.items():
+                yield CommitKey(group, topic, partition), committed.commit
 
     # --- the log ----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.append import Acks, AppendResult
 from hot_tier.log_config import ConfigValue
+from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import (
     TOPIC,
     Commit,
@@ -145,14 +146,18 @@ class Groups:
         with self._lock:
             if TOPIC in self._gone:
                 view = GroupView()
-            gone = {key for key in view.commit_keys() if self._is_gone(key.topic)}
+            gone = {key for key, commit in view.commits() if self._is_gone(key.topic, commit)}
             for key in gone:
                 view.remove(key)
             self._view, self._owed = view, gone
             self._gone.clear()
 
-    def _is_gone(self, topic: str) -> bool:
-        return topic in self._gone or self._topic_or_none(topic) is None
+    def _is_gone(self, name: str, commit: Commit) -> bool:
+        """Whether the commit is on a topic that is there no more, be it one of the same name."""
+        topic = self._topic_or_none(name)
+        if topic is None or name in self._gone:
+            return True
+        return commit.topic_id not in (None, parse_topic_id(topic.record.topic_id))
 
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
@@ -171,11 +176,10 @@ class Groups:
         check_group_name(group)
         _check_offsets(offsets)
         self.rebuild()
-        self._check_targets(offsets)
+        self._rows(group, offsets)  # a refused commit does not make the topic
         home = self._home_of(group, self._make_topic(TOPIC, CONFIG))
-        rows = [_row(group, one, now_ms=self._clock()) for one in offsets]
         with self._lock:
-            self._check_targets(offsets)  # again: one may have been deleted since
+            rows = self._rows(group, offsets)  # looks again: a topic may have been deleted since
             self._check_room(rows)
             pending = self._append(home, rows)
         self._settle(pending)
@@ -223,7 +227,7 @@ class Groups:
             if name == TOPIC:
                 self._view, self._owed = GroupView(), set()
                 return
-            gone = {key for key in view.commit_keys() if key.topic == name}
+            gone = {key for key, _ in view.commits() if key.topic == name}
             for key in gone:
                 view.remove(key)
             self._owed |= gone
@@ -315,13 +319,21 @@ class Groups:
         found = topic.partitions.get(wanted)
         return found if found is not None else topic.partitions[min(topic.partitions)]
 
-    def _check_targets(self, offsets: Sequence[NewOffset]) -> None:
+    def _rows(self, group: str, offsets: Sequence[NewOffset]) -> list[_Row]:
+        """Raises UnknownTopic, UnknownPartition."""
+        now_ms = self._clock()
+        rows = []
         for one in offsets:
-            self._find_topic(one.topic).partition(one.partition)
+            topic = self._find_topic(one.topic)
+            topic.partition(one.partition)
+            topic_id = parse_topic_id(topic.record.topic_id)
+            commit = Commit(one.offset, one.metadata, now_ms, topic_id=topic_id)
+            rows.append(_Row(CommitKey(group, one.topic, one.partition), commit))
+        return rows
 
     def _check_room(self, rows: Sequence[_Row]) -> None:
         assert self._view is not None, "it was rebuilt"
-        known, kept = self._view.groups, self._view.commits
+        known, kept = self._view.groups, self._view.count
         if kept + len(rows) <= self._commits_max:
             return
         new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)
@@ -343,11 +355,6 @@ class Groups:
             lag = lag_of(partition, commit.offset, end)
             shown.append(GroupOffset(topic, number, commit.offset, end, lag, commit.metadata))
         return shown
-
-
-def _row(group: str, one: NewOffset, *, now_ms: int) -> _Row:
-    commit = Commit(one.offset, one.metadata, now_ms)
-    return _Row(CommitKey(group, one.topic, one.partition), commit)
 
 
 def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:

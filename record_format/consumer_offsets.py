@@ -1,8 +1,9 @@
 """Records of `__consumer_offsets`: who has read how far, byte for byte as Kafka keeps it.
 
-* Written are the versions that Kafka 4 writes (key 1, value 3); read are all that Kafka ever wrote.
+* Written are the versions that Kafka 4.3 writes (key 1, value 4); read are all that Kafka wrote.
+* The topic's id tells a topic from an earlier one of its name, where the writer put it in.
 * A key of another type (group metadata, members, assignments) is none of ours: None, not an error.
-* Bytes behind the last field are passed over, as Kafka's readers do.
+* Bytes behind the last field, and tags that are not known, are passed over, as Kafka's readers do.
 * A group's records are all in one partition, Kafka's choice by the hash of its name: only so does
   the order of commits mean anything.
 
@@ -14,7 +15,9 @@ Big-endian; a string is its length (i16) and UTF-8.
            1      offset i64, metadata string, commit timestamp i64, expire timestamp i64
            2      as 0
            3      offset i64, leader epoch i32, metadata string, commit timestamp i64
-           4      as 3, metadata as a compact string (varint of length + 1), then tagged fields
+           4      as 3, metadata as a compact string (varint of length + 1), then tagged fields:
+                  their number (varint), and of each tag and size (varints) and its bytes;
+                  tag 0 is the topic's id (16 bytes, zero where it is not known)
     null   a tombstone: the commit under this key is gone
 
 From Kafka's OffsetCommitKey.json and OffsetCommitValue.json (group-coordinator).
@@ -23,6 +26,7 @@ From Kafka's OffsetCommitKey.json and OffsetCommitValue.json (group-coordinator)
 from __future__ import annotations
 
 import struct
+import uuid
 from typing import Final, NamedTuple
 
 from record_format.errors import CorruptDataError
@@ -32,8 +36,11 @@ NO_EPOCH: Final = -1
 
 _KEY_VERSION: Final = 1
 _LAST_KEY_VERSION: Final = 1  # from 2 on a key is of another type
-_VALUE_VERSION: Final = 3
-_FLEXIBLE_VERSION: Final = 4
+_EPOCH_VERSION: Final = 3  # the first with a leader epoch
+_FLEXIBLE_VERSION: Final = 4  # the one that is written
+_TOPIC_ID_TAG: Final = 0
+_MAX_TAGS: Final = 100
+_NO_ID: Final = uuid.UUID(int=0)
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
@@ -46,12 +53,16 @@ class CommitKey(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The next offset to be read. `metadata` is the client's own; empty where it gave none."""
+    """The next offset to be read. `metadata` is the client's own; empty where it gave none.
+
+    `topic_id` None: the writer did not say it.
+    """
 
     offset: int
     metadata: str = ""
     commit_timestamp: int = -1
     leader_epoch: int = NO_EPOCH
+    topic_id: uuid.UUID | None = None
 
 
 def encode_key(key: CommitKey) -> bytes:
@@ -60,8 +71,18 @@ def encode_key(key: CommitKey) -> bytes:
 
 
 def encode_value(commit: Commit) -> bytes:
-    head = struct.pack(">hqi", _VALUE_VERSION, commit.offset, commit.leader_epoch)
-    return head + _string(commit.metadata) + _LONG.pack(commit.commit_timestamp)
+    metadata = commit.metadata.encode()
+    parts = [
+        struct.pack(">hqi", _FLEXIBLE_VERSION, commit.offset, commit.leader_epoch),
+        _unsigned_varint(len(metadata) + 1),
+        metadata,
+        _LONG.pack(commit.commit_timestamp),
+    ]
+    if commit.topic_id is None:
+        parts.append(b"\0")
+    else:
+        parts += (bytes((1, _TOPIC_ID_TAG, 16)), commit.topic_id.bytes)
+    return b"".join(parts)
 
 
 def decode_key(data: bytes) -> CommitKey | None:
@@ -82,9 +103,21 @@ def decode_value(data: bytes) -> Commit:
     if not 0 <= version <= _FLEXIBLE_VERSION:
         raise CorruptDataError(f"an offset commit has version {version}; 0 to 4 are known")
     offset = fields.number(_LONG)
-    epoch = fields.number(_INT) if version >= _VALUE_VERSION else NO_EPOCH
-    metadata = fields.compact_string() if version >= _FLEXIBLE_VERSION else fields.string()
-    return Commit(offset, metadata, fields.number(_LONG), epoch)
+    epoch = fields.number(_INT) if version >= _EPOCH_VERSION else NO_EPOCH
+    flexible = version >= _FLEXIBLE_VERSION
+    metadata = fields.compact_string() if flexible else fields.string()
+    timestamp = fields.number(_LONG)
+    tag = fields.tags().get(_TOPIC_ID_TAG) if flexible else None
+    return Commit(offset, metadata, timestamp, epoch, _topic_id(tag))
+
+
+def _topic_id(tag: bytes | None) -> uuid.UUID | None:
+    if tag is None:
+        return None
+    if len(tag) != 16:
+        raise CorruptDataError(f"a topic's id has {len(tag)} bytes")
+    found = uuid.UUID(bytes=tag)
+    return None if found == _NO_ID else found
 
 
 def partition_for_group(group: str, partitions: int) -> int:
@@ -96,6 +129,15 @@ def partition_for_group(group: str, partitions: int) -> int:
     if hashed >= 1 << 31:
         hashed -= 1 << 32
     return 0 if hashed == -(1 << 31) else abs(hashed) % partitions
+
+
+def _unsigned_varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _string(text: str) -> bytes:
@@ -116,15 +158,29 @@ class _Fields:
         return self._text(self.number(_SHORT))
 
     def compact_string(self) -> str:
-        size = shift = 0
+        return self._text(self._unsigned_varint() - 1)
+
+    def tags(self) -> dict[int, bytes]:
+        """Tagged fields by number."""
+        count = self._unsigned_varint()
+        if count > _MAX_TAGS:
+            raise CorruptDataError(f"{count} tagged fields are more than any version has")
+        found = {}
+        for _ in range(count):
+            tag = self._unsigned_varint()
+            found[tag] = self._take(self._unsigned_varint())
+        return found
+
+    def _unsigned_varint(self) -> int:
+        value = shift = 0
         while True:
             byte = self._take(1)[0]
-            size |= (byte & 0x7F) << shift
+            value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                return self._text(size - 1)
+                return value
             if shift > 28:
-                raise CorruptDataError("a length takes more than five bytes")
+                raise CorruptDataError("a number takes more than five bytes")
 
     def _text(self, size: int) -> str:
         if size < 0:

@@ -5,6 +5,7 @@ import pytest
 
 from broker.groups import GroupOffset, NewOffset
 from hot_tier.append import Acks
+from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
 from record_format.errors import (
     InvalidRequest,
@@ -137,6 +138,15 @@ def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, t
     house.broker.create_topic("vanished")
     house.restart()
     assert offsets_of(house, "g") == {("t", 0): 9}
+
+
+def test_offsets_of_an_earlier_topic_of_the_name_are_not_this_ones(house, topic):
+    commit(house, "g", t1=9)
+    earlier = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
+    keys = [encode_key(CommitKey("g", "t", partition)) for partition in (0, 2)]
+    write_raw(house, keys, [encode_value(Commit(4, topic_id=earlier)), encode_value(Commit(5))])
+    house.restart()
+    assert offsets_of(house, "g") == {("t", 1): 9, ("t", 2): 5}  # one did not say its topic's id
 
 
 def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_anew(house, topic):

@@ -1,8 +1,20 @@
+from pathlib import Path
+
 from broker.group_view import GroupView
-from record_format.consumer_offsets import Commit, CommitKey, encode_key, encode_value
+from record_format.checkpoint_files import parse_topic_id
+from record_format.consumer_offsets import (
+    Commit,
+    CommitKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from record_format.decode import iter_records
 from record_format.encode import encode_batch
 
 ABORTED, COMMITTED = 0, 1
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"
 
 
 class Log:
@@ -90,5 +102,28 @@ def test_commits_are_counted_once_a_partition():
     for offset in (1, 2, None, None, 3):
         log.commit("a", offset)
     view.apply(log.data)
-    assert view.commits == 1
-    assert list(view.commit_keys()) == [CommitKey("a", "t", 0)]
+    assert view.count == 1
+    assert list(view.commits()) == [(CommitKey("a", "t", 0), Commit(3))]
+
+
+def test_a_log_that_kafka_wrote_is_read():
+    """A console consumer read two of three records; another group's offset was reset to 1."""
+    view = GroupView()
+    view.apply((FIXTURES / "00000000000000000000.log").read_bytes())
+    place = ("flights", 0)
+    found = {group: offsets[place].commit for group, offsets in view.groups.items()}
+    topic_id = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
+    assert found == {
+        "real-group": Commit(2, "", 1795232811107, -1, topic_id),
+        "set-group": Commit(1, "", 1795232816143, -1, topic_id),
+    }
+    assert view.unreadable == 0
+
+
+def test_what_we_write_for_it_is_what_kafka_wrote():
+    data = (FIXTURES / "00000000000000000000.log").read_bytes()
+    for record in iter_records(data):
+        key = decode_key(record.key)
+        if key is not None:
+            assert encode_key(key) == record.key
+            assert encode_value(decode_value(record.value)) == record.value

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import (
     Commit,
     CommitKey,
@@ -32,7 +33,11 @@ VALUES = {
     3: "00030000011f71fb04cb0000000700036dc3a90000018bcfe5687b",
     4: "00040000011f71fb04cb00000007046dc3a90000018bcfe5687b00",
 }
+WITH_ID = (
+    "00040000011f71fb04cb00000007046dc3a90000018bcfe5687b010010bd78f019c1b34a73824b710be561d93d"
+)
 COMMIT = Commit(1234567890123, "mé", 1700000000123, 7)
+TOPIC_ID = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
 
 
 @pytest.mark.parametrize("group", KEYS)
@@ -43,7 +48,22 @@ def test_keys_are_those_of_kafka(group):
 
 
 def test_values_are_those_of_kafka():
-    assert encode_value(COMMIT).hex() == VALUES[3]
+    assert encode_value(COMMIT).hex() == VALUES[4]
+    with_id = COMMIT._replace(topic_id=TOPIC_ID)
+    assert encode_value(with_id).hex() == WITH_ID
+    assert decode_value(bytes.fromhex(WITH_ID)) == with_id
+    long = encode_value(Commit(5, "x" * 200, 1))
+    assert long[14:16] == b"\xc9\x01"
+    assert decode_value(long).metadata == "x" * 200
+
+
+def test_an_id_of_zeros_is_none_and_unknown_tags_are_passed_over():
+    plain = bytes.fromhex(VALUES[4])[:-1]
+    assert decode_value(plain + b"\x01\0\x10" + bytes(16)) == COMMIT
+    assert decode_value(plain + b"\x02\x01\x02ab\x05\0") == COMMIT
+    for bad in (b"\x01\0\x0f" + bytes(15), b"\x65", b"\xff" * 6, b"\x01\0\x10"):
+        with pytest.raises(CorruptDataError):
+            decode_value(plain + bad)
 
 
 @pytest.mark.parametrize("version", VALUES)
@@ -78,8 +98,8 @@ def test_a_key_of_version_0_is_a_commit():
 @pytest.mark.parametrize("version", VALUES)
 def test_a_value_cut_anywhere_is_refused_and_what_follows_it_is_passed_over(version):
     whole = bytes.fromhex(VALUES[version])
-    needed = {1: 8, 4: 1}.get(version, 0)  # the last field of these is not read
-    for size in range(len(whole) - needed):
+    unread = 8 if version == 1 else 0  # when it would expire
+    for size in range(len(whole) - unread):
         with pytest.raises(CorruptDataError):
             decode_value(whole[:size])
     assert decode_value(whole + b"more") == decode_value(whole)
@@ -107,7 +127,7 @@ def test_values_of_unknown_versions_and_null_texts_are_refused(data):
     metadata=st.text(st.characters(exclude_categories=["Cs"]), max_size=1000),
 )
 def test_what_is_written_is_read(group, partition, offset, metadata):
-    key, commit = CommitKey(group, "t", partition), Commit(offset, metadata, 5)
+    key, commit = CommitKey(group, "t", partition), Commit(offset, metadata, 5, -1, TOPIC_ID)
     assert decode_key(encode_key(key)) == key
     assert decode_value(encode_value(commit)) == commit
 
