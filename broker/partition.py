@@ -238,7 +238,7 @@ class Partition:
                 return found
         return found
 
-    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
+    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
         """Call `callback` once, from any thread, when the high watermark is above `offset`.
 
         It is called at once where it is already. Returns how to cancel; a cancelled callback may
@@ -248,12 +248,15 @@ class Partition:
             self._next_waiter += 1
             waiter = self._next_waiter
             self._waiters[waiter] = (offset, callback)
-        self._wake_waiters(self.log.high_watermark)
 
-        def cancel() -> None:
+        def cancel() -> bool:
             with self._waiters_lock:
-                self._waiters.pop(waiter, None)
+                return self._waiters.pop(waiter, None) is not None
 
+        # Looked at after it is on record, so that no rise in between is missed; and only its own
+        # offset: thousands may wait already.
+        if offset < self.log.high_watermark and cancel():
+            callback()
         return cancel
 
     def _wake_waiters(self, high_watermark: int) -> None:

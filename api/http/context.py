@@ -20,6 +20,8 @@ from api.http.access import Access
 from api.http.bodies import InflightBytes
 from api.http.metrics import HttpMetrics
 from api.http.settings import HttpSettings
+from api.http.shared_pages import SharedPages
+from api.http.watermarks import Watermarks
 from broker.broker import Broker
 
 P = ParamSpec("P")
@@ -31,6 +33,8 @@ class Context:
         self.broker, self.settings = broker, settings
         self.metrics = HttpMetrics()
         self.access = Access(settings)
+        self.watermarks = Watermarks()
+        self.pages = SharedPages()
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
         self._changers = ThreadPoolExecutor(

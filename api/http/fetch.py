@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -25,6 +24,7 @@ from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
 from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
 from api.http.settings import MIB
+from api.http.shared_pages import WrittenPage, page_key
 from api.http.tail import tail_of
 from broker.partition import Fetched, Partition
 from record_format.errors import OffsetTrimmed
@@ -74,7 +74,6 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     found = await _fetch_enough(context, exchange, partition, position, query)
-    context.metrics.fetched_bytes.labels(found.fetched.tier).inc(found.fetched.size_bytes)
     if form == media_types.BATCHES:
         return await _batches_answer(context, found, query)
     return await _records_answer(context, partition, found, query, form)
@@ -155,6 +154,7 @@ async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> 
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
+    context.metrics.fetched(fetched.tier, fetched.size_bytes)
     next_offset = max(fetched.next_offset, found.offset)
     headers = log_headers(fetched, next_offset=next_offset)
     headers.append((b"content-type", media_types.BATCHES.encode()))
@@ -164,45 +164,61 @@ async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> 
 async def _records_answer(
     context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
 ) -> Answer:
-    write = partial(_write_lines if form == media_types.NDJSON else _write_document, partition)
-    body, next_offset = await context.compute(found.fetched.size_bytes, lambda: write(found, query))
-    headers = log_headers(found.fetched, next_offset=next_offset)
+    page = await _written(context, partition, found, query, form)
+    context.metrics.fetched(found.fetched.tier, found.fetched.size_bytes, records=page.records)
+    body: bytes = page.content
+    if form == media_types.JSON:
+        body = framed(partition, found.fetched, body, next_offset=page.next_offset)
+    headers = log_headers(found.fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
     return Answer(200, headers, body)
 
 
-def _page(found: Found, query: FetchQuery) -> record_json.Page:
-    return record_json.read_page(
+async def _written(
+    context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
+) -> WrittenPage:
+    """The records as text; from others who stand at the end of the log as well, where it can be."""
+    fetched = found.fetched
+    limits = (query.committed, query.max_bytes, query.record_limit)
+    return await context.pages.get(
+        page_key(partition, fetched, found.offset, form, query.encoding, *limits),
+        fetched,
+        lambda: context.compute(fetched.size_bytes, lambda: _write(partition, found, query, form)),
+    )
+
+
+def _write(partition: Partition, found: Found, query: FetchQuery, form: str) -> WrittenPage:
+    page = record_json.read_page(
         found.fetched,
         offset=found.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit,
     )
-
-
-def _write_lines(partition: Partition, found: Found, query: FetchQuery) -> tuple[bytes, int]:
-    page = _page(found, query)
-    lines = record_json.write_lines(page, partition=partition.number, encoding=query.encoding)
-    return lines, page.next_offset
-
-
-def _write_document(partition: Partition, found: Found, query: FetchQuery) -> tuple[bytes, int]:
-    page = _page(found, query)
-    return document(partition, found.fetched, page, query.encoding), page.next_offset
+    if form == media_types.JSON:
+        body = record_json.write_array(page, query.encoding)
+    else:
+        body = record_json.write_lines(page, partition=partition.number, encoding=query.encoding)
+    return WrittenPage(body, page.next_offset, len(body), page.record_count)
 
 
 def document(
     partition: Partition, fetched: Fetched, page: record_json.Page, encoding: record_json.Encoding
 ) -> bytes:
     """One partition's fetch as a JSON object."""
+    records = record_json.write_array(page, encoding)
+    return framed(partition, fetched, records, next_offset=page.next_offset)
+
+
+def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:
+    """The object around records that are written already."""
     return b"".join(
         (
             b'{"topic":"%b","partition":%d,"records":['
             % (partition.topic.encode(), partition.number),
-            record_json.write_array(page, encoding),
+            records,
             b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d,"tier":"%b"}'
             % (
-                page.next_offset,
+                next_offset,
                 fetched.log_start_offset,
                 fetched.high_watermark,
                 fetched.tier.encode(),

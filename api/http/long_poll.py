@@ -1,14 +1,13 @@
 """Waiting for the high watermark: woken by it, by the deadline, or by the client's leaving.
 
-No thread and no polling: a waiting request is one callback in each partition, one timer and one
-task that listens for the end of the connection.
+No thread and no polling: a waiting request is an entry in `watermarks`, one timer and one task that
+listens for the end of the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from api.http.context import Context
@@ -45,14 +44,26 @@ class LongPoll:
         """Return when one of the high watermarks is above its offset, or `over`."""
         if self._watch is None:
             self._watch = self._exchange.watch_for_leaving(self.leave)
-            self._timer = self._loop.call_at(self._deadline, self._end)
             self._context.add_waiting(self.leave)
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._end)
         self._woken.clear()
-        with ExitStack() as registered:
-            for partition, offset in beyonds:
-                registered.callback(partition.wait_beyond(offset, self._wake_from_thread))
+        watermarks = self._context.watermarks
+        cancels = [watermarks.wait_beyond(*beyond, self._woken.set) for beyond in beyonds]
+        try:
             if not self._over:
                 await self._woken.wait()
+        finally:
+            for cancel in cancels:
+                cancel()
+
+    def restart(self, *, wait_ms: int) -> None:
+        """Wait once more as long, unless the client left."""
+        self._deadline = self._loop.time() + wait_ms / 1000
+        self._over = self.left
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def leave(self) -> None:
         """The client is gone, or the server stops: nothing more is waited for."""
@@ -62,12 +73,6 @@ class LongPoll:
     def _end(self) -> None:
         self._over = True
         self._woken.set()
-
-    def _wake_from_thread(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._woken.set)
-        except RuntimeError:  # the loop is closed: the server has stopped
-            assert self._loop.is_closed()
 
     def close(self) -> None:
         if self._watch is not None:

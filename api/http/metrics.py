@@ -55,6 +55,16 @@ class HttpMetrics:
             ("tier",),
             registry=self.registry,
         )
+        self.fetched_records = Counter(
+            "tierlog_fetched_records",
+            "Records fetched over HTTP as text, by tier",
+            ("tier",),
+            registry=self.registry,
+        )
+
+    def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
+        self.fetched_bytes.labels(tier).inc(size_bytes)
+        self.fetched_records.labels(tier).inc(records)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

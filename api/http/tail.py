@@ -5,7 +5,7 @@
   partition's, as `partition:offset,…`. `Last-Event-ID` wins over `offset` and resumes after those
   records.
 * A fault in mid-stream is an event of its own, `error`, with the problem; then the stream ends.
-* Waiting costs one callback a partition: no thread, no polling.
+* Waiting costs no thread and no polling; those who wait at the same place share one page.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.problems import HeaderList
 from api.http.reading import Isolation, read
+from api.http.shared_pages import WrittenPage, page_key
 from broker.partition import Fetched, Partition
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
 
@@ -54,6 +55,7 @@ class Tail:
         self._committed = query.isolation == "read_committed"
         self.places: dict[Partition, int] = {}
         self._seen: dict[Partition, int] = {}  # high watermarks
+        self.at_end = False
 
     async def start(self, partitions: list[Partition], resumed: Mapping[int, int]) -> None:
         """Find every partition's first offset. Raises OffsetTrimmed, OffsetPastEnd."""
@@ -68,8 +70,9 @@ class Tail:
             self.places[partition] = offset
 
     async def next_events(self) -> bytes:
-        """A page of each partition that has something, or nothing."""
+        """A page of each partition that has something; see `at_end` for whether there is more."""
         parts = []
+        self.at_end = True
         for partition, offset in self.places.items():
             fetched = await read(
                 self._context,
@@ -81,24 +84,37 @@ class Tail:
             self._seen[partition] = fetched.high_watermark
             if fetched.slices:
                 parts.append(await self._events(partition, fetched, offset))
+            self.at_end = self.at_end and self.places[partition] >= fetched.end_offset
         return b"".join(parts)
 
     async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
-        self._context.metrics.fetched_bytes.labels(fetched.tier).inc(fetched.size_bytes)
-        page = await self._context.compute(
-            fetched.size_bytes,
-            lambda: record_json.read_page(fetched, offset=offset, max_bytes=self._query.max_bytes),
+        form = (self._query.encoding, self._committed, self._query.max_bytes, self._whole_topic)
+        page = await self._context.pages.get(
+            page_key(partition, fetched, offset, "events", *form),
+            fetched,
+            lambda: self._context.compute(
+                fetched.size_bytes, lambda: self._write(partition, fetched, offset)
+            ),
         )
-        lines = record_json.event_lines(
-            page, partition=partition.number, encoding=self._query.encoding
-        )
-        events = [self._event(partition, at, line) for at, line in lines]
+        self._context.metrics.fetched(fetched.tier, fetched.size_bytes, records=page.records)
+        events: bytes = page.content
+        if self._whole_topic:
+            events = b"".join(self._event(partition, at, line) for at, line in page.content)
         self.places[partition] = page.next_offset
-        return b"".join(events)
+        return events
+
+    def _write(self, partition: Partition, fetched: Fetched, offset: int) -> WrittenPage:
+        """What all who stand at the same place are sent: for a topic's tail without the ids."""
+        query = self._query
+        page = record_json.read_page(fetched, offset=offset, max_bytes=query.max_bytes)
+        lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
+        size_bytes = sum(len(line) for _, line in lines)
+        if self._whole_topic:
+            return WrittenPage(lines, page.next_offset, size_bytes, len(lines))
+        events = b"".join(b"id: %d\ndata: %b\n\n" % event for event in lines)
+        return WrittenPage(events, page.next_offset, size_bytes, len(lines))
 
     def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
-        if not self._whole_topic:
-            return b"id: %d\ndata: %b\n\n" % (offset, line)
         # Each partition's last offset that was passed; -1 stands before the first.
         self.places[partition] = offset + 1
         stands = ",".join(f"{one.number}:{at - 1}" for one, at in self.places.items())
@@ -151,21 +167,20 @@ def parse_last_event_id(
 async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGenerator[bytes, None]:
     yield _COMMENT  # so that the head of the answer leaves at once
     heartbeat_ms = context.settings.heartbeat_ms
-    while True:
-        with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
-            while not poll.over:
-                try:
-                    events = await tail.next_events()
-                except TierlogError as error:
-                    yield _error_event(exchange, error)
-                    return
-                if events:
-                    yield events
-                else:
-                    await poll.wait(tail.beyonds())
-            if poll.left:
+    with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
+        while not poll.left:
+            try:
+                events = await tail.next_events()
+            except TierlogError as error:
+                yield _error_event(exchange, error)
                 return
-        yield _COMMENT
+            if events:
+                yield events
+            if tail.at_end:
+                await poll.wait(tail.beyonds())
+            if poll.over and not poll.left:
+                yield _COMMENT
+                poll.restart(wait_ms=heartbeat_ms)
 
 
 def _error_event(exchange: Exchange, error: TierlogError) -> bytes:

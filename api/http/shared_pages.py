@@ -1,0 +1,84 @@
+"""The end of a log as text, made once for all who read it.
+
+* Only pages that end where the log ended are kept: many clients stand there, and each record is
+  written as text once for all of them. Who reads old records reads alone.
+* A key says everything that the page depends on, by values that never mean something else later
+  (the topic's id, not its name). What is kept is bounded in bytes; the least used goes first.
+* Of several that ask for the same page at a time one makes it, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from broker.partition import Fetched, Partition
+
+LIMIT_BYTES: Final = 16 << 20
+PAGE_MAX_BYTES: Final = 1 << 20
+
+Key = tuple[object, ...]
+
+
+class WrittenPage(NamedTuple):
+    """Records as text, in the form that the key names, and the offset behind them."""
+
+    content: Any
+    next_offset: int
+    size_bytes: int
+    records: int
+
+
+Make = Callable[[], Awaitable[WrittenPage]]
+
+
+def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object) -> Key:
+    """`form`: how the records are chosen and written."""
+    return (partition.log.topic_id, partition.number, offset, fetched.next_offset, *form)
+
+
+class SharedPages:
+    """On the event loop only."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes, self.size_bytes = limit_bytes, 0
+        self._pages: OrderedDict[Key, WrittenPage] = OrderedDict()
+        self._under_way: dict[Key, asyncio.Event] = {}
+        self.hits = self.misses = 0
+
+    async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
+        """The page, made where nobody has it; kept where `fetched` reached the end of the log."""
+        if fetched.next_offset < fetched.end_offset or fetched.size_bytes > PAGE_MAX_BYTES:
+            return await make()
+        while True:
+            page = self._pages.get(key)
+            if page is not None:
+                self.hits += 1
+                self._pages.move_to_end(key)
+                return page
+            made = self._under_way.get(key)
+            if made is None:
+                break
+            await made.wait()  # where making it failed, it is tried again here
+        return await self._made(key, make)
+
+    async def _made(self, key: Key, make: Make) -> WrittenPage:
+        self.misses += 1
+        made = self._under_way[key] = asyncio.Event()
+        try:
+            page = await make()
+        finally:
+            del self._under_way[key]
+            made.set()
+        self._keep(key, page)
+        return page
+
+    def _keep(self, key: Key, page: WrittenPage) -> None:
+        if page.size_bytes > PAGE_MAX_BYTES:
+            return
+        self._pages[key] = page
+        self.size_bytes += page.size_bytes
+        while self.size_bytes > self._limit_bytes:
+            self.size_bytes -= self._pages.popitem(last=False)[1].size_bytes

@@ -1,0 +1,162 @@
+"""Who waits for the end of a log, and what is shared among them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.http.shared_pages import SharedPages, WrittenPage
+from api.http.watermarks import Watermarks
+
+AT_END = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=100)
+IN_THE_MIDDLE = SimpleNamespace(next_offset=4, end_offset=5, size_bytes=100)
+
+
+class FakePartition:
+    """A partition as far as waiting knows one."""
+
+    def __init__(self) -> None:
+        self.log = SimpleNamespace(high_watermark=0)
+        self.asked: dict[int, tuple[int, Callable[[], None]]] = {}
+        self.times_asked = 0
+
+    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self.times_asked += 1
+        number = self.times_asked
+        self.asked[number] = (offset, callback)
+        return lambda: self.asked.pop(number, None)
+
+    def rise_to(self, high_watermark: int) -> None:
+        self.log.high_watermark = high_watermark
+        due = [n for n, (offset, _) in self.asked.items() if offset < high_watermark]
+        for number in due:
+            self.asked.pop(number)[1]()
+
+
+def run(case: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(case())  # type: ignore[arg-type]
+
+
+def test_a_thousand_who_wait_are_one_question_to_the_partition():
+    async def case() -> None:
+        partition: Any = FakePartition()
+        watermarks, woken = Watermarks(), []
+        for number in range(1000):
+            watermarks.wait_beyond(partition, 7, lambda number=number: woken.append(number))
+        assert partition.times_asked == 1
+        partition.rise_to(7)
+        await asyncio.sleep(0)
+        assert not woken
+        partition.rise_to(8)
+        await asyncio.sleep(0)
+        assert woken == list(range(1000))
+        assert not partition.asked
+
+    run(case)
+
+
+def test_each_is_woken_by_its_own_offset_and_once():
+    async def case() -> None:
+        partition: Any = FakePartition()
+        watermarks, woken = Watermarks(), []
+        for offset in (9, 3, 5):
+            watermarks.wait_beyond(partition, offset, lambda offset=offset: woken.append(offset))
+        for high_watermark in (3, 4, 6, 20):
+            partition.rise_to(high_watermark)
+            await asyncio.sleep(0)
+        assert woken == [3, 5, 9]
+
+    run(case)
+
+
+def test_who_comes_late_is_woken_at_once():
+    async def case() -> None:
+        partition: Any = FakePartition()
+        partition.log.high_watermark = 4
+        woken: list[int] = []
+        Watermarks().wait_beyond(partition, 3, lambda: woken.append(1))
+        assert woken == [1]
+        assert not partition.asked
+
+    run(case)
+
+
+def test_who_leaves_leaves_nothing_behind_even_while_a_call_is_under_way():
+    async def case() -> None:
+        partition: Any = FakePartition()
+        watermarks, woken = Watermarks(), []
+        cancel = watermarks.wait_beyond(partition, 3, lambda: woken.append("left"))
+        partition.rise_to(9)  # the call is on its way to the loop
+        cancel()
+        cancel()
+        partition.log.high_watermark = 0
+        watermarks.wait_beyond(partition, 20, lambda: woken.append("stays"))
+        await asyncio.sleep(0)
+        assert not woken
+        partition.rise_to(21)
+        await asyncio.sleep(0)
+        assert woken == ["stays"]
+        assert not partition.asked
+
+    run(case)
+
+
+def written(content: bytes) -> WrittenPage:
+    return WrittenPage(content, 5, len(content), 1)
+
+
+def test_many_who_stand_at_the_end_share_one_page():
+    async def case() -> None:
+        pages, made = SharedPages(), []
+
+        async def make() -> WrittenPage:
+            await asyncio.sleep(0)
+            made.append(1)
+            return written(b"page")
+
+        got = await asyncio.gather(*(pages.get(("a",), AT_END, make) for _ in range(50)))
+        assert {page.content for page in got} == {b"page"}
+        assert made == [1]
+        assert (pages.hits, pages.misses) == (49, 1)
+        await pages.get(("a",), IN_THE_MIDDLE, make)
+        assert made == [1, 1], "who reads old records reads alone"
+
+    run(case)
+
+
+def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
+    async def case() -> None:
+        pages, tries = SharedPages(), []
+
+        async def make() -> WrittenPage:
+            tries.append(1)
+            await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise OSError("once")
+            return written(b"page")
+
+        asked = [pages.get(("a",), AT_END, make) for _ in range(3)]
+        got = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(got[0], OSError)
+        assert [page.content for page in got[1:]] == [b"page", b"page"]
+        assert len(tries) == 2
+
+    run(case)
+
+
+@pytest.mark.parametrize("size_bytes", [10, 400, 2000])
+def test_what_is_kept_is_bounded(size_bytes):
+    async def case() -> None:
+        pages = SharedPages(limit_bytes=1000)
+
+        async def make() -> WrittenPage:
+            return written(b"x" * size_bytes)
+
+        for number in range(500):
+            await pages.get((number,), AT_END, make)
+            assert pages.size_bytes <= 1000
+        assert pages.size_bytes == 1000 // size_bytes * size_bytes
+
+    run(case)
