@@ -202,6 +202,19 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http("http.header.timeout.ms", Kind.MS, "How long a request's head may take.", least=1),
     _http("http.body.idle.timeout.ms", Kind.MS, "How long a body may stand still.", least=1),
     _http(
+        "http.body.rate.min",
+        Kind.BYTES,
+        "Bytes a second at which a body must come, on the whole.",
+        least=1,
+    ),
+    _http(
+        "http.send.idle.timeout.ms",
+        Kind.MS,
+        "How long a client may leave its answer unread before it is cut (Linux).",
+        least=1,
+        most=2**31 - 1,
+    ),
+    _http(
         "http.read.threads", Kind.COUNT, "Threads that wait for disk and store.", least=1, most=1024
     ),
     _http("http.keep.alive.ms", Kind.MS, "How long an idle connection is kept.", least=1),

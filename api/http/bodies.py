@@ -4,11 +4,13 @@
   is none; one that expands too far is refused before it has expanded.
 * What all requests hold together is bounded: beyond `inflight_max_bytes` a request is refused with
   429, and nothing of it is read.
-* A client that stops sending for `body_idle_timeout_ms` is cut.
+* A client that stops sending for `body_idle_timeout_ms` is cut, and so is one that goes on a byte
+  at a time: on the whole a body comes at `body_rate_min` bytes a second or more.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -61,10 +63,12 @@ async def received_body(
     inflight.take(held)
     try:
         parts: list[bytes] = []
-        size, more = 0, True
+        size, more, pace = 0, True, _Pace(settings)
         while more:
             part, more = await _next_part(exchange, settings)
             size += len(part)
+            if more:
+                pace.check(size)
             if size > limit:
                 raise _too_large(limit, size)
             if size > held:
@@ -101,6 +105,20 @@ async def _next_part(exchange: Exchange, settings: HttpSettings) -> tuple[bytes,
         return await exchange.next_body_part(timeout_s=timeout_s)
     except TimeoutError:
         raise StalledBody(f"no byte of the body came for {timeout_s:g} s") from None
+
+
+class _Pace:
+    """From the first byte waited for: a slow line is let be, a drip is not."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._rate = settings.body_rate_min
+        self._grace_s = settings.body_idle_timeout_ms / 1000
+        self._started = time.monotonic()
+
+    def check(self, size_bytes: int) -> None:
+        """Raises StalledBody."""
+        if time.monotonic() - self._started > self._grace_s + size_bytes / self._rate:
+            raise StalledBody(f"the body came at less than {self._rate} bytes a second")
 
 
 def encoding_of(exchange: Exchange) -> str:

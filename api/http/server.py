@@ -48,6 +48,7 @@ def serve(
     on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. Call from the main thread."""
+    cut_silent_clients(sock, settings)
     with _server(app, settings, tls=tls, on_started=on_started) as server:
         server.run(sockets=[sock])
 
@@ -63,6 +64,18 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
+    """Have the kernel end connections whose clients read nothing more, or are no more.
+
+    Connections inherit this from the listening socket. While an answer lies unread no code of ours
+    runs, so no timer of ours would be simpler or surer.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if user_timeout is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
 
 
 class _Server(uvicorn.Server):
@@ -180,6 +193,7 @@ class RunningServer:
         self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
     ) -> None:
         self._sock = bind("127.0.0.1", 0)
+        cut_silent_clients(self._sock, settings)
         self.port: int = self._sock.getsockname()[1]
         self._started = threading.Event()
         self._tls = tls

@@ -33,6 +33,8 @@ class HttpSettings:
     header_max_bytes: int = 64 * KIB
     header_timeout_ms: int = 10_000
     body_idle_timeout_ms: int = 30_000
+    body_rate_min: int = 1 * KIB  # a second
+    send_idle_timeout_ms: int = 120_000
     keep_alive_ms: int = 75_000
     shutdown_timeout_ms: int = 30_000
     # Bodies and answers above this are parsed and written by a thread, not by the event loop.
@@ -48,4 +50,5 @@ class HttpSettings:
     tokens_required: bool = False
     client_requests_max: int | None = None  # a second
     heartbeat_ms: int = 15_000
+    console_sample_ms: int = 5_000  # how often the console notes throughput and lag
     clock: Callable[[], int] = wall_clock_ms

@@ -49,6 +49,51 @@ def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
     assert b"no byte of the body came" in answer
 
 
+def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
+    settings = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1000)
+    with (
+        served(tmp_path, settings) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
+    ):
+        head = (
+            f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
+        )
+        sock.sendall(head.encode())
+        sock.settimeout(0.05)
+        answer = b""
+        for _ in range(100):
+            try:
+                answer = sock.recv(10_000)
+                break
+            except TimeoutError:
+                sock.sendall(b" ")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"less than 1000 bytes a second" in answer
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux cuts them")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_client_that_never_reads_its_answer_is_cut(tmp_path: Path, loop: str) -> None:
+    with (
+        served(tmp_path, HttpSettings(send_idle_timeout_ms=500), loop=loop) as server,
+        httpx.Client(base_url=server.url) as client,
+        socket.socket() as sock,
+    ):
+        for _ in range(8):
+            body = {"records": [{"value": "x" * 1_000_000}]}
+            assert client.post(records_path("t"), json=body).status_code == 200
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        head = f"GET {records_path('t')}?max_bytes=8000000 HTTP/1.1\r\nHost: localhost\r\n"
+        sock.sendall(f"{head}Accept: {BATCHES}\r\n\r\n".encode())
+        while "in_progress 2.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        deadline = time.monotonic() + 20
+        while "in_progress 2.0" in client.get("/metrics").text:
+            assert time.monotonic() < deadline, "it is still served"
+            time.sleep(0.1)
+
+
 def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_path: Path) -> None:
     settings = HttpSettings(inflight_max_bytes=100_000)
     with (
