@@ -29,14 +29,17 @@ from broker.groups import Groups
 from broker.janitor import Janitor
 from broker.log_opener import LogOpener
 from broker.partition import Partition
+from broker.repair import Repair, RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
 from broker.verify import verify_topic
 from cold_tier.object_store import ObjectStore
 from hot_tier.log_config import ConfigValue, LogConfig
+from manifest.garbage import GarbagePlan
 from record_format import native
 from record_format.errors import (
+    ConfigurationError,
     FieldProblem,
     InvalidPartitionCount,
     InvalidRequest,
@@ -301,6 +304,45 @@ class Broker:
             return verify_topic(found, store, settled=settled, deep=deep, clock=self.clock)
         finally:
             self._verifying.release()
+
+    def repair(self, topic: str, *, apply: bool = False, deep: bool = False) -> list[RepairStep]:
+        """What would mend the topic's bucket; with `apply` it is done, step by step.
+
+        Raises UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
+        """
+        steps: list[RepairStep] = []
+        for repair in self._repairs(topic):
+            planned = repair.plan(deep=deep)
+            steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
+        return steps
+
+    def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
+        """By partition, what no manifest version needs any more; with `apply` it is deleted."""
+        plans: dict[int, GarbagePlan] = {}
+        for number, partition in sorted(self.topic(topic).partitions.items()):
+            if partition.cold is None:
+                continue
+            self.copier.claim(partition)
+            plans[number] = partition.cold.collection_plan(self.janitor.policy)
+            if apply:
+                partition.cold.collect(self.janitor.policy)
+        return plans
+
+    def _repairs(self, topic: str) -> Iterator[Repair]:
+        found = self.topic(topic)
+        if self.bucket is None:
+            raise ConfigurationError("this broker has no object store: there is nothing to repair")
+        store = self.bucket.checked_store()
+        for _, partition in sorted(found.partitions.items()):
+            if partition.cold is not None:
+                self.copier.claim(partition)
+                yield Repair(
+                    partition,
+                    store,
+                    scratch=self.folder.path / "tierlog" / "repair",
+                    policy=self.janitor.policy,
+                    clock=self.clock,
+                )
 
     # --- what it says of itself -------------------------------------------------------------------
 

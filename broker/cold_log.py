@@ -28,7 +28,7 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.codec import decode_copy, encode_manifest
-from manifest.garbage import Collector, GarbagePolicy
+from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.paging import live_size_bytes
 from manifest.pins import Pins
 from manifest.state import EpochStart, Manifest, SegmentEntry
@@ -173,14 +173,18 @@ class ColdLog:
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
         """Upload one sealed segment, commit it, read the commit back."""
+        entry = self.upload(files)
+        self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
+        return entry
+
+    def upload(self, files: SegmentFiles) -> SegmentEntry:
+        """The entry of a segment whose objects are in the bucket and confirmed; to be committed."""
         assert self._claim is not None, "the opener prepares a claim"
         uploaded = self._upload(
             files, folder=self._manifests.keys.segments, leader_epoch=self._claim.epoch
         )
         modified_ms = files.log.stat().st_mtime_ns // 1_000_000
-        entry = SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
-        self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
-        return entry
+        return SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
 
     def trim(self, before_offset: int) -> None:
         """The bucket's log start follows. Before the claim, which brings it along: nothing."""
@@ -202,6 +206,17 @@ class ColdLog:
             self.drop_expired(log_start_offset)
         else:
             self.trim(log_start_offset)
+
+    @property
+    def pages(self) -> transitions.PageSource:
+        """What transitions of this partition's manifest read its pages by."""
+        return self._manifests
+
+    def collection_plan(self, policy: GarbagePolicy) -> GarbagePlan:
+        """What `collect` would delete now."""
+        assert self.manifest is not None, "only a claimed partition collects"
+        collector = Collector(self._manifests, self._pins, policy)
+        return collector.plan(self.manifest, now_ms=self._clock())
 
     def collect(self, policy: GarbagePolicy) -> int:
         """Delete from the bucket what no version needs any more; how many objects.

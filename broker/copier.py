@@ -139,13 +139,18 @@ class Copier:
         if failure is not None:
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
-    def _copy_all(self, partition: Partition, work: _Work) -> None:
-        cold = partition.cold
-        assert cold is not None
-        cold.claim(
+    def claim(self, partition: Partition) -> None:
+        """Become the owner in the bucket, now. Raises FencedError, StoreUnavailable."""
+        assert partition.cold is not None, "there is nothing to claim without a bucket"
+        partition.cold.claim(
             log_start_offset=partition.log.log_start_offset,
             log_end_offset=partition.log.log_end_offset,
         )
+
+    def _copy_all(self, partition: Partition, work: _Work) -> None:
+        cold = partition.cold
+        assert cold is not None
+        self.claim(partition)
         for base_offset in _pending(partition):
             if self._stopping:
                 return

@@ -44,7 +44,7 @@ class Janitor:
     ) -> None:
         self._partitions, self._settings, self._clock = partitions, settings, clock
         self._save_log_starts = save_log_starts
-        self._policy = GarbagePolicy(
+        self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
         self._collect_after_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
@@ -113,7 +113,7 @@ class Janitor:
             return
         self._collect_after_ms[partition] = now_ms + self._collect_every_ms
         try:
-            gone = partition.cold.collect(self._policy)
+            gone = partition.cold.collect(self.policy)
         except TierlogError as error:
             log.warning("garbage collection waits", partition=str(partition), error=str(error))
             return

@@ -230,6 +230,26 @@ def replace(
     Raises InvalidTransition where the run is not there as it was. What a trim took from its front
     meanwhile is no obstacle.
     """
+    after = with_replaced(manifest, old, new, pages=pages, now_ms=now_ms)
+    if after is manifest:
+        return manifest
+    end = max(manifest.compacted_before, old[-1].next_offset)
+    return require_step(manifest, altered(after, compacted_before=end))
+
+
+def with_replaced(
+    manifest: Manifest,
+    old: Sequence[SegmentEntry],
+    new: Sequence[SegmentEntry],
+    *,
+    pages: PageSource,
+    now_ms: int,
+) -> Manifest:
+    """`new` in the place of the run `old`, whose objects are listed as removed.
+
+    The caller explains the holes that it leaves, and checks the step. Raises InvalidTransition as
+    `replace` does; done already: the same object.
+    """
     require(manifest)
     assert old, "a replacement replaces something"
     start, end = old[0].base_offset, old[-1].next_offset
@@ -251,12 +271,7 @@ def replace(
         *(RemovedObject(p.key, now_ms, Reason.REPLACED) for p in touched if isinstance(p, PageRef)),
         *_removals(in_range, now_ms, Reason.REPLACED),
     ]
-    after = altered(
-        after,
-        removed=(*manifest.removed, *removed),
-        compacted_before=max(manifest.compacted_before, end),
-    )
-    return require_step(manifest, after)
+    return altered(after, removed=(*manifest.removed, *removed))
 
 
 def _with_run(

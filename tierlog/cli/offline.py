@@ -81,8 +81,9 @@ def opened_store(
 def opened_owner(
     data_dir: Path,
     url: str,
-    endpoint: str | None,
     *,
+    endpoint: str | None = None,
+    region: str | None = None,
     take_over: bool = False,
     allow_single_writer_store: bool = False,
 ) -> Iterator[Broker]:
@@ -105,7 +106,7 @@ def opened_owner(
         allow_single_writer_store=allow_single_writer_store,
         retention_check_interval_ms=NEVER_MS,
     )
-    broker = Broker.open(settings, store=open_store(url, endpoint=endpoint))
+    broker = Broker.open(settings, store=open_store(url, endpoint=endpoint, region=region))
     try:
         yield broker
     finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierlog.cli import storage_check
+from tierlog.cli import storage_check, storage_pins, storage_repair
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.offline import EndpointOption, opened_store
 from tierlog.cli.output import Output, cell, moment, note, print_json, print_table, size
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What is hot, what is cold, and the manifest.", no_args_is_help=True, add_completion=False
 )
-app.add_typer(storage_check.app)
+for part in (storage_check, storage_repair, storage_pins):
+    app.add_typer(part.app)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Partition = Annotated[

@@ -1,0 +1,295 @@
+"""Mending what a verification found: a plan first, then, where it is asked for, the plan applied.
+
+| `.log` | `.indexes` | the records on local disk | step                                          |
+|--------|------------|---------------------------|-----------------------------------------------|
+| good   | bad        |                           | `make-indexes`, out of the log object         |
+| bad    | any        | the manifest's CRC-32C    | `upload-again`, under a new name              |
+| bad    | any        | not there, or other       | `drop`: the offsets are lost, and it says so  |
+
+A manifest, page or pin that is bad is said (`none`), and nothing is done about it.
+
+* Only the owner repairs: steps are commits under its epoch.
+* A segment is put up again only when its bytes have the CRC-32C that the manifest holds: repair
+  never changes a record. Nothing is overwritten; what is replaced goes after its grace.
+* Each step is one commit, and may be repeated; a step whose segment went meanwhile does nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from crc32c import crc32c as crc32c_of
+
+from broker.bucket_check import CheckOptions, check_partition
+from broker.findings import Problem, ProblemKind
+from broker.partition import Partition
+from cold_tier.index_bundle import parse_bundle
+from cold_tier.object_store import ObjectStore
+from cold_tier.ranged_reader import FETCH_POLICY
+from hot_tier import parting
+from hot_tier.file_names import LOG, path_of
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from manifest import repairs
+from manifest.garbage import GarbagePlan, GarbagePolicy
+from manifest.keys import PartitionKeys
+from manifest.state import SegmentEntry
+from record_format.errors import CorruptDataError, OffsetTrimmed
+
+log = structlog.get_logger(__name__)
+
+PIECE_BYTES = 8 << 20
+WHOLE_LOG_KINDS = frozenset(
+    {
+        ProblemKind.OBJECT_MISSING,
+        ProblemKind.OBJECT_SIZE,
+        ProblemKind.OBJECT_CHECKSUM,
+        ProblemKind.CHUNK_CORRUPT,
+        ProblemKind.BATCH_CORRUPT,
+    }
+)
+
+
+class Action(StrEnum):
+    MAKE_INDEXES = "make-indexes"
+    UPLOAD_AGAIN = "upload-again"
+    DROP = "drop"
+    COLLECT = "collect"
+    NONE = "none"
+
+
+class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of a plan. `done` once it was applied."""
+
+    action: Action
+    partition: int
+    detail: str
+    object_key: str | None = None
+    base_offset: int | None = None
+    last_offset: int | None = None
+    done: bool = False
+
+
+class Planned(NamedTuple):
+    step: RepairStep
+    entry: SegmentEntry | None
+    before: SegmentEntry | None
+
+
+class Repair:
+    """Repairs one partition. `scratch` is a folder of its own on the local disk."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        store: ObjectStore,
+        *,
+        scratch: Path,
+        policy: GarbagePolicy,
+        clock: Callable[[], int],
+    ) -> None:
+        assert partition.cold is not None, "without a bucket there is nothing to repair"
+        self._partition, self._cold, self._store = partition, partition.cold, store
+        self._scratch, self._policy, self._clock = scratch, policy, clock
+
+    def plan(self, *, deep: bool) -> list[Planned]:
+        """What would be done; changes nothing."""
+        seen = self._cold.manifest
+        log_ = self._partition.log
+        keys = PartitionKeys(log_.topic, log_.topic_id, log_.partition)
+        options = CheckOptions(clock=self._clock, deep=deep, at_least=seen.version if seen else 0)
+        found, manifest, entries = check_partition(self._store, keys, options)
+        by_base: dict[int, list[Problem]] = {}
+        planned = []
+        for problem in found.problems:
+            if problem.base_offset is None:
+                planned.append(Planned(self._unrepaired(problem), None, None))
+            else:
+                by_base.setdefault(problem.base_offset, []).append(problem)
+        before: SegmentEntry | None = None
+        for entry in entries:
+            if problems := by_base.get(entry.base_offset):
+                planned.append(Planned(self._step(entry, problems), entry, before))
+            before = entry
+        if manifest is not None and self._cold.claimed:
+            garbage = self._cold.collection_plan(self._policy)
+            if (step := self._collection(garbage)) is not None:
+                planned.append(Planned(step, None, None))
+        return planned
+
+    def _unrepaired(self, problem: Problem) -> RepairStep:
+        return RepairStep(
+            action=Action.NONE,
+            partition=problem.partition,
+            detail=f"{problem.kind}: {problem.detail}; restore the object from a copy, if there is",
+            object_key=problem.object_key,
+        )
+
+    def _step(self, entry: SegmentEntry, problems: list[Problem]) -> RepairStep:
+        log_key = self._store.full_key(entry.log_key)
+        log_bad = any(p.object_key == log_key and p.kind in WHOLE_LOG_KINDS for p in problems)
+        kinds = ", ".join(sorted({problem.kind for problem in problems}))
+        if not log_bad:
+            action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
+        elif self._is_local(entry):
+            action, detail = Action.UPLOAD_AGAIN, f"{kinds}: the local log has the same bytes"
+        else:
+            lost = f"offsets {entry.base_offset} to {entry.last_offset} ({entry.record_count} "
+            action, detail = Action.DROP, f"{kinds}: {lost}records) are lost"
+        return RepairStep(
+            action=action,
+            partition=self._partition.number,
+            detail=detail,
+            object_key=log_key,
+            base_offset=entry.base_offset,
+            last_offset=entry.last_offset,
+        )
+
+    def _collection(self, garbage: GarbagePlan) -> RepairStep | None:
+        count = len(garbage.objects) + len(garbage.orphans)
+        if not count:
+            return None
+        return RepairStep(
+            action=Action.COLLECT,
+            partition=self._partition.number,
+            detail=f"{len(garbage.objects)} dropped objects and {len(garbage.orphans)} orphans",
+        )
+
+    # --- applying it ------------------------------------------------------------------------------
+
+    def apply(self, planned: Planned) -> RepairStep:
+        """Take one step; not done, and why, where the bytes prove to be other than planned.
+
+        Raises FencedError, StoreUnavailable.
+        """
+        try:
+            return self._apply(*planned)
+        except CorruptDataError as bad:
+            log.error("not repaired", partition=str(self._partition), error=str(bad))
+            return msgspec.structs.replace(planned.step, detail=str(bad))
+
+    def _apply(
+        self, step: RepairStep, entry: SegmentEntry | None, before: SegmentEntry | None
+    ) -> RepairStep:
+        if step.action is Action.NONE:
+            return step
+        if step.action is Action.COLLECT:
+            self._cold.collect(self._policy)
+        elif step.action is Action.DROP:
+            assert entry is not None
+            self._cold.commit(
+                lambda manifest: repairs.drop_lost(
+                    manifest, entry, pages=self._cold.pages, now_ms=self._clock()
+                )
+            )
+        else:
+            assert entry is not None
+            local = step.action is Action.UPLOAD_AGAIN
+            self._put_up_again(entry, before, local=local)
+        log.info("repaired", partition=str(self._partition), step=step.action, detail=step.detail)
+        return msgspec.structs.replace(step, done=True)
+
+    def _put_up_again(
+        self, entry: SegmentEntry, before: SegmentEntry | None, *, local: bool
+    ) -> None:
+        """Both objects under a new name, the indexes made out of the log's bytes."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True)
+        try:
+            snapshot = self._producers_before(entry, before)
+            parting.start_empty(self._scratch, entry.base_offset, snapshot=snapshot)
+            self._write_log(entry, self._local(entry) if local else self._cold_bytes(entry))
+            opened = self._opened(entry)
+            try:
+                opened.roll(reason="repair")
+                uploaded = self._cold.upload(opened.sealed_segment_files(entry.base_offset))
+            finally:
+                opened.close()
+            new = msgspec.structs.replace(
+                uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
+            )
+            self._cold.commit(
+                lambda manifest: repairs.swap_objects(
+                    manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
+                )
+            )
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _opened(self, entry: SegmentEntry) -> PartitionLog:
+        """Opening recovers: every batch is checked, indexes and producers are made."""
+        whole = {"segment.bytes": 2**31 - 1, "segment.index.bytes": 2**31 - 8}
+        return PartitionLog.open(
+            self._scratch,
+            topic=self._partition.topic,
+            partition=self._partition.number,
+            topic_id=self._partition.log.topic_id,
+            config=LogConfig.parse({**self._partition.log.config.overrides, **whole}),
+            clock=self._clock,
+            clean=False,
+            log_start_offset=entry.base_offset,
+        )
+
+    def _write_log(self, entry: SegmentEntry, pieces: Iterator[bytes]) -> None:
+        crc = 0
+        with path_of(self._scratch, entry.base_offset, LOG).open("wb") as file:
+            for piece in pieces:
+                crc = crc32c_of(piece, crc)
+                file.write(piece)
+        if crc != entry.log_crc32c:
+            raise CorruptDataError(
+                f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: plan with --deep",
+                file=self._store.full_key(entry.log_key),
+            )
+
+    # --- where the bytes come from ----------------------------------------------------------------
+
+    def _is_local(self, entry: SegmentEntry) -> bool:
+        """Whether local disk has exactly the bytes that the manifest vouches for."""
+        crc = 0
+        try:
+            for piece in self._local(entry):
+                crc = crc32c_of(piece, crc)
+        except (OffsetTrimmed, CorruptDataError):
+            return False
+        return crc == entry.log_crc32c
+
+    def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
+        log_, offset = self._partition.log, entry.base_offset
+        if offset < log_.local_log_start_offset or entry.next_offset > log_.high_watermark:
+            raise OffsetTrimmed(
+                f"{self._partition}: offset {offset} is not on local disk",
+                log_start_offset=log_.log_start_offset,
+                high_watermark=log_.high_watermark,
+            )
+        while offset < entry.next_offset:
+            read = log_.read(offset, max_bytes=PIECE_BYTES, end_offset=entry.next_offset)
+            if not read.slices:
+                return
+            yield from (piece.read() for piece in read.slices)
+            offset = read.next_offset
+
+    def _cold_bytes(self, entry: SegmentEntry) -> Iterator[bytes]:
+        for start in range(0, entry.size_bytes, PIECE_BYTES):
+            end = min(start + PIECE_BYTES, entry.size_bytes)
+            yield FETCH_POLICY.run(partial(self._range, entry.log_key, start, end))
+
+    def _range(self, key: str, start: int, end: int) -> bytes:
+        return b"".join(self._store.get_range(key, start, end))
+
+    def _producers_before(self, entry: SegmentEntry, before: SegmentEntry | None) -> bytes | None:
+        """As the segment before it has them; None where that is damaged too."""
+        if before is None or before.next_offset != entry.base_offset:
+            return None
+        try:
+            body = self._store.get(before.indexes_key, max_bytes=before.indexes_size_bytes)
+            return parse_bundle(body, file=before.indexes_key).producer_snapshot or None
+        except CorruptDataError:
+            return None

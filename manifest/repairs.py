@@ -1,0 +1,58 @@
+"""Changes of a manifest whose objects were damaged: other objects for the same offsets, or a gap.
+
+As all transitions: pure, checked before and after, and the same object where nothing is to be done.
+Neither is compaction: `compacted_before` stays, so that a hole elsewhere is still a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace as altered
+
+from manifest.invariants import InvalidTransition, require, require_step, where
+from manifest.paging import find_entry
+from manifest.state import Manifest, OffsetGap, SegmentEntry
+from manifest.transitions import PageSource, with_replaced
+
+
+def swap_objects(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """The same records under other objects. Raises InvalidTransition where the log's bytes differ,
+    or where `old` is no longer what the manifest names. Trimmed away meanwhile: nothing happens.
+    """
+    require(manifest)
+    if not new.same_bytes(old):
+        raise InvalidTransition(f"{where(manifest)}: segment {new.base_offset} has other bytes")
+    if old.last_offset < manifest.log_start_offset:
+        return manifest
+    after = with_replaced(manifest, [old], [new], pages=pages, now_ms=now_ms)
+    return after if after is manifest else require_step(manifest, after)
+
+
+def drop_lost(
+    manifest: Manifest, lost: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """A segment that nobody has any more leaves the manifest; its offsets become a gap.
+
+    It is not there under that name (dropped already, swapped, trimmed): nothing happens.
+    """
+    require(manifest)
+    there = find_entry(manifest, lost.base_offset, pages=pages)
+    if there is None or there.log_key != lost.log_key:
+        return manifest
+    after = with_replaced(manifest, [lost], [], pages=pages, now_ms=now_ms)
+    gaps = _merged([*manifest.gaps, OffsetGap(lost.base_offset, lost.next_offset)])
+    return require_step(manifest, altered(after, gaps=gaps))
+
+
+def _merged(gaps: Sequence[OffsetGap]) -> tuple[OffsetGap, ...]:
+    """In order; those that touch are one."""
+    merged: list[OffsetGap] = []
+    for gap in sorted(gaps, key=lambda one: one.start_offset):
+        if merged and merged[-1].end_offset >= gap.start_offset:
+            last = merged.pop()
+            gap = OffsetGap(last.start_offset, max(last.end_offset, gap.end_offset))
+        merged.append(gap)
+    return tuple(merged)

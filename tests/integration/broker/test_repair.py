@@ -1,0 +1,148 @@
+"""What verification finds is mended where the bytes are still somewhere, and said where not."""
+
+import pytest
+
+from broker import repair
+from manifest.invariants import InvalidTransition
+from record_format.errors import ConfigurationError
+from tests.integration.broker.test_verify import cut, entries, filled, flip, path_of
+
+__all__ = ["filled"]
+
+
+def steps(house, **how):
+    return [(step.action, step.base_offset) for step in house.broker.repair("t", **how)]
+
+
+def covered_locally(house):
+    """An entry whose records are also on local disk."""
+    start = house.broker.partition("t", 0).offsets().local_log_start_offset
+    return next(entry for entry in entries(house) if entry.base_offset >= start)
+
+
+def test_a_whole_topic_needs_nothing(filled):
+    assert steps(filled, deep=True) == []
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), cut, lambda path: flip(path, 99)])
+def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
+    entry, before = covered_locally(filled), filled.records("t")
+    damage(path_of(filled, entry.log_key))
+    expected = [("upload-again", entry.base_offset)]
+    assert steps(filled, deep=True) == expected
+    assert not filled.broker.verify("t", deep=True).ok, "a plan changes nothing"
+    assert [one.done for one in filled.broker.repair("t", deep=True, apply=True)] == [True]
+    assert filled.broker.verify("t", deep=True).ok
+    (new,) = [one for one in entries(filled) if one.base_offset == entry.base_offset]
+    assert new.log_key != entry.log_key
+    assert new.same_bytes(entry)
+    assert new.modified_ms == entry.modified_ms
+    cold = filled.broker.partition("t", 0).cold
+    assert cold.manifest.compacted_before == 0
+    assert entry.log_key in {removed.key for removed in cold.manifest.removed}
+    assert filled.records("t") == before
+    assert steps(filled, deep=True) == []
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), cut, lambda path: flip(path, 99)])
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_indexes_object_is_made_anew_out_of_the_log_object(filled, damage, number):
+    entry, before = entries(filled)[number], filled.records("t")
+    whole = path_of(filled, entry.indexes_key).read_bytes()
+    damage(path_of(filled, entry.indexes_key))
+    assert steps(filled) == [("make-indexes", entry.base_offset)]
+    filled.broker.repair("t", apply=True)
+    assert filled.broker.verify("t", deep=True).ok
+    (new,) = [one for one in entries(filled) if one.base_offset == entry.base_offset]
+    assert path_of(filled, new.indexes_key).read_bytes() == whole
+    assert filled.records("t") == before
+
+
+def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
+    entry, before = entries(filled)[1], filled.records("t")
+    path_of(filled, entry.log_key).unlink()
+    (step,) = filled.broker.repair("t")
+    assert (step.action, step.base_offset, step.last_offset) == ("drop", 50, 99)
+    assert "offsets 50 to 99 (50 records) are lost" in step.detail
+    filled.broker.repair("t", apply=True)
+    assert filled.broker.verify("t", deep=True).ok
+    cold = filled.broker.partition("t", 0).cold
+    assert [(gap.start_offset, gap.end_offset) for gap in cold.manifest.gaps] == [(50, 100)]
+    assert filled.records("t") == [one for one in before if not 50 <= one.offset < 100]
+
+
+def test_a_local_segment_with_other_bytes_is_not_put_in_place_of_the_lost_ones(filled):
+    entry = covered_locally(filled)
+    path_of(filled, entry.log_key).unlink()
+    (view,) = [
+        one
+        for one in filled.broker.partition("t", 0).log.segments()
+        if one.base_offset == entry.base_offset
+    ]
+    flip(view.path, 15)
+    assert steps(filled) == [("drop", entry.base_offset)]
+
+
+def test_an_index_is_not_made_out_of_a_log_object_that_is_bad_too(filled):
+    entry = entries(filled)[1]
+    path_of(filled, entry.indexes_key).unlink()
+    flip(path_of(filled, entry.log_key), 99)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("make-indexes", False)
+    assert "--deep" in step.detail
+    assert steps(filled, deep=True) == [("drop", entry.base_offset)]
+
+
+def test_what_cannot_be_repaired_is_said(filled):
+    cold = filled.broker.partition("t", 0).cold
+    flip(path_of(filled, cold._manifests.versions.key(cold.manifest.version)), 200)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("none", False)
+    assert "manifest-corrupt" in step.detail
+
+
+def test_orphans_are_collected_after_their_grace(filled):
+    folder = path_of(filled, entries(filled)[0].log_key).parent
+    orphan = folder / f"{7:020d}-1-abc.log"
+    orphan.write_bytes(b"nobody names it")
+    assert steps(filled) == [], "it may be an upload that is under way"
+    filled.restart(gc_grace_ms=0)
+    (step,) = filled.broker.repair("t")
+    assert (step.action, step.detail) == ("collect", "0 dropped objects and 1 orphans")
+    assert filled.broker.collect_garbage("t")[0].orphans == (
+        str(orphan.relative_to(filled.root / "bucket")),
+    )
+    assert orphan.exists()
+    filled.broker.repair("t", apply=True)
+    assert not orphan.exists()
+    assert filled.broker.verify("t", deep=True).ok
+
+
+def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_manifest(
+    filled, monkeypatch
+):
+    entry = covered_locally(filled)
+    path_of(filled, entry.log_key).unlink()
+    (view,) = [
+        one
+        for one in filled.broker.partition("t", 0).log.segments()
+        if one.base_offset == entry.base_offset
+    ]
+    flip(view.path, 15)
+    monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
+
+    def careless(self, entry, pieces):
+        with repair.path_of(self._scratch, entry.base_offset, repair.LOG).open("wb") as file:
+            file.writelines(pieces)
+
+    monkeypatch.setattr(repair.Repair, "_write_log", careless)
+    with pytest.raises(InvalidTransition, match="other bytes"):
+        filled.broker.repair("t", apply=True)
+
+
+def test_without_a_bucket_there_is_nothing_to_repair(house):
+    house.broker.create_topic("t")
+    house.broker.bucket, bucket = None, house.broker.bucket
+    with pytest.raises(ConfigurationError):
+        house.broker.repair("t")
+    house.broker.bucket = bucket

@@ -1,0 +1,131 @@
+"""`tierlog storage pin | unpin | pins`: names that keep manifest versions from garbage collection.
+
+They work on the bucket alone: who reads a bucket may pin what is read. A name is pinned in every
+partition of the topic, or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from record_format.errors import TierlogError, UnknownManifestVersion
+from tierlog.cli.client_options import OutputOption
+from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, now_ms, opened_store
+from tierlog.cli.output import Output, moment, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from cold_tier.object_store import ObjectStore
+    from manifest.pins import Pin, Pins
+    from manifest.store import ManifestStore
+
+app = typer.Typer()
+
+DAY_MS = 86_400_000
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="1 to 128 of [a-zA-Z0-9._-].")]
+
+
+@app.command("pin")
+def pin(
+    topic: TopicArgument,
+    name: NameArgument,
+    *,
+    store: StoreOption,
+    days: Annotated[
+        float | None, typer.Option("--days", min=0, help="Expires then; never by default.")
+    ] = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Keep the manifests in force, and every object they name, under a name."""
+    expires_ms = None if days is None else now_ms() + int(days * DAY_MS)
+    made: list[tuple[int, Pin]] = []
+    with opened_store(store, endpoint, region) as opened:
+        partitions = list(_partitions(opened, topic))
+        try:
+            for number, manifests, pins in partitions:
+                manifest = manifests.load()
+                if manifest is not None:  # a partition without one has nothing to keep
+                    version = manifest.version
+                    made.append((number, pins.create(name, version, expires_ms=expires_ms)))
+        except TierlogError:
+            taken = {number for number, _ in made}
+            for number, _, pins in partitions:
+                if number in taken:
+                    pins.delete(name)
+            raise
+    if not made:
+        raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing is in the bucket")
+    _show(topic, made, output)
+
+
+@app.command("unpin")
+def unpin(
+    topic: TopicArgument,
+    name: NameArgument,
+    *,
+    store: StoreOption,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+) -> None:
+    """Let go of a name. Doing it twice is doing it once."""
+    with opened_store(store, endpoint, region) as opened:
+        for _, _, pins in _partitions(opened, topic):
+            pins.delete(name)
+    note(f"{topic}: {name} is no pin any more")
+
+
+@app.command("pins")
+def list_pins(
+    topic: TopicArgument,
+    *,
+    store: StoreOption,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """All pins of a topic, expired ones too."""
+    with opened_store(store, endpoint, region) as opened:
+        found = [
+            (number, one) for number, _, pins in _partitions(opened, topic) for one in pins.all()
+        ]
+    _show(topic, found, output)
+
+
+def _partitions(store: ObjectStore, topic: str) -> Iterator[tuple[int, ManifestStore, Pins]]:
+    from broker.verify import find_topic
+    from manifest.keys import PartitionKeys
+    from manifest.pins import Pins
+    from manifest.store import ManifestStore, StoreOptions
+
+    found = find_topic(store, topic)
+    for number in range(found.partitions):
+        keys = PartitionKeys(found.name, found.topic_id, number)
+        manifests = ManifestStore(store, keys, StoreOptions(clock=now_ms))
+        yield number, manifests, Pins(manifests, clock=now_ms)
+
+
+def _show(topic: str, pins: list[tuple[int, Pin]], output: Output) -> None:
+    if output.is_json:
+        shown = [
+            {
+                "name": one.name,
+                "partition": number,
+                "version": one.version,
+                "created_ms": one.created_ms,
+                "expires_ms": one.expires_ms,
+            }
+            for number, one in pins
+        ]
+        print_json({"topic": topic, "pins": shown})
+        return
+    rows = [
+        (one.name, number, one.version, moment(one.created_ms), moment(one.expires_ms))
+        for number, one in pins
+    ]
+    print_table(topic, ("pin", "partition", "version", "created", "expires"), rows)

@@ -1,0 +1,171 @@
+"""`tierlog storage repair | gc | restore`: changes that only the owner of a bucket makes.
+
+`repair` and `gc` open the owner's data folder, which no broker may have open, and only say what
+they would do, until `--apply`. `restore` makes a new folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tierlog.cli.client_options import OutputOption
+from tierlog.cli.offline import (
+    DataDirOption,
+    EndpointOption,
+    RegionOption,
+    SingleWriterOption,
+    StoreOption,
+    TakeOverOption,
+    now_ms,
+    opened_owner,
+    opened_store,
+)
+from tierlog.cli.output import Output, note, print_json, print_table
+
+app = typer.Typer()
+
+FOUND_PROBLEMS = 3
+DEFAULT_GAP = 1_000_000_000
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
+ApplyOption = Annotated[bool, typer.Option("--apply", help="Do it; without, only say it.")]
+
+
+@app.command("repair")
+def repair(
+    topic: TopicArgument,
+    *,
+    store: StoreOption,
+    data_dir: DataDirOption,
+    apply: ApplyOption = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
+    take_over: TakeOverOption = False,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    single_writer: SingleWriterOption = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Mend what verify finds: upload again, make indexes anew, drop what nobody has any more."""
+    owner = opened_owner(
+        data_dir,
+        store,
+        endpoint=endpoint,
+        region=region,
+        take_over=take_over,
+        allow_single_writer_store=single_writer,
+    )
+    with owner as broker:
+        steps = broker.repair(topic, apply=apply, deep=deep)
+    if output.is_json:
+        print_json({"topic": topic, "applied": apply, "steps": steps})
+    elif steps:
+        rows = [
+            (one.action, one.partition, one.object_key, one.detail, "yes" if one.done else "no")
+            for one in steps
+        ]
+        print_table(topic, ("step", "partition", "object", "why", "done"), rows)
+    if not steps:
+        note(f"{topic}: nothing to repair")
+    elif not apply:
+        note("nothing was changed; --apply does it")
+    if any(not one.done for one in steps):
+        raise typer.Exit(FOUND_PROBLEMS)
+
+
+@app.command("gc")
+def gc(
+    topic: TopicArgument,
+    *,
+    store: StoreOption,
+    data_dir: DataDirOption,
+    apply: ApplyOption = False,
+    take_over: TakeOverOption = False,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    single_writer: SingleWriterOption = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Objects and manifest versions that nothing needs any more and whose grace is over."""
+    owner = opened_owner(
+        data_dir,
+        store,
+        endpoint=endpoint,
+        region=region,
+        take_over=take_over,
+        allow_single_writer_store=single_writer,
+    )
+    with owner as broker:
+        plans = broker.collect_garbage(topic, apply=apply)
+    rows = [
+        (number, kind, name)
+        for number, plan in plans.items()
+        for kind, names in (
+            ("dropped", plan.objects),
+            ("orphan", plan.orphans),
+            ("version", plan.versions),
+            ("pin", plan.pins),
+        )
+        for name in names
+    ]
+    if output.is_json:
+        shown = [{"partition": number, "kind": kind, "name": name} for number, kind, name in rows]
+        print_json({"topic": topic, "applied": apply, "garbage": shown})
+    elif rows:
+        print_table(topic, ("partition", "what", "name"), [(n, k, str(x)) for n, k, x in rows])
+    note(f"{len(rows)} {'deleted' if apply else 'to delete; --apply does it'}")
+
+
+@app.command("restore")
+def restore(
+    *,
+    store: StoreOption,
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="NEW", help="A new folder.")],
+    tail: Annotated[
+        Path | None,
+        typer.Option(metavar="OLD_DIR", help="The lost broker's folder, or what is left of it."),
+    ] = None,
+    gap: Annotated[
+        int,
+        typer.Option(
+            "--restore-offset-gap",
+            envvar="TIERLOG_RESTORE_OFFSET_GAP",
+            min=1,
+            help="Offsets left out, so that none is given twice.",
+        ),
+    ] = DEFAULT_GAP,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Make a data folder out of a bucket; the first serve on it takes the partitions over."""
+    from broker.restore import RestoreOptions
+    from broker.restore import restore as restore_folder
+    from tierlog.cli.logs import configure_logs
+
+    configure_logs()
+    options = RestoreOptions(data_dir=data_dir, gap=gap, clock=now_ms, tail=tail)
+    with opened_store(store, endpoint, region) as opened:
+        report = restore_folder(opened, options)
+    if output.is_json:
+        print_json(msgspec.to_builtins(report))
+        return
+    rows = [
+        (
+            f"{one.topic}-{one.partition}",
+            one.log_start_offset,
+            one.end_offset,
+            one.segments,
+            one.tail.detail if one.tail else "-",
+        )
+        for one in report.partitions
+    ]
+    columns = ("partition", "log start", "bucket's end", "segments", "tail")
+    print_table(f"cluster {report.cluster_id}", columns, rows)
+    for other in report.others:
+        why = "deleted" if other.deleted else "older than the topic of that name"
+        note(f"not restored: {other.name} ({other.topic_id}), {why}")
+    note(f"tierlog serve --data-dir {data_dir} --store {store} goes on from there")
