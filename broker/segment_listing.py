@@ -113,8 +113,16 @@ def _local_listing(
         tier="both" if entry is not None else "hot",
         active=view.active,
         object_key=object_key,
-        crc32c=None if facts.crc32c is None else f"{facts.crc32c:08x}",
+        crc32c=_shown_crc32c(view, entry, facts),
     )
+
+
+def _shown_crc32c(view: SegmentView, entry: SegmentEntry | None, facts: _LocalFacts) -> str | None:
+    """The manifest knows it of a segment that it has in the same size."""
+    crc32c = facts.crc32c
+    if crc32c is None and entry is not None and entry.size_bytes == view.size_bytes:
+        crc32c = entry.log_crc32c
+    return None if crc32c is None else f"{crc32c:08x}"
 
 
 def _counted_facts(partition: Partition, view: SegmentView) -> _LocalFacts:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from api.console.pages import Console
 from api.http import openapi, problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
@@ -29,15 +30,18 @@ DESCRIPTION = (
 def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
     """The API over an open broker. The caller closes the broker after the app's shutdown."""
     context = Context(broker, settings)
+    console = Console(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        console.start()
         yield
+        await console.stop()
         context.close()
 
     app = TierlogApp(
         context,
-        CallTable(CALLS),
+        CallTable((*CALLS, *console.calls())),
         title="tierlog",
         version="1",
         description=DESCRIPTION,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from api.console.static_names import STATIC_NAMES
 from api.http.grants import Scope
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
@@ -21,12 +22,16 @@ class Need(NamedTuple):
     whole: bool = False
 
 
-OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
+# The console's page and scripts hold no facts, and must be there to ask for a token.
+_CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE))
 FOREIGN: Final = Need(READ)  # what FastAPI serves: documentation
 UNLISTED: Final = Need(ADMIN, whole=True)
 
 _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
+_SHOWN_TOPIC: Final = "/console/topics/{topic}"
+_SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
 
 NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", "/v1/topics"): Need(ADMIN),
@@ -56,4 +61,18 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/readyz"): Need(READ),
     ("GET", "/metrics"): Need(READ, whole=True),
     ("GET", "/v1/storage"): Need(READ, whole=True),
+    ("GET", "/"): Need(READ),
+    ("GET", "/console/static/{file}"): Need(READ),
+    ("GET", "/console/overview"): Need(READ),
+    ("GET", "/console/summary"): Need(READ, whole=True),
+    ("GET", "/console/samples"): Need(READ, whole=True),
+    ("GET", "/console/topics"): Need(READ),
+    ("GET", "/console/groups"): Need(READ),
+    ("GET", "/console/store"): Need(READ, whole=True),
+    ("GET", _SHOWN_TOPIC): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/tail"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/records"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/segments"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/manifest"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/tail"): Need(READ),
 }

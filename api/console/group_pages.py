@@ -1,0 +1,32 @@
+"""How far each group has read: what the page on groups shows. May wait: run in a thread."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final, NamedTuple
+
+from api.http.grants import Grant
+from broker.groups import GroupOffset, Groups
+
+GROUPS_SHOWN: Final = 200
+
+
+class GroupLine(NamedTuple):
+    """`offsets` of the topics that the token sees, those with the most left to read first."""
+
+    name: str
+    offsets: list[GroupOffset]
+
+    @property
+    def lag(self) -> int:
+        return sum(one.lag for one in self.offsets)
+
+
+def group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
+    """At most GROUPS_SHOWN and one: it says that there are more."""
+    lines = (
+        GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
+        for name, offsets in groups.all_groups()
+        if (seen := [one for one in offsets if grant.sees_topic(one.topic)])
+    )
+    return list(islice(lines, GROUPS_SHOWN + 1))

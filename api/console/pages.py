@@ -1,0 +1,252 @@
+"""The console's calls: one page, and the fragments that it swaps in.
+
+* It only reads. Whatever changes something is a call of the API, made by a tool.
+* A fragment's path is the page's own address behind `#`: `/console/topics/flights` is shown at
+  `/#/topics/flights`.
+* The page itself holds no facts, so it is given out without a token; it asks for one and sends it
+  with every fragment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.console import topic_pages
+from api.console.group_pages import GROUPS_SHOWN, group_lines
+from api.console.record_browser import RecordPage, RecordsQuery, record_page
+from api.console.rendering import fragment, page
+from api.console.samples import Sampler, series
+from api.console.static_files import static_file
+from api.http import problems, strict_json
+from api.http.answers import Answer, json_answer
+from api.http.calls import Call
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.partitions import FromOffset
+from api.http.positions import MAX_OFFSET
+from api.http.topics import no_query
+from broker.reports import StorageReport
+from cold_tier.store_ledger import PriceTable
+from record_format.errors import TierlogError
+
+_DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
+_TOPIC: Final = "/console/topics/{topic}"
+_PARTITION: Final = _TOPIC + "/partitions/{partition}"
+PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    filter: Annotated[str, Meta(max_length=249)] = ""
+    page: PageNumber = 1
+
+
+class TopicQuery(msgspec.Struct, forbid_unknown_fields=True):
+    page: PageNumber = 1
+
+
+class SegmentsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    from_offset: FromOffset = 0
+
+
+class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True):
+    version: Annotated[int, Meta(ge=1, le=MAX_OFFSET)] | UnsetType = UNSET
+    from_offset: FromOffset = 0
+
+
+class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
+    after_ms: Annotated[int, Meta(ge=0)] = 0
+
+
+class Console:
+    """Its calls, and the sampler that runs between `start` and `stop`."""
+
+    def __init__(self, context: Context) -> None:
+        self._sampler = Sampler(context, interval_ms=context.settings.console_sample_ms)
+        self._sampling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._sampling = asyncio.get_running_loop().create_task(self._sampler.run())
+
+    async def stop(self) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sampling
+
+    def calls(self) -> tuple[Call, ...]:
+        handlers = {
+            "/": shell,
+            "/console/static/{file}": static_file,
+            "/console/overview": self.overview,
+            "/console/summary": self.summary,
+            "/console/samples": self.samples,
+            "/console/topics": topics,
+            "/console/groups": groups,
+            "/console/store": store,
+            _TOPIC: topic,
+            _TOPIC + "/tail": topic_tail,
+            _PARTITION + "/records": records,
+            _PARTITION + "/segments": segments,
+            _PARTITION + "/manifest": manifest,
+            _PARTITION + "/tail": partition_tail,
+        }
+        return tuple(
+            Call(method="GET", path=path, handler=handler, tag="console", summary="")
+            for path, handler in handlers.items()
+        )
+
+    async def overview(self, context: Context, exchange: Exchange) -> Answer:
+        query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
+        listed = await _listed(context, exchange, query)
+        facts: dict[str, Any] = {"report": None}
+        if not exchange.grant.topics:
+            facts = await self._facts(context)
+        return fragment("overview.html", **facts, **listed, **_try(exchange))
+
+    async def summary(self, context: Context, exchange: Exchange) -> Answer:
+        no_query(exchange)
+        return fragment("summary.html", **await self._facts(context))
+
+    async def samples(self, _: Context, exchange: Exchange) -> Answer:
+        query = strict_json.parse_query(exchange.scope["query_string"], SamplesQuery)
+        return json_answer(series(self._sampler.samples, after_ms=query.after_ms))
+
+    async def _facts(self, context: Context) -> dict[str, Any]:
+        """As of the last sample: a look at the page costs no sum over all partitions."""
+        report = self._sampler.report or await self._sampler.take()
+        reasons, degraded = await context.read(context.broker.readiness)
+        return {"report": report, "hit_rate": _hit_rate(report), "troubles": [*reasons, *degraded]}
+
+
+async def shell(_: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    return page("shell.html")
+
+
+async def topics(context: Context, exchange: Exchange) -> Answer:
+    query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
+    return fragment("topics.html", **await _listed(context, exchange, query), **_try(exchange))
+
+
+async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> dict[str, Any]:
+    """Of those that the token sees."""
+    live = [
+        topic
+        for topic in topic_pages.live_topics(context.broker)
+        if exchange.grant.sees_topic(topic.record.name)
+    ]
+    found = await context.read(
+        topic_pages.topic_page, live, wanted=query.filter.strip(), page=query.page
+    )
+    return {"topics": found, "filter": query.filter, "topic_count": len(live)}
+
+
+def _try(exchange: Exchange) -> dict[str, Any]:
+    """What to type on an empty broker, with the address that the browser has."""
+    host = exchange.header(b"host") or _DEFAULT_HOSTS[0]
+    flag = ""
+    if host not in _DEFAULT_HOSTS or exchange.scope.get("scheme") == "https":
+        flag = " --server " + shlex.quote(f"{exchange.scope.get('scheme', 'http')}://{host}")
+    return {"server_flag": flag}
+
+
+async def groups(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    found = await context.read(group_lines, context.broker.groups, exchange.grant)
+    return fragment("groups.html", groups=found, shown_max=GROUPS_SHOWN)
+
+
+async def store(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    report = await context.read(context.broker.storage_report)
+    a_month = report.cold_bytes / 1e9 * PriceTable().stored_per_gb_month
+    return fragment("store.html", report=report, hit_rate=_hit_rate(report), a_month=a_month)
+
+
+def _hit_rate(report: StorageReport) -> float | None:
+    cache = report.cache
+    looked_up = cache.hits + cache.misses if cache is not None else 0
+    return cache.hits / looked_up if cache is not None and looked_up else None
+
+
+async def topic(context: Context, exchange: Exchange) -> Answer:
+    query = strict_json.parse_query(exchange.scope["query_string"], TopicQuery)
+    found = context.broker.topic(exchange.topic)
+    drawn = await context.read(topic_pages.partition_page, found, page=query.page)
+    return fragment(
+        "topic.html",
+        name=found.record.name,
+        topic_id=found.record.topic_id,
+        partitions=drawn,
+        overrides=found.config.overrides,
+        effective=found.config.effective(),
+    )
+
+
+async def topic_tail(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    found = context.broker.topic(exchange.topic)
+    return fragment("topic_tail.html", name=found.record.name)
+
+
+async def _partition(context: Context, exchange: Exchange, tab: str) -> dict[str, Any]:
+    """What every tab of a partition shows above its own."""
+    topic = context.broker.topic(exchange.topic)
+    partition = topic.partition(exchange.partition)
+    line = await context.read(topic_pages.partition_line, partition)
+    return {
+        "name": topic.record.name,
+        "number": partition.number,
+        "partition_count": len(topic.partitions),
+        "line": line,
+        "tab": tab,
+    }
+
+
+async def records(context: Context, exchange: Exchange) -> Answer:
+    """A refusal is shown beside the form that caused it."""
+    query = strict_json.parse_query(exchange.scope["query_string"], RecordsQuery)
+    head = await _partition(context, exchange, "records")
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    found: RecordPage | None = None
+    refusal = ""
+    try:
+        found = await record_page(context, partition, query)
+    except TierlogError as error:
+        refusal = str(problems.to_problem(error, request_id=exchange.request_id).document["detail"])
+    return fragment("records.html", **head, query=query, records=found, refusal=refusal)
+
+
+async def segments(context: Context, exchange: Exchange) -> Answer:
+    query = strict_json.parse_query(exchange.scope["query_string"], SegmentsQuery)
+    head = await _partition(context, exchange, "segments")
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    found = await context.read(topic_pages.segment_page, partition, from_offset=query.from_offset)
+    return fragment("segments.html", **head, segments=found, from_offset=query.from_offset)
+
+
+async def manifest(context: Context, exchange: Exchange) -> Answer:
+    query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
+    head = await _partition(context, exchange, "manifest")
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    version = None if isinstance(query.version, UnsetType) else query.version
+    found = await context.read(
+        topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
+    )
+    return fragment(
+        "manifest.html",
+        **head,
+        found=found,
+        has_bucket=partition.cold is not None,
+    )
+
+
+async def partition_tail(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    return fragment("partition_tail.html", **await _partition(context, exchange, "tail"))

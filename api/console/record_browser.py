@@ -1,0 +1,117 @@
+"""A page of records, out of either tier, for eyes.
+
+* Where to begin: an offset, a keyword, or a time; a time without an offset from UTC is taken as UTC
+  (the API refuses it; a person sees what was understood).
+* `latest` shows the newest page, not the empty end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from api.console.shown_bytes import Shown, shown, summary, visible
+from api.http import record_json
+from api.http.context import Context
+from api.http.positions import EARLIEST, LATEST, parse_position, resolve
+from api.http.reading import read
+from api.http.settings import MIB
+from broker.partition import Fetched, Partition, Tier
+
+MAX_BYTES: Final = MIB
+MAX_HEADER: Final = 2000  # characters
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
+_LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?\Z", re.ASCII)
+
+
+class RecordsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    by: Literal["offset", "timestamp"] = "offset"
+    at: str = LATEST
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class HeaderLine(NamedTuple):
+    name: str
+    value: Shown
+
+
+class RecordLine(NamedTuple):
+    offset: int
+    timestamp: int
+    tier: Tier
+    key: Shown
+    value: Shown
+    opened_key: Shown
+    opened_value: Shown
+    headers: list[HeaderLine]
+
+
+class RecordPage(NamedTuple):
+    """`previous_offset`, `next_offset`: where the pages beside it begin; None where none is."""
+
+    lines: list[RecordLine]
+    offset: int
+    tier: Tier
+    previous_offset: int | None
+    next_offset: int | None
+
+
+async def record_page(context: Context, partition: Partition, query: RecordsQuery) -> RecordPage:
+    """Raises InvalidRequest, OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError."""
+    offset = await _first_offset(context, partition, query)
+    fetched = await read(context, partition, offset, max_bytes=MAX_BYTES, committed=False)
+    context.metrics.fetched_bytes.labels(fetched.tier).inc(fetched.size_bytes)
+    return await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
+
+
+async def _first_offset(context: Context, partition: Partition, query: RecordsQuery) -> int:
+    at = query.at.strip() or EARLIEST
+    if query.by == "timestamp":
+        position = parse_position(UNSET, in_utc(at), default=EARLIEST)
+    else:
+        position = parse_position(at, UNSET, default=EARLIEST)
+    if position.keyword == LATEST:
+        now = partition.offsets()
+        return max(now.log_start_offset, now.high_watermark - query.limit)
+    return await resolve(context, partition, position, committed=False)
+
+
+def in_utc(text: str) -> str:
+    """RFC 3339 of a date or a time that names no offset; anything else as it is."""
+    if _DATE.match(text):
+        return f"{text}T00:00:00Z"
+    match = _LOCAL.match(text)
+    return f"{match[1]}T{match[2]}{match[3] or ':00'}Z" if match else text
+
+
+def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
+    page = record_json.read_page(fetched, offset=offset, max_bytes=MAX_BYTES, max_records=limit)
+    local_start = partition.log.local_log_start_offset
+    lines = [
+        RecordLine(
+            offset=at,
+            timestamp=timestamp,
+            tier="hot" if at >= local_start else "cold",
+            key=summary(key),
+            value=summary(value),
+            opened_key=shown(key),
+            opened_value=shown(value),
+            headers=[
+                HeaderLine(visible(name), summary(content, max_text=MAX_HEADER))
+                for name, content in headers
+            ],
+        )
+        for columns in page.batches
+        for at, timestamp, key, value, headers in zip(*columns, strict=True)
+    ]
+    start = fetched.log_start_offset
+    return RecordPage(
+        lines=lines,
+        offset=offset,
+        tier=fetched.tier,
+        previous_offset=max(start, offset - limit) if offset > start else None,
+        next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
+    )

@@ -1,0 +1,119 @@
+"""HTML out of templates, and the headers that every answer of the console carries.
+
+* Templates escape all they are given; nothing here or in them marks text as safe.
+* The page may load scripts, styles and answers from this server alone, and none that stands in the
+  markup: what slips through the escaping does not run. Fragments are marked by a header, and the
+  page swaps in nothing without it: an answer of the API, whose bytes clients choose, is not a
+  fragment.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from api.console.shown_bytes import visible
+from api.http.answers import NO_STORE, Answer
+from api.http.problems import HeaderList
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final[HeaderList] = [
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_HTML: Final = (b"content-type", b"text/html; charset=utf-8")
+_FRAGMENT: Final = (b"tierlog-console", b"fragment")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MAX_DATE_MS: Final = 253_402_300_799_999  # the end of the year 9999
+
+
+@cache
+def environment() -> Environment:
+    """Made at the first look at the console: a broker that nobody looks at does without."""
+    made = Environment(
+        loader=PackageLoader("api.console", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        bytes=byte_size,
+        count=grouped,
+        moment=moment,
+        duration=duration,
+        dollars=dollars,
+        visible=visible,
+    )
+    return made
+
+
+def page(template: str, **values: Any) -> Answer:
+    return _answer(template, values, [_HTML, NO_STORE, *HEADERS])
+
+
+def fragment(template: str, **values: Any) -> Answer:
+    return _answer(template, values, [_HTML, _FRAGMENT, NO_STORE, *HEADERS])
+
+
+def _answer(template: str, values: dict[str, Any], headers: HeaderList) -> Answer:
+    return Answer(200, headers, environment().get_template(template).render(values).encode())
+
+
+def byte_size(size: float) -> str:
+    """Three digits that matter: 999 B, 1.00 KiB, 12.3 MiB."""
+    number = float(size)
+    for unit in _UNITS[:-1]:
+        if number < 999.5:
+            return _three_digits(number, unit)
+        number /= 1024
+    return _three_digits(number, _UNITS[-1])
+
+
+def _three_digits(number: float, unit: str) -> str:
+    if unit == "B" or number >= 99.95:
+        return f"{number:.0f} {unit}"
+    return f"{number:.1f} {unit}" if number >= 9.995 else f"{number:.2f} {unit}"
+
+
+def grouped(number: int) -> str:
+    """Thousands set apart by a narrow blank."""
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def moment(timestamp: int | None) -> str:
+    """UTC to the millisecond; a dash for Kafka's "no timestamp" and for None."""
+    if timestamp is None or timestamp < 0:
+        return "–"
+    if timestamp > _MAX_DATE_MS:
+        return f"{timestamp} ms"
+    seconds, ms = divmod(timestamp, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{ms:03}Z"
+
+
+def duration(ms: float) -> str:
+    """One unit, rounded down."""
+    seconds = ms / 1000
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 or not ms else f"{ms:.0f} ms"
+
+
+def dollars(amount: float) -> str:
+    """To the cent, or as far below it as tells something."""
+    if amount >= 0.995 or not amount:
+        return f"${amount:,.2f}"
+    if amount < 0.000_001:
+        return "under $0.000001"
+    digits = 6 if amount < 0.000_1 else 4 if amount < 0.01 else 2
+    return f"${amount:.{digits}f}"

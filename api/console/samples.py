@@ -1,0 +1,125 @@
+"""Throughput and lag over the last hour: a ring of samples, taken whether anybody looks or not.
+
+* Bounded: `RING` samples of a few numbers. A request reads the ring and measures nothing.
+* Sampling takes at most a hundredth of the time: a broker whose tens of thousands of partitions
+  need 100 ms to be summed up is sampled every 10 s.
+* Samples hold totals; rates are made of neighbours when they are asked for, so that a sample that
+  came late, or not at all, makes no false peak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+from prometheus_client import Counter
+
+from api.http.context import Context
+from broker.reports import StorageReport
+
+RING: Final = 720
+_LEAST_REST: Final = 99  # of the time that a sample took
+
+
+class Sample(NamedTuple):
+    """Totals since the start, and what is stored now."""
+
+    at_ms: int
+    produced_bytes: float
+    produced_records: float
+    hot_fetched_bytes: float
+    cold_fetched_bytes: float
+    lag_bytes: int
+    lag_ms: int
+
+
+class Series(msgspec.Struct):
+    """Columns of one length, a rate being that since the sample before."""
+
+    at_ms: list[int]
+    produced_bytes_per_s: list[float]
+    produced_records_per_s: list[float]
+    hot_fetched_bytes_per_s: list[float]
+    cold_fetched_bytes_per_s: list[float]
+    lag_bytes: list[int]
+    lag_ms: list[int]
+
+
+def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
+    """What was measured after `after_ms`. The first sample of all has no rate: it is left out."""
+    pairs = [(one, two) for one, two in pairwise(samples) if two.at_ms > max(after_ms, one.at_ms)]
+
+    def rates(name: str) -> list[float]:
+        return [_rate(one, two, name) for one, two in pairs]
+
+    return Series(
+        at_ms=[two.at_ms for _, two in pairs],
+        produced_bytes_per_s=rates("produced_bytes"),
+        produced_records_per_s=rates("produced_records"),
+        hot_fetched_bytes_per_s=rates("hot_fetched_bytes"),
+        cold_fetched_bytes_per_s=rates("cold_fetched_bytes"),
+        lag_bytes=[two.lag_bytes for _, two in pairs],
+        lag_ms=[two.lag_ms for _, two in pairs],
+    )
+
+
+def _rate(one: Sample, two: Sample, name: str) -> float:
+    more = float(getattr(two, name) - getattr(one, name))
+    return round(max(0.0, more) * 1000 / (two.at_ms - one.at_ms), 1)
+
+
+class Sampler:
+    """Written by one task of the event loop; read on the event loop."""
+
+    def __init__(self, context: Context, *, interval_ms: int) -> None:
+        self._context, self._interval_s = context, interval_ms / 1000
+        self.samples: deque[Sample] = deque(maxlen=RING)
+        self.report: StorageReport | None = None
+        self._worked_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.take()
+            await asyncio.sleep(max(self._interval_s, self._worked_s * _LEAST_REST))
+
+    async def take(self) -> StorageReport:
+        """Sum up the partitions in a thread, and remember."""
+        report, self._worked_s = await self._context.read(self._timed_report)
+        metrics = self._context.metrics
+        fetched = totals(metrics.fetched_bytes)
+        hot = fetched.pop("hot", 0.0)
+        self.report = report
+        self.samples.append(
+            Sample(
+                at_ms=self._context.settings.clock(),
+                produced_bytes=sum(totals(metrics.produced_bytes).values()),
+                produced_records=sum(totals(metrics.produced_records).values()),
+                hot_fetched_bytes=hot,
+                cold_fetched_bytes=sum(fetched.values()),
+                lag_bytes=report.offload_lag_bytes,
+                lag_ms=report.offload_lag_ms,
+            )
+        )
+        return report
+
+    def _timed_report(self) -> tuple[StorageReport, float]:
+        """With the CPU time that it took: waiting for others is no work."""
+        started = time.thread_time()
+        report = self._context.broker.storage_report()
+        return report, time.thread_time() - started
+
+
+def totals(counter: Counter) -> dict[str, float]:
+    """A counter's values by its first label's; under "" where it has none."""
+    return {
+        next(iter(sample.labels.values()), ""): sample.value
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }

@@ -1,0 +1,126 @@
+"""Bytes of a record as text for a page. Records are hostile input.
+
+* What comes out is plain text; the template escapes it. Nothing here makes markup.
+* Characters that would not be seen, or would turn the text around them (controls, bidirectional
+  overrides, zero widths), are shown by name instead.
+* Everything is cut: a page stays small whatever the records hold.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+MAX_TEXT: Final = 32 << 10  # characters of one value on a page
+MAX_PRETTY_BYTES: Final = 64 << 10  # JSON beyond it is shown as it was sent
+MAX_PRETTY_DEPTH: Final = 64  # each level indents every line below it
+MAX_HEX_BYTES: Final = 512
+MAX_SUMMARY: Final = 200
+_HEX_WIDTH: Final = 16
+
+Kind = Literal["json", "text", "binary", "null"]
+
+
+class Shown(NamedTuple):
+    """`text` may be cut; `size_bytes` is of the whole."""
+
+    kind: Kind
+    text: str
+    size_bytes: int
+    cut: bool = False
+
+
+def _named(codes: range | tuple[int, ...]) -> dict[int, str]:
+    return {code: f"⟨U+{code:04X}⟩" for code in codes}
+
+
+_VISIBLE: Final[dict[int, str]] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **_named(range(0x80, 0xA0)),
+    **_named(range(0x200B, 0x2010)),
+    **_named(range(0x2028, 0x202F)),
+    **_named(range(0x2060, 0x2070)),
+    **_named((0x061C, 0xFEFF)),
+}
+_BRACKETS: Final = re.compile(rb"[\[\]{}]")
+_BLANKS: Final = re.compile(r"\s+")
+_ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+def visible(text: str) -> str:
+    return text.translate(_VISIBLE)
+
+
+def shown(data: bytes | None) -> Shown:
+    """A value, opened: JSON indented, other text as it is, bytes as a hex dump."""
+    if data is None:
+        return Shown("null", "", 0)
+    try:
+        text = _prefix(data)
+    except UnicodeDecodeError:
+        return Shown("binary", hex_dump(data[:MAX_HEX_BYTES]), len(data), len(data) > MAX_HEX_BYTES)
+    pretty = _pretty(data)
+    kind: Kind = "text" if pretty is None else "json"
+    text = text if pretty is None else pretty
+    cut = len(text) > MAX_TEXT or len(data) > 4 * MAX_TEXT
+    return Shown(kind, visible(text[:MAX_TEXT]), len(data), cut)
+
+
+def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> Shown:
+    """On one line, for a list."""
+    if data is None:
+        return Shown("null", "", 0)
+    try:
+        text = _prefix(data)
+    except UnicodeDecodeError:
+        most = max_text // 4
+        return Shown("binary", data[:most].hex(" "), len(data), len(data) > most)
+    line = visible(_BLANKS.sub(" ", text[: 2 * max_text]))
+    cut = len(line) > max_text or len(text) > 2 * max_text
+    return Shown("text", line[:max_text], len(data), cut)
+
+
+def hex_dump(data: bytes) -> str:
+    """As xxd has it: position, bytes, characters."""
+    lines = []
+    for position in range(0, len(data), _HEX_WIDTH):
+        row = data[position : position + _HEX_WIDTH]
+        letters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
+        lines.append(f"{position:08x}  {row.hex(' '):<47}  {letters}")
+    return "\n".join(lines)
+
+
+def _prefix(data: bytes) -> str:
+    """The beginning as text. A character that the cut went through is left out."""
+    head = data[: 4 * MAX_TEXT]
+    try:
+        return head.decode()
+    except UnicodeDecodeError as error:
+        if len(head) == len(data) or error.start < len(head) - 3:
+            raise
+        return head[: error.start].decode()
+
+
+def _pretty(data: bytes) -> str | None:
+    """Indented, numbers by their source text; None where it is not JSON, or too much of it."""
+    if len(data) > MAX_PRETTY_BYTES or data[:1] not in (b"{", b"[", b" ", b"\n", b"\t", b"\r"):
+        return None
+    if _depth(data) > MAX_PRETTY_DEPTH:
+        return None
+    try:
+        _ANY_JSON.decode(data)
+        return msgspec.json.format(data, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _depth(data: bytes) -> int:
+    """At most; brackets inside strings count too."""
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(data):
+        depth += 1 if match.group() in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

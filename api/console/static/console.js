@@ -1,0 +1,201 @@
+// The page: which fragment is shown, the token, the keys.
+//
+// * The address behind `#` is a fragment's path. It comes from outside (a link), so it is checked:
+//   only paths below /console/ are asked for, and only answers that the console marked are swapped
+//   in. The API's answers hold bytes that others chose.
+// * Text that comes from the broker goes into the page as text, never as markup.
+"use strict";
+(() => {
+  const TOKEN = "tierlog.token";
+  const TICK_MS = 5000;
+  const START = "/overview";
+  const view = document.getElementById("view");
+  const notice = document.getElementById("notice");
+  const askToken = document.getElementById("ask-token");
+  const help = document.getElementById("help");
+  let shown = null; // the path whose fragment is asked for, or there
+
+  const token = () => sessionStorage.getItem(TOKEN);
+  const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
+  window.tierlog = { headers, refused, say };
+
+  // --- which fragment ---------------------------------------------------------------------------
+
+  function wanted() {
+    const path = location.hash.startsWith("#/") ? location.hash.slice(1) : START;
+    const url = new URL("/console" + path, location.origin);
+    const within = url.origin === location.origin && url.pathname.startsWith("/console/") && !/%2f|%5c/i.test(url.pathname);
+    return within ? url.pathname + url.search : "/console" + START;
+  }
+
+  function show({ again = false } = {}) {
+    const path = wanted();
+    if (path === shown && !again) return;
+    const isFirst = shown === null;
+    shown = path;
+    view.setAttribute("aria-busy", "true");
+    mark(path);
+    htmx.ajax("GET", path, { target: "#view", swap: "innerHTML" }).then(() => {
+      if (shown !== path) return;
+      view.removeAttribute("aria-busy");
+      const heading = view.querySelector("h1");
+      const name = heading ? heading.textContent.replace(/\s+/g, " ").trim() : "";
+      document.title = name ? `${name} · tierlog` : "tierlog";
+      if (heading && !isFirst && document.activeElement === document.body) heading.focus({ preventScroll: true });
+      if (!isFirst && !again) window.scrollTo(0, 0);
+    }, () => {}); // said by the listeners below
+  }
+
+  function mark(path) {
+    const room = path.split(/[/?]/)[2];
+    for (const link of document.querySelectorAll("[data-nav]")) {
+      if (link.dataset.nav.split(" ").includes(room)) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+  }
+
+  function say(text) {
+    notice.textContent = text;
+    notice.hidden = !text;
+  }
+
+  // --- requests ---------------------------------------------------------------------------------
+
+  document.addEventListener("htmx:configRequest", (event) => {
+    const { verb, path, headers: sent } = event.detail;
+    if (verb !== "get" || !path.startsWith("/console/")) event.preventDefault();
+    Object.assign(sent, headers());
+  });
+
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const { xhr, target, pathInfo } = event.detail;
+    const isOurs = xhr.getResponseHeader("Tierlog-Console") === "fragment";
+    const isStale = target === view && pathInfo.requestPath !== shown;
+    if (!isOurs || isStale) event.detail.shouldSwap = false;
+    else say("");
+  });
+
+  document.addEventListener("htmx:responseError", (event) => {
+    const { xhr, target } = event.detail;
+    refused(xhr.status, xhr.responseText, target === view);
+  });
+  for (const name of ["htmx:sendError", "htmx:timeout"]) {
+    document.addEventListener(name, () => say("The broker does not answer; this page tries again by itself."));
+  }
+
+  // What the API refused: a problem document, or anything.
+  function refused(status, body, isWholeView = false) {
+    if (status === 401) return askForToken();
+    let detail = `The broker answered ${status}.`;
+    try {
+      detail = JSON.parse(body).detail || detail;
+    } catch {
+      // not a problem document
+    }
+    if (!isWholeView) return say(detail);
+    const panel = document.createElement("p");
+    panel.className = "refusal";
+    panel.setAttribute("role", "alert");
+    panel.textContent = detail;
+    view.replaceChildren(panel);
+    view.removeAttribute("aria-busy");
+  }
+
+  // --- the token --------------------------------------------------------------------------------
+
+  function askForToken() {
+    const refusal = askToken.querySelector("[data-token-refusal]");
+    refusal.hidden = !token();
+    refusal.textContent = token() ? "The broker does not know this token, or no longer." : "";
+    sessionStorage.removeItem(TOKEN);
+    showForget();
+    if (!askToken.open) askToken.showModal();
+  }
+
+  function showForget() {
+    document.querySelector("[data-forget]").hidden = !token();
+    // The browser follows a link without the token.
+    document.querySelector("[data-open]").hidden = Boolean(token());
+  }
+
+  askToken.querySelector("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const input = event.target.elements.token;
+    sessionStorage.setItem(TOKEN, input.value.trim());
+    input.value = "";
+    askToken.close();
+    showForget();
+    show({ again: true });
+  });
+
+  document.querySelector("[data-forget]").addEventListener("click", () => {
+    sessionStorage.removeItem(TOKEN);
+    showForget();
+    view.replaceChildren();
+    show({ again: true });
+  });
+
+  // --- forms and keys ---------------------------------------------------------------------------
+
+  document.addEventListener("submit", (event) => {
+    const route = event.target.dataset.route;
+    if (route === undefined) return;
+    event.preventDefault();
+    const given = new URLSearchParams(new FormData(event.target));
+    const address = `#${route}?${given}`;
+    if (address === location.hash) show({ again: true });
+    else location.hash = address;
+  });
+
+  function move(step) {
+    const rows = [...view.querySelectorAll("[data-row]")].filter((row) => row.offsetParent !== null);
+    if (!rows.length) return;
+    const at = rows.indexOf(document.activeElement);
+    const to = at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + step));
+    rows[to].focus();
+    rows[to].scrollIntoView({ block: "nearest" });
+  }
+
+  const follow = (selector) => view.querySelector(selector)?.click();
+  const KEYS = {
+    "/": () => view.querySelector("[data-filter]")?.select(),
+    "?": () => help.showModal(),
+    j: () => move(1),
+    k: () => move(-1),
+    n: () => follow("a[data-next]"),
+    p: () => follow("a[data-previous]"),
+    u: () => follow("a[data-up]"),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.closest("input, select, textarea")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const act = KEYS[event.key];
+    if (act) {
+      event.preventDefault();
+      act();
+    }
+  });
+
+  document.querySelector("[data-help]").addEventListener("click", () => help.showModal());
+  document.querySelector("[data-skip]").addEventListener("click", (event) => {
+    event.preventDefault();
+    view.focus();
+  });
+
+  // --- time ---------------------------------------------------------------------------------------
+
+  // What shows figures asks again; a page that nobody sees, or that asks for a token, does not.
+  setInterval(() => {
+    if (document.hidden || askToken.open) return;
+    if (!view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });
+    else document.body.dispatchEvent(new CustomEvent("tick"));
+  }, TICK_MS);
+
+  window.addEventListener("hashchange", () => show());
+  showForget();
+  show();
+})();

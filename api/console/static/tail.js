@@ -1,0 +1,179 @@
+// Live tail. Read by fetch, for an EventSource cannot send a token; resumed by the last event's id.
+//
+// Bounded: the newest KEEP records are kept and at most KEEP rows a frame are made, whatever arrives.
+// Records go into the page as text.
+"use strict";
+(() => {
+  const KEEP = 500;
+  const MAX_TEXT = 2000;
+  const RETRY_MS = 2000;
+  // Characters that would not be seen, or would turn the text around them; as the server shows them.
+  const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+  const visible = (text) => text.replace(UNSEEN, (c) => `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+
+  class Tail {
+    constructor(root) {
+      this.root = root;
+      this.rows = root.querySelector("[data-tail-rows]");
+      this.state = root.querySelector("[data-tail-state]");
+      this.filter = root.querySelector("[data-tail-filter]");
+      this.pause = root.querySelector("[data-tail-pause]");
+      this.waiting = []; // newest last
+      this.seen = 0;
+      this.paused = false;
+      this.lastId = null;
+      this.stop = new AbortController();
+      this.pause.addEventListener("click", () => this.toggle());
+      root.querySelector("[data-tail-clear]").addEventListener("click", () => this.clear());
+      this.run();
+    }
+
+    get isShown() {
+      return document.contains(this.root);
+    }
+
+    async run() {
+      while (this.isShown) {
+        try {
+          if (!(await this.read())) return;
+        } catch {
+          if (!this.isShown) return;
+          this.say("the broker does not answer; trying again");
+        }
+        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      }
+    }
+
+    // Whether to try again when the stream ended.
+    async read() {
+      const headers = { Accept: "text/event-stream", ...window.tierlog.headers() };
+      if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
+      const answer = await fetch(this.root.dataset.tail, { headers, signal: this.stop.signal });
+      if (!answer.ok) {
+        const body = await answer.text();
+        window.tierlog.refused(answer.status, body);
+        this.say(answer.status === 401 ? "waits for a token" : "stopped");
+        return answer.status >= 500 || answer.status === 429;
+      }
+      this.say(this.paused ? "paused" : "live");
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return true;
+        const events = (rest + value).split("\n\n");
+        rest = events.pop();
+        for (const event of events) if (!this.take(event)) return false;
+        if (!this.isShown) {
+          this.stop.abort();
+          return false;
+        }
+      }
+    }
+
+    take(event) {
+      let id = null, name = "", data = "";
+      for (const line of event.split("\n")) {
+        if (line.startsWith("id: ")) id = line.slice(4);
+        else if (line.startsWith("event: ")) name = line.slice(7);
+        else if (line.startsWith("data: ")) data += line.slice(6);
+      }
+      if (name === "error") {
+        window.tierlog.refused(0, data);
+        this.say("stopped");
+        return false;
+      }
+      if (!data) return true;
+      this.lastId = id;
+      this.seen += 1;
+      this.waiting.push(data);
+      if (this.waiting.length > KEEP) this.waiting.splice(0, this.waiting.length - KEEP);
+      if (!this.paused) this.schedule();
+      return true;
+    }
+
+    schedule() {
+      if (this.frame) return;
+      this.frame = requestAnimationFrame(() => {
+        this.frame = 0;
+        this.draw();
+      });
+    }
+
+    draw() {
+      const filter = this.filter.value;
+      const made = document.createDocumentFragment();
+      for (const data of this.waiting.splice(0).reverse()) {
+        const record = JSON.parse(data);
+        const key = text(record, "key"), value = text(record, "value");
+        if (filter && !`${key.shown}\n${value.shown}`.includes(filter)) continue;
+        made.append(this.row(record, key, value));
+      }
+      this.rows.prepend(made);
+      while (this.rows.childElementCount > KEEP) this.rows.lastElementChild.remove();
+      this.root.querySelector("[data-tail-empty]").hidden = this.rows.childElementCount > 0;
+      if (!this.paused) this.say("live");
+    }
+
+    row(record, key, value) {
+      const row = document.createElement("tr");
+      const cell = (content, kind) => {
+        const made = document.createElement("td");
+        made.className = kind;
+        const inner = document.createElement("bdi");
+        inner.textContent = content;
+        made.append(inner);
+        row.append(made);
+        return made;
+      };
+      if (this.root.hasAttribute("data-topic-wide")) cell(record.partition, "number");
+      cell(record.offset, "number");
+      cell(when(record.timestamp), "time");
+      cell(key.shown, `text${key.isNull ? " null" : ""}`);
+      cell(value.shown, `text${value.isNull ? " null" : ""}`);
+      return row;
+    }
+
+    toggle() {
+      this.paused = !this.paused;
+      this.pause.textContent = this.paused ? "Go on" : "Pause";
+      this.pause.setAttribute("aria-pressed", String(this.paused));
+      this.say(this.paused ? "paused" : "live");
+      if (!this.paused) this.schedule();
+    }
+
+    clear() {
+      this.waiting = [];
+      this.rows.replaceChildren();
+      this.root.querySelector("[data-tail-empty]").hidden = false;
+    }
+
+    say(state) {
+      this.state.textContent = this.seen ? `${state}, ${this.seen.toLocaleString("en")} received` : state;
+    }
+  }
+
+  function text(record, name) {
+    const isBytes = record[`${name}_base64`] !== undefined;
+    const found = isBytes ? record[`${name}_base64`] : record[name];
+    if (found === null || found === undefined) return { shown: "null", isNull: true };
+    const cut = found.length > MAX_TEXT ? `${found.slice(0, MAX_TEXT)} …` : found;
+    return { shown: isBytes ? `base64 ${cut}` : visible(cut), isNull: false };
+  }
+
+  function when(ms) {
+    const time = new Date(ms);
+    return ms < 0 || Number.isNaN(time.valueOf()) ? "–" : time.toISOString().replace("T", " ");
+  }
+
+  document.addEventListener("htmx:load", (event) => {
+    const root = event.detail.elt.matches?.("[data-tail]") ? event.detail.elt : event.detail.elt.querySelector?.("[data-tail]");
+    if (root && !root.tail) root.tail = new Tail(root);
+  });
+  // A stream that nobody shows any more ends at once, not at its next event.
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (!event.detail.shouldSwap || event.detail.target.id !== "view") return;
+    for (const root of document.querySelectorAll("[data-tail]")) root.tail?.stop.abort();
+  });
+})();

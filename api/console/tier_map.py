@@ -1,0 +1,79 @@
+"""Where a partition's offsets lie, drawn to scale: one lane for the disk, one for the bucket.
+
+* Pure: facts in, rectangles out. An axis is `WIDTH` units wide, whatever the offsets.
+* An offset in both tiers is in both lanes; nothing has a third colour.
+* What is there is seen: an extent is never narrower than `LEAST_WIDTH`, be it one record in
+  billions. It then ends where the axis ends, at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+WIDTH: Final = 1000.0
+LEAST_WIDTH: Final = 2.0
+
+
+class Extent(NamedTuple):
+    """Offsets [start_offset, end_offset), and where they lie on the axis."""
+
+    start_offset: int
+    end_offset: int
+    x: float
+    width: float
+
+
+class Axis(NamedTuple):
+    start_offset: int
+    end_offset: int
+
+    @classmethod
+    def over(cls, ranges: Iterable[tuple[int, int]]) -> Axis:
+        """From the least start to the greatest end; empty for no ranges."""
+        found = list(ranges)
+        return cls(min((a for a, _ in found), default=0), max((b for _, b in found), default=0))
+
+    def extent(self, start_offset: int, end_offset: int) -> Extent | None:
+        """None where the part of the range that is on the axis is empty."""
+        start, end = max(start_offset, self.start_offset), min(end_offset, self.end_offset)
+        if start >= end:
+            return None
+        scale = WIDTH / (self.end_offset - self.start_offset)
+        width = max((end - start) * scale, LEAST_WIDTH)
+        x = min((start - self.start_offset) * scale, WIDTH - width)
+        return Extent(start, end, round(x, 2), round(width, 2))
+
+
+class Places(NamedTuple):
+    """What is where. Without a bucket `bucket_end_offset` is the log start."""
+
+    log_start_offset: int
+    local_log_start_offset: int
+    log_end_offset: int
+    bucket_end_offset: int
+    gaps: Sequence[tuple[int, int]] = ()
+
+
+class TierMap(NamedTuple):
+    disk: tuple[Extent, ...]
+    bucket: tuple[Extent, ...]
+
+
+def tier_map(places: Places, axis: Axis) -> TierMap:
+    """Both lanes. Recorded gaps, never written, are holes in the bucket's."""
+    local_start = max(places.local_log_start_offset, places.log_start_offset)
+    disk = axis.extent(local_start, places.log_end_offset)
+    bucket_end = min(places.bucket_end_offset, places.log_end_offset)
+    pieces = _without(places.log_start_offset, bucket_end, places.gaps)
+    bucket = (axis.extent(start, end) for start, end in pieces)
+    return TierMap((disk,) if disk else (), tuple(one for one in bucket if one))
+
+
+def _without(
+    start_offset: int, end_offset: int, gaps: Sequence[tuple[int, int]]
+) -> Iterable[tuple[int, int]]:
+    for gap_start, gap_end in sorted(gaps):
+        yield start_offset, min(gap_start, end_offset)
+        start_offset = max(start_offset, gap_end)
+    yield start_offset, end_offset

@@ -1,0 +1,229 @@
+"""What the pages on topics and partitions show, gathered from the broker. May wait for disk or
+bucket: run in a thread.
+
+* Bounded: a page of topics, of partitions, of segments, of versions; never all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Final, NamedTuple
+
+from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
+from broker.broker import Broker
+from broker.partition import Offsets, Partition, TierSizes
+from broker.segment_listing import SegmentListing, glance_segments
+from broker.topics import Topic
+from manifest.state import Manifest, SegmentEntry
+from manifest.versions import VersionStat
+from record_format.errors import UnknownTopic
+
+TOPICS_A_PAGE: Final = 50
+PARTITIONS_A_PAGE: Final = 50
+SEGMENTS_A_PAGE: Final = 100
+VERSIONS_SHOWN: Final = 50
+LANES: Final = 4  # of partitions that a topic's line shows
+
+
+class PartitionLine(NamedTuple):
+    number: int
+    offsets: Offsets
+    sizes: TierSizes
+    places: Places
+    map: TierMap
+    trouble: str
+
+    @property
+    def offset_count(self) -> int:
+        return max(0, self.offsets.high_watermark - self.offsets.log_start_offset)
+
+
+class TopicLine(NamedTuple):
+    """`maps`: of the first partitions, on one axis; `more`: how many further there are."""
+
+    name: str
+    partitions: int
+    offset_count: int
+    hot_bytes: int
+    cold_bytes: int
+    lag_bytes: int
+    maps: list[TierMap]
+    more: int
+
+
+class TopicPage(NamedTuple):
+    lines: list[TopicLine]
+    found: int
+    page: int
+    pages: int
+
+
+class PartitionPage(NamedTuple):
+    axis: Axis
+    lines: list[PartitionLine]
+    page: int
+    pages: int
+
+
+class SegmentBox(NamedTuple):
+    segment: SegmentListing
+    extent: Extent | None
+
+
+class SegmentPage(NamedTuple):
+    axis: Axis
+    boxes: list[SegmentBox]
+    next_from_offset: int | None
+
+
+class ManifestPage(NamedTuple):
+    """`changes`: against the version before, where that still exists. `versions`: newest first."""
+
+    manifest: Manifest
+    in_force: int
+    versions: list[VersionStat]
+    entries: list[SegmentEntry]
+    next_from_offset: int | None
+    changes: list[str]
+
+
+def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
+    """Those whose names hold `wanted`, whatever its case; `topics` are in order."""
+    wanted = wanted.casefold()
+    found = [topic for topic in topics if wanted in topic.record.name.casefold()]
+    pages = max(1, -(-len(found) // TOPICS_A_PAGE))
+    page = min(max(page, 1), pages)
+    first = (page - 1) * TOPICS_A_PAGE
+    shown = found[first : first + TOPICS_A_PAGE]
+    return TopicPage([_topic_line(topic) for topic in shown], len(found), page, pages)
+
+
+def _topic_line(topic: Topic) -> TopicLine:
+    partitions = list(topic.partitions.values())
+    offsets = [partition.offsets() for partition in partitions]
+    sizes = [partition.tiers() for partition in partitions]
+    drawn = [_places(partition) for _, partition in sorted(topic.partitions.items())[:LANES]]
+    axis = axis_of(drawn)
+    return TopicLine(
+        name=topic.record.name,
+        partitions=len(partitions),
+        offset_count=sum(max(0, o.high_watermark - o.log_start_offset) for o in offsets),
+        hot_bytes=sum(size.hot_bytes for size in sizes),
+        cold_bytes=sum(size.cold_bytes for size in sizes),
+        lag_bytes=sum(size.offload_lag_bytes for size in sizes),
+        maps=[tier_map(places, axis) for places in drawn],
+        more=len(partitions) - len(drawn),
+    )
+
+
+def partition_page(topic: Topic, *, page: int) -> PartitionPage:
+    numbers = sorted(topic.partitions)
+    pages = max(1, -(-len(numbers) // PARTITIONS_A_PAGE))
+    page = min(max(page, 1), pages)
+    first = (page - 1) * PARTITIONS_A_PAGE
+    partitions = [topic.partitions[number] for number in numbers[first : first + PARTITIONS_A_PAGE]]
+    axis = axis_of([_places(partition) for partition in partitions])
+    lines = [partition_line(partition, axis) for partition in partitions]
+    return PartitionPage(axis, lines, page, pages)
+
+
+def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionLine:
+    """On an axis of its own where none is given."""
+    places = _places(partition)
+    trouble = partition.leadership_lost or ""
+    if partition.log.offline:
+        trouble = "its log is offline: the local disk failed"
+    return PartitionLine(
+        number=partition.number,
+        offsets=partition.offsets(),
+        sizes=partition.tiers(),
+        places=places,
+        map=tier_map(places, axis_of([places]) if axis is None else axis),
+        trouble=trouble,
+    )
+
+
+def axis_of(many: Iterable[Places]) -> Axis:
+    return Axis.over((one.log_start_offset, one.log_end_offset) for one in many)
+
+
+def _places(partition: Partition) -> Places:
+    now = partition.offsets()
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    gaps = manifest.gaps if manifest is not None else ()
+    return Places(
+        log_start_offset=now.log_start_offset,
+        local_log_start_offset=now.local_log_start_offset,
+        log_end_offset=now.log_end_offset,
+        bucket_end_offset=manifest.end_offset if manifest is not None else now.log_start_offset,
+        gaps=tuple((gap.start_offset, gap.end_offset) for gap in gaps),
+    )
+
+
+def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
+    """One more than shown is looked up: it says where the next page begins."""
+    found = list(islice(glance_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
+    shown = found[:SEGMENTS_A_PAGE]
+    axis = Axis.over((one.base_offset, one.last_offset + 1) for one in shown)
+    boxes = [SegmentBox(one, axis.extent(one.base_offset, one.last_offset + 1)) for one in shown]
+    following = found[SEGMENTS_A_PAGE].base_offset if len(found) > SEGMENTS_A_PAGE else None
+    return SegmentPage(axis, boxes, following)
+
+
+def manifest_page(
+    partition: Partition, *, version: int | None, from_offset: int
+) -> ManifestPage | None:
+    """None where there is no manifest (yet). Raises UnknownManifestVersion, StoreUnavailable."""
+    cold = partition.cold
+    if cold is None or cold.manifest is None:
+        return None
+    manifest = cold.version(version)
+    newest = max(manifest.version, cold.manifest.version)
+    versions = cold.history(after=max(0, newest - VERSIONS_SHOWN), limit=VERSIONS_SHOWN)
+    entries = cold.entries_of(manifest, from_offset=from_offset)
+    found = list(islice(entries, SEGMENTS_A_PAGE + 1))
+    before = None
+    if any(one.version == manifest.version - 1 for one in versions):
+        before = cold.version(manifest.version - 1)
+    return ManifestPage(
+        manifest=manifest,
+        in_force=cold.manifest.version,
+        versions=versions[::-1],
+        entries=found[:SEGMENTS_A_PAGE],
+        next_from_offset=found[SEGMENTS_A_PAGE].base_offset
+        if len(found) > SEGMENTS_A_PAGE
+        else None,
+        changes=changes(before, manifest) if before is not None else [],
+    )
+
+
+def changes(before: Manifest, after: Manifest) -> list[str]:
+    """What a version did, in words."""
+    found = []
+    if after.leader_epoch != before.leader_epoch:
+        found.append(f"epoch {before.leader_epoch} → {after.leader_epoch}, owner {after.owner}")
+    if after.end_offset != before.end_offset:
+        found.append(f"end of the bucket {before.end_offset} → {after.end_offset}")
+    if after.log_start_offset != before.log_start_offset:
+        found.append(f"log start {before.log_start_offset} → {after.log_start_offset}")
+    if after.segment_count != before.segment_count:
+        found.append(f"segments {before.segment_count} → {after.segment_count}")
+    if len(after.gaps) != len(before.gaps):
+        found.append(f"gaps {len(before.gaps)} → {len(after.gaps)}")
+    if len(after.pages) != len(before.pages):
+        found.append(f"pages {len(before.pages)} → {len(after.pages)}")
+    if (after.removed, after.removed_pages) != (before.removed, before.removed_pages):
+        waiting = len(after.removed) + len(after.removed_pages)
+        found.append(f"objects that wait to be deleted, or pages of them: {waiting}")
+    return found or ["nothing that shows here"]
+
+
+def live_topics(broker: Broker, *, internal: bool = False) -> list[Topic]:
+    """By name; those that were deleted meanwhile are left out."""
+    found = []
+    for one in broker.list_topics(internal=internal):
+        with suppress(UnknownTopic):
+            found.append(broker.topic(one.name))
+    return found

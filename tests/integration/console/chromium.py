@@ -1,0 +1,169 @@
+"""A headless Chromium, driven over the DevTools protocol: what the tests of the console need of it.
+
+No driver program: Chromium speaks JSON over a WebSocket on loopback. Everything the page logs,
+every script error and every breach of its content security policy is kept in `complaints`.
+"""
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from websockets.sync.client import connect
+
+PATIENCE_S = 20.0
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+    "--remote-allow-origins=*",
+)
+
+
+def find_chromium() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+class Chromium:
+    """One browser with one page. A context."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        self._program, self._profile = program, profile
+
+    def __enter__(self) -> "Chromium":
+        self._process = subprocess.Popen(
+            [self._program, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        lines = self._wait_for_port()
+        self._socket = connect(f"ws://127.0.0.1:{lines[0]}{lines[1]}", max_size=None)
+        self._ids = itertools.count(1)
+        self._events: deque[dict[str, Any]] = deque()
+        self.complaints: list[str] = []
+        self.requested: list[str] = []
+        self._session: str | None = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait_for_port(self) -> list[str]:
+        port_file = self._profile / "DevToolsActivePort"
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if port_file.exists() and len(found := port_file.read_text().split()) == 2:
+                return found
+            assert self._process.poll() is None, "Chromium ended"
+            time.sleep(0.02)
+        raise TimeoutError("Chromium did not listen")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        number = next(self._ids)
+        message = {"id": number, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        self._socket.send(json.dumps(message))
+        while True:
+            answer = json.loads(self._socket.recv(timeout=PATIENCE_S))
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+            self._note(answer)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
+        elif event.get("method") == "Log.entryAdded":
+            self.complaints.append(f"{params['entry']['level']}: {params['entry']['text']}")
+        elif event.get("method") == "Runtime.consoleAPICalled":
+            self.complaints.append(f"console.{params['type']}: {json.dumps(params['args'])[:300]}")
+        elif event.get("method") == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+
+    # --- what a person does -----------------------------------------------------------------------
+
+    def open(self, url: str) -> None:
+        self.complaints.clear()
+        self.requested.clear()
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=url)
+
+    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """The window's size, and what the system prefers."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str) -> None:
+        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+        codes = {"Enter": 13, "Tab": 9, "Escape": 27}
+        common = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key[0].upper()))}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def run(self, script: str) -> Any:
+        """The value of an expression; a promise is awaited."""
+        answer = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, condition: str) -> None:
+        """Wait for an expression to be true."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if self.run(f"Boolean({condition})"):
+                return
+            time.sleep(0.03)
+        raise AssertionError(f"not within {PATIENCE_S} s: {condition}\n{self.text()[:2000]}")
+
+    def text(self) -> str:
+        """What can be read on the page."""
+        return str(self.run("document.body.innerText"))
+
+    def screenshot(self, path: Path) -> None:
+        answer = self.call("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(answer["data"]))
