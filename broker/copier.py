@@ -188,8 +188,8 @@ def _pending(partition: Partition) -> list[int]:
         segment.base_offset
         for segment in partition.log.segments()
         if segment.sealed
-        and segment.base_offset >= end_offset
-        and segment.last_offset >= segment.base_offset
+        # By its end: a trim into the middle of a segment moves the bucket's end into it.
+        and segment.last_offset >= max(end_offset, segment.base_offset)
         and segment.last_offset < partition.log.high_watermark
     ]
 

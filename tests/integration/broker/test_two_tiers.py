@@ -100,6 +100,18 @@ def test_trim_moves_the_start_in_both_tiers_and_survives(house):
     assert house.records("t", offset=35)[0].offset == 35
 
 
+def test_a_trim_into_a_segment_that_was_not_uploaded_does_not_keep_it_from_the_bucket(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 10)
+    house.broker._copy_round()
+    assert house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.trim("t", 0, 5)
+    assert offload_all(house, "t").uploaded_segments == 1
+    fill(house, "t", 10)
+    assert offload_all(house, "t").uploaded_segments == 1
+    assert house.broker.partition("t", 0).cold.end_offset == 20
+
+
 def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 100)
