@@ -1,35 +1,21 @@
 """Checks what the bucket holds of one partition: manifest, pages, pins, and every segment.
 
-* The manifest is loaded from the bucket, through caches of nobody: what the broker has in memory is
-  not asked.
-* A page that cannot be read costs the check of its entries, and nothing else.
-* Segments are checked side by side, a bounded number at a time; problems come in offset order.
+Segments are checked side by side, a bounded number at a time; problems come in offset order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
-from broker.findings import Findings, ProblemKind
-from broker.segment_check import check_segment
 from cold_tier.object_store import ObjectStore
-from manifest.invariants import entry_violation, uncovered
+from cold_tier.segment_check import check_segment
 from manifest.keys import PartitionKeys
-from manifest.paging import PageCache
-from manifest.pins import Pins
-from manifest.state import Manifest, PageRef, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from manifest.transitions import live_entries
-from record_format.errors import (
-    CorruptDataError,
-    CorruptManifest,
-    MissingObject,
-    UnknownManifestVersion,
-)
+from manifest.partition_check import ManifestCheck
+from manifest.state import Manifest, SegmentEntry
+from record_format.findings import Findings
 
 WORKERS = 8
 
@@ -57,121 +43,36 @@ def check_partition(
 
     Raises StoreUnavailable, ConfigurationError.
     """
-    check = BucketCheck(store, keys, options)
+    check = ManifestCheck(store, keys, clock=options.clock, at_least=options.at_least)
     manifest = check.manifest()
     if manifest is None:
         return check.findings, None, []
     entries = list(check.entries(manifest))
-    check.segments(entries)
+    _check_segments(store, entries, check.findings, options)
     check.pins()
     return check.findings, manifest, entries
 
 
-class BucketCheck:
-    """One run over one partition."""
+def _check_segments(
+    store: ObjectStore, entries: list[SegmentEntry], findings: Findings, options: CheckOptions
+) -> None:
+    """Check the objects of each; at most WORKERS at a time, results in order."""
 
-    def __init__(self, store: ObjectStore, keys: PartitionKeys, options: CheckOptions) -> None:
-        self._store, self._options = store, options
-        self._manifests = ManifestStore(
-            store, keys, StoreOptions(clock=options.clock), cache=PageCache()
-        )
-        self.findings = Findings(keys.partition)
-
-    def manifest(self) -> Manifest | None:
-        """The one in force; None where there is none, or it cannot be read."""
-        self.findings.checked.partitions += 1
-        try:
-            return self._manifests.load(at_least=self._options.at_least)
-        except MissingObject as bad:
-            self._add(ProblemKind.MANIFEST_MISSING, bad.detail, key=bad.file)
-        except CorruptDataError as bad:
-            self._add(ProblemKind.MANIFEST_CORRUPT, bad.detail, key=bad.file)
-        return None
-
-    def entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:
-        """All live entries whose page can be read, oldest first; holes between them are problems.
-
-        What lies on the two sides of an unreadable page is not compared.
-        """
-        before: SegmentEntry | None = None
-        for page in manifest.pages:
-            found = self._page(manifest, page) if isinstance(page, PageRef) else None
-            if found is not None:
-                self._compare_borders(manifest, chain([before] if before else [], found))
-                yield from found
-            before = found[-1] if found else None
-        yield from manifest.segments  # the manifest was decoded: their borders hold
-
-    def _page(self, manifest: Manifest, page: PageRef) -> tuple[SegmentEntry, ...] | None:
-        self.findings.checked.pages += 1
-        try:
-            live = live_entries(page, self._manifests)
-        except MissingObject:
-            self._add(ProblemKind.PAGE_MISSING, "the bucket does not have it", key=page.key)
-            return None
-        except CorruptDataError as bad:
-            self._add(ProblemKind.PAGE_CORRUPT, bad.detail, key=page.key)
-            return None
-        said = (page.base_offset, page.last_offset, page.entry_count, page.size_bytes)
-        sums = (len(live), sum(entry.size_bytes for entry in live))
-        found = (live[0].base_offset, live[-1].last_offset, *sums) if live else (None, None, *sums)
-        if said != found:
-            detail = f"(base, last, entries, bytes) are {found}, the manifest says {said}"
-            self._add(ProblemKind.PAGE_CORRUPT, detail, key=page.key)
-        for broken in chain.from_iterable(entry_violation(manifest, entry) for entry in live):
-            self._add(ProblemKind.PAGE_CORRUPT, broken, key=page.key)
-        return live
-
-    def _compare_borders(self, manifest: Manifest, entries: Iterator[SegmentEntry]) -> None:
-        for left, right in pairwise(entries):
-            if right.base_offset <= left.last_offset:
-                detail = f"the segment at {right.base_offset} overlaps the one before it"
-                self._add(ProblemKind.OVERLAP, detail, key=right.log_key)
-            if (hole := uncovered(manifest, left.next_offset, right.base_offset)) is not None:
-                detail = f"offsets {hole[0]} to {hole[1] - 1} are in no segment"
-                self._add(ProblemKind.GAP, detail, key=right.log_key)
-
-    def segments(self, entries: list[SegmentEntry]) -> None:
-        """Check the objects of each; at most WORKERS at a time, results in order."""
-        with ThreadPoolExecutor(WORKERS, thread_name_prefix="verify") as pool:
-            waiting: deque[Future[Findings]] = deque()
-            given = iter(entries)
-            try:
-                for entry in given:
-                    waiting.append(pool.submit(self._segment, entry))
-                    if len(waiting) >= 2 * WORKERS:
-                        self.findings.merge(waiting.popleft().result())
-                while waiting:
-                    self.findings.merge(waiting.popleft().result())
-            finally:
-                for one in waiting:
-                    one.cancel()
-
-    def _segment(self, entry: SegmentEntry) -> Findings:
-        found = check_segment(
-            self._store, entry, partition=self.findings.partition, deep=self._options.deep
-        )
-        self._options.progress(entry.size_bytes)
+    def check(entry: SegmentEntry) -> Findings:
+        found = check_segment(store, entry, partition=findings.partition, deep=options.deep)
+        options.progress(entry.size_bytes)
         return found
 
-    def pins(self) -> None:
-        """Every pin that has not expired names a version that is whole."""
-        pins = Pins(self._manifests, clock=self._options.clock)
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="verify") as pool:
+        waiting: deque[Future[Findings]] = deque()
+        given = iter(entries)
         try:
-            active = [pin for pin in pins.all() if pin.is_active(self._options.clock())]
-        except CorruptManifest as bad:
-            self._add(ProblemKind.PIN_BROKEN, bad.detail, key=bad.file)
-            return
-        for pin in active:
-            self.findings.checked.objects += 1
-            try:
-                missing = list(islice(pins.missing_objects(pin.version), 1))
-            except (UnknownManifestVersion, CorruptDataError) as bad:
-                self._add(ProblemKind.PIN_BROKEN, bad, key=self._manifests.keys.pin(pin.name))
-                continue
-            if missing:
-                detail = f"version {pin.version} names {missing[0]}, which is gone"
-                self._add(ProblemKind.PIN_BROKEN, detail, key=self._manifests.keys.pin(pin.name))
-
-    def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
-        self.findings.add(kind, detail, object_key=self._store.full_key(key) if key else None)
+            for entry in given:
+                waiting.append(pool.submit(check, entry))
+                if len(waiting) >= 2 * WORKERS:
+                    findings.merge(waiting.popleft().result())
+            while waiting:
+                findings.merge(waiting.popleft().result())
+        finally:
+            for one in waiting:
+                one.cancel()

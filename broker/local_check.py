@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from broker.findings import Findings, ProblemKind
 from broker.partition import Partition
 from cold_tier.segment_scan import scan_segment
 from hot_tier.segment_views import SegmentView
 from manifest.invariants import uncovered
 from manifest.state import Manifest, SegmentEntry
 from record_format.errors import CorruptDataError
+from record_format.findings import Findings, ProblemKind
 
 
 def check_local(

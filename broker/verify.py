@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.bucket_check import CheckOptions, Progress, check_partition, no_progress
-from broker.findings import Findings, ProblemKind, VerifyReport
 from broker.local_check import check_local
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord
@@ -22,6 +21,7 @@ from manifest.paging import live_size_bytes
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, restorable
 from record_format.errors import CorruptDataError, UnknownTopic
+from record_format.findings import Findings, ProblemKind, VerifyReport
 
 Clock = Callable[[], int]
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
@@ -182,7 +182,20 @@ def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
     return SegmentIndex(directory, table)
 
 
-def check_table(table: ChunkTable, segment: ColdSegment) -> None:
+class NamedSegment(Protocol):
+    """As far as a chunk table can be compared with it."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def log_crc32c(self) -> int: ...
+    @property
+    def indexes_key(self) -> str: ...
+
+
+def check_table(table: ChunkTable, segment: NamedSegment) -> None:
     """Raise CorruptObject where the chunk table is of another segment."""
     found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
     if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):

@@ -13,7 +13,7 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import JSON
 from api.http.topics import acceptable_json
-from broker.findings import VerifyReport
+from record_format.findings import VerifyReport
 
 
 class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker import segment_check
-from broker.findings import Findings, ProblemKind
 from broker.verify import find_topic, verify_bucket
+from cold_tier import segment_check
 from cold_tier.open import open_store
 from record_format.errors import StoreUnavailable, UnknownTopic
+from record_format.findings import Findings, ProblemKind
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -207,7 +207,7 @@ def test_a_store_that_is_down_is_no_finding(filled):
 
 
 def test_a_report_is_bounded(monkeypatch):
-    monkeypatch.setattr("broker.findings.MAX_PROBLEMS", 3)
+    monkeypatch.setattr("record_format.findings.MAX_PROBLEMS", 3)
     found = Findings(0)
     for _ in range(5):
         found.add(ProblemKind.GAP, "x")

@@ -15,26 +15,45 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from crc32c import crc32c as crc32c_of
 
-from broker.cold_log import cold_segment
-from broker.findings import Findings, ProblemKind
 from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import ParsedBundle, parse_bundle
 from cold_tier.object_store import ObjectStore, crc32c_checksum
 from cold_tier.ranged_reader import FETCH_POLICY
-from cold_tier.segment_indexes import check_table
+from cold_tier.segment_indexes import NamedSegment, check_table
 from cold_tier.segment_scan import describe_chunk
-from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError, CorruptObject, MissingObject
+from record_format.findings import Findings, ProblemKind
 from record_format.index_layouts import parse_offset_index, parse_time_index, parse_txn_index
 from record_format.producer_snapshot import parse_snapshot
 
 PIECE_BYTES = 8 * 1024 * 1024
 
 
+class CheckedSegment(NamedSegment, Protocol):
+    """What a manifest says of a segment. Times in ms; the greatest is -1 where none is known."""
+
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def min_timestamp(self) -> int | None: ...
+    @property
+    def max_timestamp(self) -> int: ...
+    @property
+    def log_key(self) -> str: ...
+    @property
+    def indexes_size_bytes(self) -> int: ...
+    @property
+    def indexes_crc32c(self) -> int: ...
+
+
 def check_segment(
-    store: ObjectStore, entry: SegmentEntry, *, partition: int, deep: bool
+    store: ObjectStore, entry: CheckedSegment, *, partition: int, deep: bool
 ) -> Findings:
     """Raises StoreUnavailable, ConfigurationError; what it finds is in the answer."""
     check = _SegmentCheck(store, entry, partition)
@@ -49,7 +68,7 @@ def check_segment(
 
 
 class _SegmentCheck:
-    def __init__(self, store: ObjectStore, entry: SegmentEntry, partition: int) -> None:
+    def __init__(self, store: ObjectStore, entry: CheckedSegment, partition: int) -> None:
         self.store, self.entry = store, entry
         self.findings = Findings(partition)
 
@@ -95,7 +114,7 @@ class _SegmentCheck:
             self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         try:
             bundle = parse_bundle(body, file=key)
-            check_table(bundle.table, cold_segment(entry))
+            check_table(bundle.table, entry)
             self._check_sections(bundle)
         except CorruptDataError as bad:
             self.add(ProblemKind.INDEXES_CORRUPT, bad.detail, key=key)
@@ -144,7 +163,7 @@ class _SegmentCheck:
             self._chunk(number, chunk, body, next_offset=next_offset)
             whole_crc = crc32c_of(body, whole_crc)
             next_offset = chunk.last_offset + 1
-        if next_offset > self.entry.next_offset:
+        if next_offset > self.entry.last_offset + 1:
             detail = f"it reaches to offset {next_offset - 1}, past {self.entry.last_offset}"
             self.add(ProblemKind.OVERLAP, detail, key=self.entry.log_key)
         return whole_crc

@@ -1,0 +1,129 @@
+"""Checks what the bucket says of one partition: manifest, pages, pins; not the segments themselves.
+
+* The manifest is loaded from the bucket, through caches of nobody: what the broker has in memory is
+  not asked.
+* A page that cannot be read costs the check of its entries, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, pairwise
+from typing import Protocol
+
+from manifest.invariants import entry_violation, uncovered
+from manifest.keys import PartitionKeys
+from manifest.paging import PageCache
+from manifest.pins import Pins
+from manifest.state import Manifest, PageRef, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions
+from manifest.transitions import live_entries
+from manifest.versions import Objects
+from record_format.errors import (
+    CorruptDataError,
+    CorruptManifest,
+    MissingObject,
+    UnknownManifestVersion,
+)
+from record_format.findings import Findings, ProblemKind
+
+
+class NamedObjects(Objects, Protocol):
+    """A store that says what a key is called in the whole bucket."""
+
+    def full_key(self, key: str, /) -> str: ...
+
+
+class ManifestCheck:
+    """One run over one partition. `at_least`: the version that the caller has seen in force.
+
+    Every step raises StoreUnavailable, ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        store: NamedObjects,
+        keys: PartitionKeys,
+        *,
+        clock: Callable[[], int],
+        at_least: int = 0,
+    ) -> None:
+        self._store, self._clock, self._at_least = store, clock, at_least
+        self._manifests = ManifestStore(store, keys, StoreOptions(clock=clock), cache=PageCache())
+        self.findings = Findings(keys.partition)
+
+    def manifest(self) -> Manifest | None:
+        """The one in force; None where there is none, or it cannot be read."""
+        self.findings.checked.partitions += 1
+        try:
+            return self._manifests.load(at_least=self._at_least)
+        except MissingObject as bad:
+            self._add(ProblemKind.MANIFEST_MISSING, bad.detail, key=bad.file)
+        except CorruptDataError as bad:
+            self._add(ProblemKind.MANIFEST_CORRUPT, bad.detail, key=bad.file)
+        return None
+
+    def entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:
+        """All live entries whose page can be read, oldest first; holes between them are problems.
+
+        What lies on the two sides of an unreadable page is not compared.
+        """
+        before: SegmentEntry | None = None
+        for page in manifest.pages:
+            found = self._page(manifest, page) if isinstance(page, PageRef) else None
+            if found is not None:
+                self._compare_borders(manifest, chain([before] if before else [], found))
+                yield from found
+            before = found[-1] if found else None
+        yield from manifest.segments  # the manifest was decoded: their borders hold
+
+    def _page(self, manifest: Manifest, page: PageRef) -> tuple[SegmentEntry, ...] | None:
+        self.findings.checked.pages += 1
+        try:
+            live = live_entries(page, self._manifests)
+        except MissingObject:
+            self._add(ProblemKind.PAGE_MISSING, "the bucket does not have it", key=page.key)
+            return None
+        except CorruptDataError as bad:
+            self._add(ProblemKind.PAGE_CORRUPT, bad.detail, key=page.key)
+            return None
+        said = (page.base_offset, page.last_offset, page.entry_count, page.size_bytes)
+        sums = (len(live), sum(entry.size_bytes for entry in live))
+        found = (live[0].base_offset, live[-1].last_offset, *sums) if live else (None, None, *sums)
+        if said != found:
+            detail = f"(base, last, entries, bytes) are {found}, the manifest says {said}"
+            self._add(ProblemKind.PAGE_CORRUPT, detail, key=page.key)
+        for broken in chain.from_iterable(entry_violation(manifest, entry) for entry in live):
+            self._add(ProblemKind.PAGE_CORRUPT, broken, key=page.key)
+        return live
+
+    def _compare_borders(self, manifest: Manifest, entries: Iterator[SegmentEntry]) -> None:
+        for left, right in pairwise(entries):
+            if right.base_offset <= left.last_offset:
+                detail = f"the segment at {right.base_offset} overlaps the one before it"
+                self._add(ProblemKind.OVERLAP, detail, key=right.log_key)
+            if (hole := uncovered(manifest, left.next_offset, right.base_offset)) is not None:
+                detail = f"offsets {hole[0]} to {hole[1] - 1} are in no segment"
+                self._add(ProblemKind.GAP, detail, key=right.log_key)
+
+    def pins(self) -> None:
+        """Every pin that has not expired names a version that is whole."""
+        pins = Pins(self._manifests, clock=self._clock)
+        try:
+            active = [pin for pin in pins.all() if pin.is_active(self._clock())]
+        except CorruptManifest as bad:
+            self._add(ProblemKind.PIN_BROKEN, bad.detail, key=bad.file)
+            return
+        for pin in active:
+            self.findings.checked.objects += 1
+            try:
+                missing = list(islice(pins.missing_objects(pin.version), 1))
+            except (UnknownManifestVersion, CorruptDataError) as bad:
+                self._add(ProblemKind.PIN_BROKEN, bad, key=self._manifests.keys.pin(pin.name))
+                continue
+            if missing:
+                detail = f"version {pin.version} names {missing[0]}, which is gone"
+                self._add(ProblemKind.PIN_BROKEN, detail, key=self._manifests.keys.pin(pin.name))
+
+    def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
+        self.findings.add(kind, detail, object_key=self._store.full_key(key) if key else None)

@@ -1,0 +1,120 @@
+"""What a verification found, as values: nothing here raises, reads or decides what to do.
+
+A problem names its place (an object's whole key, or a local file) and says in words what is wrong
+there. Partial findings of several threads are merged in the order in which the work was given out,
+so that the same damage gives the same report.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+MAX_PROBLEMS = 10_000  # a bucket that lost everything is one line of news, not a million
+
+
+class ProblemKind(StrEnum):
+    """What is wrong, in one word; `detail` says it in a sentence."""
+
+    MANIFEST_MISSING = "manifest-missing"
+    MANIFEST_CORRUPT = "manifest-corrupt"
+    TOPIC_OBJECT = "topic-object"
+    PAGE_MISSING = "page-missing"
+    PAGE_CORRUPT = "page-corrupt"
+    GAP = "gap"
+    OVERLAP = "overlap"
+    OBJECT_MISSING = "object-missing"
+    OBJECT_SIZE = "object-size"
+    OBJECT_CHECKSUM = "object-checksum"
+    INDEXES_CORRUPT = "indexes-corrupt"
+    CHUNK_CORRUPT = "chunk-corrupt"
+    BATCH_CORRUPT = "batch-corrupt"
+    CHUNK_TABLE_WRONG = "chunk-table-wrong"
+    PIN_BROKEN = "pin-broken"
+    SEGMENT_CORRUPT = "segment-corrupt"
+    TIERS_DIFFER = "tiers-differ"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`object_key` is whole, as a person sees it in the bucket. `base_offset`: of the segment."""
+
+    kind: ProblemKind
+    partition: int
+    detail: str
+    object_key: str | None = None
+    file: str | None = None
+    base_offset: int | None = None
+
+
+class Checked(msgspec.Struct, kw_only=True):
+    """How much was looked at: a report without problems says what it rests on."""
+
+    partitions: int = 0
+    pages: int = 0
+    segments: int = 0
+    objects: int = 0
+    chunks: int = 0
+    records: int = 0
+    local_segments: int = 0
+    read_bytes: int = 0
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`problems_left_out`: how many more there were than a report holds."""
+
+    ok: bool
+    checked: Checked
+    problems: list[Problem]
+    problems_left_out: int = 0
+
+
+class Findings:
+    """Problems and counts of one piece of work. Not thread-safe: each thread has its own."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.checked = Checked()
+        self.problems: list[Problem] = []
+        self.left_out = 0
+
+    def add(
+        self,
+        kind: ProblemKind,
+        detail: object,
+        *,
+        object_key: str | None = None,
+        file: str | None = None,
+        base_offset: int | None = None,
+    ) -> None:
+        self._keep(
+            Problem(
+                kind=kind,
+                partition=self.partition,
+                detail=str(detail),
+                object_key=object_key,
+                file=file,
+                base_offset=base_offset,
+            )
+        )
+
+    def merge(self, other: Findings) -> None:
+        for name in Checked.__struct_fields__:
+            setattr(self.checked, name, getattr(self.checked, name) + getattr(other.checked, name))
+        for problem in other.problems:
+            self._keep(problem)
+        self.left_out += other.left_out
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(
+            ok=not self.problems,
+            checked=self.checked,
+            problems=self.problems,
+            problems_left_out=self.left_out,
+        )
+
+    def _keep(self, problem: Problem) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.left_out += 1
