@@ -58,12 +58,12 @@ class CheckedBatch:
         return self.header._replace(position=self.start)
 
 
-def checked_batches(read_at: ReadAt, *, end: int) -> Iterator[CheckedBatch]:
-    """Every batch from the start of the file on, read and checked.
+def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
+    """Every batch from `start`, where one begins, on, read and checked.
 
     Raises CorruptBatch at the first that is cut, is none, or fails its checksum.
     """
-    position = 0
+    position = start
     while position < end:
         chunk = read_at(min(CHECK_CHUNK_BYTES, end - position), position)
         consumed = 0

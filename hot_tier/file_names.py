@@ -27,6 +27,8 @@ PARTITION_METADATA = "partition.metadata"
 # Ours: the log's disk failed, so what lies above the recovery point is not to be trusted to the
 # page cache. It needs no sync: it lives and dies with the very page cache that it warns of.
 OFFLINE_MARKER = "tierlog-offline"
+# Ours too: compaction replaced segments, and the bucket may still have what they were made of.
+UNMIRRORED = "tierlog-unmirrored"
 
 SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX)
 LARGEST_OFFSET = 2**63 - 1

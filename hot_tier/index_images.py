@@ -26,6 +26,7 @@ class IndexImages:
         self._images: OrderedDict[str, bytes] = OrderedDict()
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
+        self.forgotten = 0  # how often a name came to mean another file
         self._lock = threading.Lock()
 
     def get(self, name: str) -> bytes | None:
@@ -47,8 +48,11 @@ class IndexImages:
                 self._asked.popitem(last=False)
             return False
 
-    def keep(self, name: str, image: bytes) -> None:
+    def keep(self, name: str, image: bytes, *, forgotten: int | None = None) -> None:
+        """`forgotten`: as it was before the file was opened; another file's image is not kept."""
         with self._lock:
+            if forgotten not in (None, self.forgotten):
+                return
             self._drop(name)
             self._images[name] = image
             self._bytes += len(image) + ENTRY_BYTES
@@ -57,6 +61,7 @@ class IndexImages:
 
     def forget(self, name: str) -> None:
         with self._lock:
+            self.forgotten += 1
             self._asked.pop(name, None)
             self._drop(name)
 

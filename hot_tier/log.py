@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hot_tier import log_reader, residency, truncation
+from hot_tier import log_reader, residency, segment_swap, truncation
 from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
+from hot_tier.cleanable import Cleanable, find_cleanable
+from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import SNAPSHOT, path_of
@@ -40,6 +42,8 @@ from hot_tier.segment_views import (
     SegmentView,
     SegmentViews,
 )
+from hot_tier.steady import steady
+from record_format.compacting import KeyTable
 from record_format.errors import OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
 
@@ -275,7 +279,10 @@ class PartitionLog:
         OffsetPastEnd, CorruptDataError.
         """
         end = self.high_watermark if end_offset is None else end_offset
-        return log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end)
+        return steady(
+            self._state,
+            lambda: log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end),
+        )
 
     def is_resident(self, offset: int, *, max_bytes: int = 1) -> bool:
         """Whether a read at `offset` needs no disk: its index is in memory, its bytes in the
@@ -290,35 +297,78 @@ class PartitionLog:
         end.
         """
         end = self.high_watermark if end_offset is None else end_offset
-        return log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end)
+        return steady(
+            self._state,
+            lambda: log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end),
+        )
 
     def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         """Aborted transactions with records in [offset, end_offset)."""
-        return log_reader.aborted_transactions(self._state, offset, end_offset=end_offset)
+        return steady(
+            self._state,
+            lambda: log_reader.aborted_transactions(self._state, offset, end_offset=end_offset),
+        )
 
     def segments(self) -> list[SegmentView]:
         """The local segments, oldest first; the last is active."""
-        return self._views.all()
+        return steady(self._state, self._views.all)
 
     def segment_facts(self, base_offset: int) -> SegmentFacts:
         """True counts and time range of a segment; reads it whole where they are not known yet."""
-        return self._views.facts(base_offset)
+        return steady(self._state, lambda: self._views.facts(base_offset))
 
     def segment_crc32c(self, base_offset: int) -> int:
         """CRC-32C of a sealed `.log`; reads it whole the first time."""
-        return self._views.crc32c(base_offset)
+        return steady(self._state, lambda: self._views.crc32c(base_offset))
 
     def open_sealed(self, base_offset: int) -> OpenedSegment:
         """A sealed segment's bytes, open. Raises UnknownSegment, FileNotFoundError (deleted)."""
-        return self._views.open_sealed(base_offset)
+        return steady(self._state, lambda: self._views.open_sealed(base_offset))
 
     def opened_sealed(self, base_offset: int) -> OpenedSegment | None:
         """The same where its file is open and its checksum known: without waiting for the disk."""
-        return self._views.opened_sealed(base_offset)
+        return steady(self._state, lambda: self._views.opened_sealed(base_offset))
 
     def sealed_segment_files(self, base_offset: int) -> SegmentFiles:
-        """What an upload takes of a sealed, flushed segment. Raises UnknownSegment."""
-        return self._views.files(base_offset)
+        """What an upload takes of a sealed, flushed segment. Raises UnknownSegment.
+
+        Paths only: see that no compaction puts other files there before they were read.
+        """
+        return steady(self._state, lambda: self._views.files(base_offset))
+
+    # --- compaction -------------------------------------------------------------------------------
+
+    def cleanable(self, checkpoint: int | None) -> Cleanable:
+        """What compaction may work on now; `checkpoint` is how far it came before."""
+        now_ms = self._state.clock()
+        return steady(self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms))
+
+    def clean(
+        self, cleanable: Cleanable, table: KeyTable, hooks: CleanerHooks | None = None
+    ) -> CleanedRound:
+        """One round of compaction; see `cleaner`. One at a time.
+
+        Raises Interrupted (nothing is lost), CorruptDataError, DiskFull, LogOfflineError.
+        """
+        return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
+
+    @property
+    def replacements(self) -> int:
+        """Changes with every replacement of segments: two looks at the log between which it did
+        not change saw the same segments.
+        """
+        return self._state.replacements
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the bucket has followed every replacement of segments, as far as was noted."""
+        return segment_swap.is_mirrored(self._state)
+
+    def note_mirrored(self, *, replacements: int) -> None:
+        """The bucket has what compaction made, as of that many replacements."""
+        with self._state.lock:
+            if replacements == self._state.replacements:
+                segment_swap.note_mirrored(self._state)
 
     # --- making it shorter ------------------------------------------------------------------------
 

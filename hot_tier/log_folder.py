@@ -4,6 +4,7 @@
 |---|---|
 | `….deleted` | unlinked: nobody can have it open any more |
 | `….cleaned`, `….tmp` | unlinked: not published yet |
+| `….cleaned` of an index beside its `.log.swap` | goes with it: it was whole before |
 | `….swap` | renamed into place, the segments it replaces unlinked: its point of no return |
 | an index or transaction index without its `.log` | unlinked |
 | `partition.metadata` of another topic id | refused |
@@ -19,6 +20,7 @@ from hot_tier.batch_walk import headers_from
 from hot_tier.disk import Disk
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import (
+    CLEANED,
     DELETED,
     LOG,
     OFFLINE_MARKER,
@@ -71,6 +73,7 @@ class LogFolder:
         """List the folder and unlink leftovers; the suffixes of `.swap` files by base offset."""
         self.log_sizes, self.snapshots, self.transaction_indexes = {}, set(), set()
         indexes: list[FileName] = []
+        cleaned: list[FileName] = []
         swapped: dict[int, list[str]] = {}
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -79,6 +82,8 @@ class LogFolder:
                     self._look_at_other(entry.name)
                 elif name.stage == SWAP:
                     swapped.setdefault(name.offset, []).append(name.suffix)
+                elif name.stage == CLEANED:
+                    cleaned.append(name)
                 elif name.stage:
                     self._drop(entry.name)
                 elif name.suffix == LOG:
@@ -87,12 +92,23 @@ class LogFolder:
                     self.snapshots.add(name.offset)
                 else:
                     indexes.append(name)
+        for name in cleaned:
+            self._settle_cleaned(name, swapped.get(name.offset, []))
         for name in indexes:
             if name.offset not in self.log_sizes and name.offset not in swapped:
                 self._drop(path_of(self.path, name.offset, name.suffix).name)
             elif name.suffix == TRANSACTION_INDEX:
                 self.transaction_indexes.add(name.offset)
         return swapped
+
+    def _settle_cleaned(self, name: FileName, swapped: list[str]) -> None:
+        """The `.log` is the first to become `.swap`: where it is, the others may just follow."""
+        path = path_of(self.path, name.offset, name.suffix)
+        if LOG not in swapped:
+            self._drop(staged(path, CLEANED).name)
+            return
+        self._disk.rename(staged(path, CLEANED), staged(path, SWAP))
+        swapped.append(name.suffix)
 
     def _look_at_other(self, name: str) -> None:
         if name == OFFLINE_MARKER:

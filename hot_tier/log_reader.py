@@ -127,7 +127,10 @@ def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T
         except CorruptIndex:
             if segment is state.active.segment:
                 raise
-            rebuild_indexes(state, segment)
+            with state.lock:  # so that no compaction puts another file in its place meanwhile
+                if segment not in state.segments.items:
+                    raise FileNotFoundError(segment.name(LOG)) from None
+                rebuild_indexes(state, segment)
             return look_up()
     except FileNotFoundError:
         raise OffsetTrimmed(

@@ -86,6 +86,7 @@ class LogState:
         self.unflushed: list[ActiveSegment] = []  # sealed, their bytes not synced yet
         self.folder_changed = False  # names in it that are not synced yet
         self.offline: str | None = None
+        self.replacements = 0  # see `steady`
         self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s
 
     @property

@@ -24,6 +24,7 @@ class OpenFiles:
         self._limit = limit
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        self._forgotten = 0
         self.images = IndexImages()
 
     def open(self, path: Path | str) -> OpenFile:
@@ -31,8 +32,11 @@ class OpenFiles:
         file = self.opened(path)
         if file is not None:
             return file
+        forgotten = self._forgotten
         file = OpenFile(path)
         with self._lock:
+            if forgotten != self._forgotten:
+                return file  # the path may name another file by now
             self._files[str(path)] = file
             dropped = [
                 self._files.popitem(last=False) for _ in range(len(self._files) - self._limit)
@@ -54,6 +58,7 @@ class OpenFiles:
         name = str(path)
         self.images.forget(name)
         with self._lock:
+            self._forgotten += 1
             self._files.pop(name, None)
 
     def forget_all(self) -> None:

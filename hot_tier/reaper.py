@@ -42,17 +42,21 @@ class Reaper:
             return [segment.base_offset for segment in items[:count]]
 
     def _rename(self, segment: Segment) -> None:
+        try:
+            self.set_aside(segment, keep_snapshot=False)
+        except OSError as error:
+            raise disk_error(self._state, error) from error
+
+    def set_aside(self, segment: Segment, *, keep_snapshot: bool) -> None:
+        """Rename the files of a segment that is no part of the log any more. Raises OSError."""
         state = self._state
         renamed = []
-        try:
-            for suffix in RENAMED_IN_ORDER:
-                path = segment.path(suffix)
-                state.files.forget(path)
-                if path.exists():
-                    state.disk.rename(path, staged(path))
-                    renamed.append(staged(path))
-        except OSError as error:
-            raise disk_error(state, error) from error
+        for suffix in RENAMED_IN_ORDER:
+            path = segment.path(suffix)
+            state.files.forget(path)
+            if path.exists() and not (keep_snapshot and suffix == SNAPSHOT):
+                state.disk.rename(path, staged(path))
+                renamed.append(staged(path))
         self._deleted.append((state.clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:

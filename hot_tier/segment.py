@@ -274,6 +274,7 @@ def _floor_in_file(
     files: OpenFiles, name: str, layout: Struct, *, column: int, target: int
 ) -> tuple[int, ...] | None:
     """Look into a sealed index that is not in memory; and keep it there where it is wanted."""
+    forgotten = files.images.forgotten
     file = files.open(name)
     size_bytes = os.fstat(file.fd).st_size
     if size_bytes % layout.size:
@@ -286,7 +287,7 @@ def _floor_in_file(
     image = os.pread(file.fd, size_bytes, 0)
     if len(image) < size_bytes:
         raise CorruptIndex("the index became shorter", file=name)
-    files.images.keep(name, image)
+    files.images.keep(name, image, forgotten=forgotten)
     return floor_in_image(image, layout, column=column, target=target)
 
 

@@ -1,0 +1,128 @@
+"""What of a log compaction may work on, and whether it is worth it. Kafka's LogCleanerManager.
+
+* Clean is what an earlier round went through: everything below the checkpoint. Dirty is what comes
+  after it, up to the first offset that may not be cleaned yet: the active segment, an open
+  transaction, what is not flushed, what is younger than `min.compaction.lag.ms`.
+* A border of segments ends the dirty part; a round reads it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hot_tier.batch_walk import headers_from
+from hot_tier.log_reader import largest_timestamp
+from hot_tier.log_state import LogState
+from hot_tier.segment import Segment
+
+
+class Cleanable(NamedTuple):
+    """[first_dirty_offset, end_offset) is dirty and may be cleaned now."""
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    dirty_bytes: int
+    oldest_dirty_ms: int | None
+
+    @property
+    def dirty_ratio(self) -> float:
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+    def is_due(self, *, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -> bool:
+        """Whether a round is worth it, or `max.compaction.lag.ms` is over."""
+        oldest = self.oldest_dirty_ms
+        overdue = oldest is not None and oldest < now_ms - max_lag_ms
+        # > as in Kafka: a ratio of 0 asks for nothing while nothing is dirty
+        return self.dirty_bytes > 0 and (overdue or self.dirty_ratio > min_dirty_ratio)
+
+
+def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> Cleanable:
+    """`checkpoint`: up to where the last round came; None for none.
+
+    A checkpoint that cannot be of this log counts as none: cleaning again does no harm.
+    """
+    items = state.segments.items
+    start = state.local_log_start_offset
+    first_dirty = checkpoint if checkpoint is not None else start
+    if not start <= first_dirty <= items[-1].base_offset:
+        first_dirty = start
+    sealed = items[:-1]
+    dirty = [one for one in sealed if one.end.next_offset > first_dirty]
+    ready = _ready(state, dirty, now_ms=now_ms)
+    clean_bytes = sum(one.end.size_bytes for one in sealed if one.end.next_offset <= first_dirty)
+    return Cleanable(
+        first_dirty_offset=first_dirty,
+        end_offset=ready[-1].end.next_offset if ready else first_dirty,
+        clean_bytes=clean_bytes,
+        dirty_bytes=sum(one.end.size_bytes for one in ready),
+        oldest_dirty_ms=_oldest_ms(state, ready),
+    )
+
+
+def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Segment]:
+    unstable = state.first_unstable_offset
+    stable = state.flushed.offset if unstable is None else min(unstable, state.flushed.offset)
+    lag_ms = state.config.min_compaction_lag_ms
+    ready: list[Segment] = []
+    for segment in dirty:
+        too_young = lag_ms > 0 and largest_timestamp(state, segment) > now_ms - lag_ms
+        if too_young or segment.end.next_offset > stable:
+            break
+        ready.append(segment)
+    return ready
+
+
+def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
+    """Least of the segments' first timestamps; of no use where no lag is set."""
+    if state.config.max_compaction_lag_ms == 2**63 - 1:
+        return None
+    firsts = []
+    for segment in ready:
+        read_at = segment.log_reader(state.files)
+        first = next(headers_from(read_at, 0, end=segment.end.size_bytes), None)
+        if first is not None and first.max_timestamp > 0:
+            firsts.append(first.max_timestamp)
+    return min(firsts, default=None)
+
+
+class GroupLimits(NamedTuple):
+    segment_bytes: int
+    index_bytes: int
+    borders: frozenset[int]  # offsets that no group reaches across
+
+
+def group_segments(segments: Sequence[Segment], limits: GroupLimits) -> list[tuple[Segment, ...]]:
+    """Runs of segments that become one each: within a segment's size, an index's, and 31 bits of
+    relative offset.
+    """
+    groups: list[list[Segment]] = []
+    sizes = (0, 0, 0)
+    for segment in segments:
+        more = _sizes_of(segment)
+        together = tuple(a + b for a, b in zip(sizes, more, strict=True))
+        fits = (
+            together[0] <= limits.segment_bytes
+            and max(together[1:]) <= limits.index_bytes
+            and segment.base_offset not in limits.borders
+        )
+        if groups and fits and segment.end.next_offset - 1 - groups[-1][0].base_offset < 2**31:
+            groups[-1].append(segment)
+            sizes = together  # type: ignore[assignment]
+        else:
+            groups.append([segment])
+            sizes = more
+    return [tuple(group) for group in groups]
+
+
+def _sizes_of(segment: Segment) -> tuple[int, int, int]:
+    return (segment.end.size_bytes, _size_of(segment, ".index"), _size_of(segment, ".timeindex"))
+
+
+def _size_of(segment: Segment, suffix: str) -> int:
+    try:
+        return segment.path(suffix).stat().st_size
+    except FileNotFoundError:
+        return 0  # it is made anew when it is needed

@@ -1,0 +1,114 @@
+"""The segment that compaction writes: `….cleaned` files, whole and synced before anybody sees them.
+
+* Batches come in order; index entries are made for them as appending makes them.
+* Nothing of it is part of the log until `segment_swap` puts it in; `discard` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from hot_tier.active_segment import IndexPlan
+from hot_tier.disk import Buffer, write_all
+from hot_tier.file_names import (
+    CLEANED,
+    LOG,
+    OFFSET_INDEX,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+)
+from hot_tier.log_folder import staged
+from hot_tier.log_state import LogState
+from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, SegmentEnd
+from record_format.batch import BatchHeader
+from record_format.index_layouts import AbortedTxn, pack_txn_index
+
+WRITE_BYTES: Final = 1 << 20
+
+
+class CleanedSegment:
+    """Made by one thread. Every method raises OSError, after which it is discarded."""
+
+    def __init__(self, state: LogState, base_offset: int) -> None:
+        self._state = state
+        self.segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
+        self._plan = IndexPlan(base_offset, interval_bytes=state.config.index_interval_bytes)
+        self._pending: list[Buffer] = []
+        self._pending_bytes = self._written_bytes = self._crc = self._records = 0
+        self.suffixes = [LOG, OFFSET_INDEX, TIME_INDEX]
+        self.discard()
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        self._fd = state.disk.open(self._path(LOG), flags)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._written_bytes + self._pending_bytes
+
+    def _path(self, suffix: str) -> Path:
+        return staged(self.segment.path(suffix), CLEANED)
+
+    def add(self, header: BatchHeader, body: Buffer) -> None:
+        self._plan.take(
+            position=self.size_bytes,
+            size_bytes=header.size_bytes,
+            last_offset=header.last_offset,
+            max_timestamp=header.max_timestamp,
+        )
+        self._records += header.record_count
+        self._pending.append(bytes(body))  # a view would keep the whole chunk that it is of
+        self._pending_bytes += len(body)
+        if self._pending_bytes >= WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        write_all(self._state.disk, self._fd, self._pending, self._written_bytes)
+        for body in self._pending:
+            self._crc = crc32c(body, self._crc)
+        self._written_bytes += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+
+    def finish(
+        self, *, next_offset: int, aborted: Sequence[AbortedTxn], modified_ns: int
+    ) -> Segment:
+        """Write everything and sync it. `modified_ns`: of the newest segment it was made of."""
+        segment, plan = self.segment, self._plan
+        self._write()
+        self._state.disk.sync_bytes(self._fd)
+        self._close()
+        os.utime(self._path(LOG), ns=(modified_ns, modified_ns))
+        plan.add_time_entry()
+        self._write_file(OFFSET_INDEX, b"".join(OFFSET_ENTRY.pack(*e) for e in plan.offset_entries))
+        self._write_file(TIME_INDEX, b"".join(TIME_ENTRY.pack(*e) for e in plan.time_entries))
+        if aborted:
+            self._write_file(TRANSACTION_INDEX, pack_txn_index(aborted))
+            self.suffixes.append(TRANSACTION_INDEX)
+        segment.end = SegmentEnd(self._written_bytes, next_offset)
+        segment.largest, segment.has_transactions = plan.largest, bool(aborted)
+        segment.record_count, segment.crc32c = self._records, self._crc
+        return segment
+
+    def _write_file(self, suffix: str, data: bytes) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        fd = self._state.disk.open(self._path(suffix), flags)
+        try:
+            write_all(self._state.disk, fd, [data], 0)
+            self._state.disk.sync_bytes(fd)
+        finally:
+            os.close(fd)
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def discard(self) -> None:
+        """Remove what there is of it."""
+        if getattr(self, "_fd", -1) >= 0:
+            self._close()
+        for suffix in SEGMENT_SUFFIXES:
+            self._state.disk.unlink(self._path(suffix))

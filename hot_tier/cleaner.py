@@ -1,0 +1,244 @@
+"""One round of compaction: the last record of each key stays (Kafka's Cleaner).
+
+* First the keys of the dirty part go into a table; where it is full the round ends there, and the
+  next goes on. Then every segment up to there is written anew, in groups, without what is out of
+  date, and takes the place of the old ones group by group.
+* What stays keeps its offset. A round that is done again, after a crash or a stop, does no harm:
+  the checkpoint moves only when all its groups are in place.
+* A segment's last batch stays, if only as a header, where nothing else of the segment does: no
+  segment is empty. A single segment in which nothing changes is left as it is.
+* Every batch's checksum is looked at before it is believed; a bad one ends the round, by name.
+* Reads and appends go on; nothing here holds the log's lock but the swap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hot_tier.batch_walk import CheckedBatch, checked_batches
+from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
+from hot_tier.cleaned_segment import CleanedSegment
+from hot_tier.cleaned_transactions import CleanedTransactions
+from hot_tier.file_names import LOG
+from hot_tier.log_reader import aborted_transactions
+from hot_tier.log_state import LogState
+from hot_tier.reaper import Reaper
+from hot_tier.roll import disk_error
+from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
+from hot_tier.segment_swap import swap
+from record_format.batch import BatchHeader
+from record_format.compacting import (
+    Compacted,
+    KeyTable,
+    Retention,
+    Round,
+    Verdict,
+    compact_batch,
+    emptied,
+)
+from record_format.decode import expand
+from record_format.errors import ConfigurationError, CorruptBatch, TierlogError
+
+
+class LastRecord(NamedTuple):
+    """What a producer's last batch is: `offset` None where its last word is a marker."""
+
+    offset: int | None
+    epoch: int
+
+
+class CleanedRound(NamedTuple):
+    """`end_offset`: clean up to there. `complete`: the dirty part is done; else there is more."""
+
+    end_offset: int
+    complete: bool
+    read_bytes: int
+    written_bytes: int
+
+
+def _no_border() -> AbstractContextManager[int]:
+    return nullcontext(-1)
+
+
+@dataclass
+class CleanerHooks:
+    """`stopping`: asked now and then; a round that stops changes nothing more.
+
+    `swapping`: entered around each swap; gives the offset that no group may reach across (how far
+    the bucket reaches), or -1.
+    """
+
+    stopping: Callable[[], bool] = field(default=lambda: False)
+    swapping: Callable[[], AbstractContextManager[int]] = field(default=_no_border)
+
+
+class Interrupted(TierlogError):
+    """The round ends early; nothing is lost, and the checkpoint stays."""
+
+
+class Cleaner:
+    """One round over one log."""
+
+    def __init__(
+        self, state: LogState, reaper: Reaper, table: KeyTable, hooks: CleanerHooks
+    ) -> None:
+        self._state, self._reaper, self._table, self._hooks = state, reaper, table, hooks
+        self._read_bytes = self._written_bytes = 0
+        self._clock = Round(state.clock(), state.config.delete_retention_ms)
+        self._transactions = CleanedTransactions()
+        self._last_records: dict[int, LastRecord] = {}
+
+    def run(self, cleanable: Cleanable) -> CleanedRound:
+        """Clean up to `cleanable.end_offset`, or as far as the table reaches.
+
+        Raises Interrupted, CorruptBatch, ConfigurationError (the table holds not even one batch's
+        keys), DiskFull, LogOfflineError.
+        """
+        first_dirty, end_offset = cleanable.first_dirty_offset, cleanable.end_offset
+        self._fill_table(first_dirty, end_offset)
+        reached = self._table.latest_offset + 1
+        if reached <= first_dirty:
+            raise ConfigurationError(
+                f"{self._state.name}: log.cleaner.dedupe.buffer does not hold the keys of one batch"
+            )
+        segments = self._state.segments.items[:-1]
+        wanted = [one for one in segments if one.base_offset < reached]
+        with self._hooks.swapping() as border:
+            borders = frozenset((border,))
+        config = self._state.config
+        limits = GroupLimits(
+            min(config.segment_bytes, MAX_SEGMENT_BYTES), config.segment_index_bytes, borders
+        )
+        for group in group_segments(wanted, limits):
+            self._clean_group(group, upper_bound=end_offset)
+        return CleanedRound(reached, reached >= end_offset, self._read_bytes, self._written_bytes)
+
+    # --- the keys of the dirty part ---------------------------------------------------------------
+
+    def _fill_table(self, first_dirty: int, end_offset: int) -> None:
+        table = self._table
+        table.clear(start_offset=first_dirty)
+        transactions = CleanedTransactions()
+        transactions.expect(aborted_transactions(self._state, first_dirty, end_offset=end_offset))
+        for segment in self._state.segments.items[:-1]:
+            if segment.end.next_offset <= first_dirty or segment.base_offset >= end_offset:
+                continue
+            for checked in self._batches(segment, from_offset=first_dirty):
+                header = checked.at_start_of_chunk()
+                gone = transactions.may_go(checked.chunk, header) or header.is_control
+                has_keys = not gone and header.record_count > 0
+                if has_keys and not table.add(expand(checked.chunk, header), header):
+                    return
+                table.latest_offset = max(table.latest_offset, header.last_offset)
+            table.latest_offset = segment.end.next_offset - 1
+
+    def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
+        start = 0
+        if from_offset > segment.base_offset:
+            found = segment.find_offset(self._state.files, from_offset)
+            start = found.position if found else segment.end.size_bytes
+        read_at = segment.log_reader(self._state.files)
+        try:
+            for checked in checked_batches(read_at, start=start, end=segment.end.size_bytes):
+                if self._hooks.stopping():
+                    raise Interrupted
+                self._read_bytes += checked.header.size_bytes
+                yield checked
+        except CorruptBatch as bad:
+            raise CorruptBatch(
+                bad.detail, file=segment.name(LOG), position=bad.position, offset=bad.offset
+            ) from None
+
+    # --- the segments -----------------------------------------------------------------------------
+
+    def _clean_group(self, group: tuple[Segment, ...], *, upper_bound: int) -> None:
+        state = self._state
+        if not any(segment.end.size_bytes for segment in group):
+            return
+        with state.lock:
+            self._last_records = _last_records(state)
+        cleaned = None
+        try:
+            cleaned = CleanedSegment(state, group[0].base_offset)
+            changed = self._clean_into(cleaned, group, upper_bound=upper_bound)
+            if not changed and len(group) == 1:
+                cleaned.discard()
+                self._transactions.kept.clear()
+                return
+            modified_ns = max(segment.path(LOG).stat().st_mtime_ns for segment in group)
+            aborted, self._transactions.kept = self._transactions.kept, []
+            end_offset = group[-1].end.next_offset
+            cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
+            self._written_bytes += cleaned.size_bytes
+            self._swap(group, cleaned)
+        except OSError as error:
+            if cleaned is not None:
+                cleaned.discard()
+            if isinstance(error, FileNotFoundError):
+                raise Interrupted from error  # retention or a trim took a segment
+            raise disk_error(state, error) from error
+        except BaseException:
+            if cleaned is not None and state.offline is None:
+                cleaned.discard()
+            raise
+
+    def _swap(self, group: tuple[Segment, ...], cleaned: CleanedSegment) -> None:
+        with self._hooks.swapping() as border:
+            across = group[0].base_offset < border < group[-1].end.next_offset
+            if across or not swap(self._state, self._reaper, group, cleaned):
+                raise Interrupted
+
+    def _clean_into(
+        self, cleaned: CleanedSegment, group: tuple[Segment, ...], *, upper_bound: int
+    ) -> bool:
+        """Write what stays; whether that is other bytes than before."""
+        changed, last = False, None
+        for segment in group:
+            base_offset, end = segment.base_offset, segment.end
+            self._transactions.expect(
+                aborted_transactions(self._state, base_offset, end_offset=end.next_offset)
+            )
+            for checked in self._batches(segment):
+                last = checked.at_start_of_chunk()
+                kept = self._clean_batch(checked, last, upper_bound=upper_bound)
+                changed |= kept is None or kept.header is not last
+                if kept is not None:
+                    cleaned.add(kept.header, kept.body)
+        if not cleaned.size_bytes and last is not None:
+            cleaned.add(*emptied(last))
+        return changed
+
+    def _clean_batch(
+        self, checked: CheckedBatch, header: BatchHeader, *, upper_bound: int
+    ) -> Compacted | None:
+        may_go = self._transactions.may_go(checked.chunk, header)
+        drop = may_go
+        if header.is_control:
+            horizon = header.base_timestamp if header.has_delete_horizon else None
+            drop = may_go and horizon is not None and horizon <= self._clock.now_ms
+        if self._is_last_of_producer(header) or header.next_offset == upper_bound:
+            retention = Retention.RETAIN_EMPTY
+        else:
+            retention = Retention.DELETE if drop else Retention.DELETE_EMPTY
+        verdict = Verdict(retention, drop, empty_marker=may_go and header.is_control)
+        return compact_batch(checked.chunk, header, verdict, table=self._table, clock=self._clock)
+
+    def _is_last_of_producer(self, header: BatchHeader) -> bool:
+        last = self._last_records.get(header.producer_id) if header.producer_id >= 0 else None
+        if last is None:
+            return False
+        if last.offset is not None:
+            return header.last_offset == last.offset
+        return header.is_control and header.producer_epoch == last.epoch
+
+
+def _last_records(state: LogState) -> dict[int, LastRecord]:
+    return {
+        producer.producer_id: LastRecord(
+            producer.batches[-1].last_offset if producer.batches else None, producer.epoch
+        )
+        for producer in state.producers
+    }

@@ -1,0 +1,99 @@
+"""A cleaned segment takes the place of the segments that it was made of.
+
+| step | a crash after it leaves |
+|---|---|
+| `.cleaned` files whole and synced | the old segments; the `.cleaned` files go |
+| `.log.cleaned` renamed to `.log.swap`, then the others, folder synced | the new segment, once |
+| the old segments' files renamed to `.deleted` | `LogFolder` has done the rest |
+| `.swap` files renamed into place, the `.log` last, folder synced | the new segment |
+
+* The mark that the bucket has to follow is made with the `.swap` names, and synced with them.
+* Under the log's lock: appends wait for a few renames and two syncs of the folder. Readers see the
+  old segments or the new one (`steady`); what they were given stays open.
+* A step that fails after the point of no return takes the log offline: what is on disk is decided
+  by the next open.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hot_tier.cleaned_segment import CleanedSegment
+from hot_tier.file_names import CLEANED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, UNMIRRORED, path_of
+from hot_tier.log_folder import staged
+from hot_tier.log_state import LogState, Segments
+from hot_tier.reaper import Reaper
+from hot_tier.roll import disk_error
+from hot_tier.segment import Segment
+from hot_tier.steady import replacing
+
+
+def swap(
+    state: LogState, reaper: Reaper, old: tuple[Segment, ...], cleaned: CleanedSegment
+) -> bool:
+    """Put `cleaned` (finished) in the place of `old`; False where those are not all there any more.
+
+    Raises LogOfflineError, DiskFull (nothing changed).
+    """
+    with state.lock:
+        state.check_online()
+        first = state.segments.number_of(old[0].base_offset)
+        if first < 0 or state.segments.items[first : first + len(old)] != old:
+            return False
+        _publish(state, cleaned)
+        with replacing(state):
+            try:
+                _rename(state, reaper, old, cleaned)
+            except OSError as error:
+                raise state.go_offline(error) from error
+            items = state.segments.items
+            after = (*items[:first], cleaned.segment, *items[first + len(old) :])
+            state.segments = Segments.of(after)
+        return True
+
+
+def _publish(state: LogState, cleaned: CleanedSegment) -> None:
+    """From the first rename on the swap is finished, by us or by the next open."""
+    try:
+        (state.folder / UNMIRRORED).touch()
+        _stage(state, cleaned, LOG)
+    except OSError as error:
+        raise disk_error(state, error) from error
+    try:
+        for suffix in cleaned.suffixes:
+            if suffix != LOG:
+                _stage(state, cleaned, suffix)
+        state.disk.sync_folder(state.folder)
+    except OSError as error:
+        raise state.go_offline(error) from error
+
+
+def _stage(state: LogState, cleaned: CleanedSegment, suffix: str) -> None:
+    path = cleaned.segment.path(suffix)
+    state.disk.rename(staged(path, CLEANED), staged(path, SWAP))
+
+
+def _rename(
+    state: LogState, reaper: Reaper, old: tuple[Segment, ...], cleaned: CleanedSegment
+) -> None:
+    reaper.set_aside(old[0], keep_snapshot=True)
+    for segment in old[1:]:
+        reaper.set_aside(segment, keep_snapshot=False)
+    for suffix in reversed(cleaned.suffixes):  # the .log is the first of them
+        path = cleaned.segment.path(suffix)
+        state.disk.rename(staged(path, SWAP), path)
+    state.disk.sync_folder(state.folder)
+    for segment in (*old, cleaned.segment):
+        for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+            state.files.forget(path_of(state.folder, segment.base_offset, suffix))
+
+
+def is_mirrored(state: LogState) -> bool:
+    """Whether no swap was made that the bucket has not followed yet."""
+    return not (state.folder / UNMIRRORED).exists()
+
+
+def note_mirrored(state: LogState) -> None:
+    """The bucket has what lies here. A note that is lost costs a comparison."""
+    with suppress(OSError):
+        state.disk.unlink(state.folder / UNMIRRORED)

@@ -1,0 +1,169 @@
+"""One batch through compaction: which of its records stay, and the batch they then make.
+
+Rules that keep it honest:
+
+* A batch keeps its base offset, last offset, epoch, codec and producer fields, whatever leaves it:
+  offsets are not given twice, and a producer's sequence goes on.
+* The first time that a batch with tombstones (or a marker whose transaction is gone) is rewritten
+  it gets a delete horizon: attribute bit 6, and the horizon as base timestamp (KIP-534). Before
+  the horizon they stay; from then on they may go.
+* A record newer than the table knows of stays. A record without a key goes.
+* What is written is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), but for the
+  compressors' own choices.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from record_format.batch import (
+    CODEC_MASK,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Buffer,
+    parse_header,
+    set_max_timestamp,
+)
+from record_format.codecs import compress
+from record_format.decode import expand
+
+
+class Retention(Enum):
+    """What becomes of a batch of which no record stays, as Kafka names it."""
+
+    DELETE = "delete"  # it goes whole, unread
+    DELETE_EMPTY = "delete-empty"  # it goes where nothing stays
+    RETAIN_EMPTY = "retain-empty"  # it stays, as a header without records
+
+
+class Verdict(NamedTuple):
+    """What the caller knows of a batch. `drop_records`: an aborted transaction's, or a marker past
+    its horizon. `empty_marker`: a marker of whose transaction nothing is left.
+    """
+
+    retention: Retention
+    drop_records: bool = False
+    empty_marker: bool = False
+
+
+class Round(NamedTuple):
+    """One round's clock: `now_ms`, and the horizon that it gives to tombstones."""
+
+    now_ms: int
+    delete_retention_ms: int
+
+    @property
+    def delete_horizon_ms(self) -> int:
+        return self.now_ms + self.delete_retention_ms
+
+
+class Choice(NamedTuple):
+    """Records of a batch that stay. `keep` is the table's own; the timestamps are whole."""
+
+    records: int
+    tombstones: int
+    first_timestamp: int
+    max_timestamp: int
+    keep: object
+
+
+class KeyTable(Protocol):
+    """Which offset was a key's last in the part of the log that was entered."""
+
+    latest_offset: int  # up to it keys were entered; what comes later is not known
+
+    def clear(self, *, start_offset: int) -> None: ...
+
+    def add(self, data: bytes, header: BatchHeader) -> bool:
+        """Enter the keys of a batch's records; False where the table is full."""
+
+    def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
+        """The records that are their key's last, or newer than the table."""
+
+    def copy(
+        self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
+    ) -> bytes:
+        """The chosen records (all where `choice.keep` is None), from another base timestamp."""
+
+
+class Compacted(NamedTuple):
+    """A batch as it goes on; `body` is the very bytes it had where nothing changed."""
+
+    header: BatchHeader
+    body: Buffer
+
+
+def compact_batch(
+    buf: Buffer, header: BatchHeader, verdict: Verdict, *, table: KeyTable, clock: Round
+) -> Compacted | None:
+    """The batch with what stays of it, or None where it goes. Raises CorruptBatch."""
+    if verdict.retention is Retention.DELETE:
+        return None
+    if not header.record_count or verdict.drop_records:
+        return emptied(header) if verdict.retention is Retention.RETAIN_EMPTY else None
+    horizon = header.base_timestamp if header.has_delete_horizon else None
+    data = expand(buf, header)
+    if header.is_control:
+        choice = _all_of(header)
+    else:
+        past_horizon = horizon is not None and clock.now_ms >= horizon
+        choice = table.choose(data, header, drop_tombstones=past_horizon)
+    if not choice.records:
+        return emptied(header) if verdict.retention is Retention.RETAIN_EMPTY else None
+    sets_horizon = horizon is None and bool(choice.tombstones or verdict.empty_marker)
+    if choice.records == header.record_count and not sets_horizon:
+        return Compacted(header, memoryview(buf)[header.position : header.end_position])
+    new_horizon = clock.delete_horizon_ms if sets_horizon else horizon
+    return _rewritten(data, header, choice, table=table, horizon_ms=new_horizon)
+
+
+def _all_of(header: BatchHeader) -> Choice:
+    times = (header.max_timestamp, header.max_timestamp)
+    return Choice(header.record_count, 0, *times, keep=None)
+
+
+def emptied(header: BatchHeader) -> Compacted:
+    """The header alone: it holds a producer's last sequence, or the end of a round."""
+    attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+    changed = header._replace(
+        size_bytes=HEADER_SIZE,
+        attributes=attributes,
+        base_timestamp=NO_TIMESTAMP,
+        record_count=0,
+    )
+    return _sealed(changed, b"", max_timestamp=header.max_timestamp)
+
+
+def _rewritten(
+    data: bytes,
+    header: BatchHeader,
+    choice: Choice,
+    *,
+    table: KeyTable,
+    horizon_ms: int | None,
+) -> Compacted:
+    stamped = bool(header.attributes & LOG_APPEND_TIME_BIT)
+    first = header.max_timestamp if stamped else choice.first_timestamp
+    base_timestamp = first if horizon_ms is None else horizon_ms
+    records = table.copy(data, header, choice, base_timestamp=base_timestamp)
+    body = compress(header.codec, records)
+    attributes = header.attributes & ~DELETE_HORIZON_BIT
+    changed = header._replace(
+        size_bytes=HEADER_SIZE + len(body),
+        attributes=attributes | (0 if horizon_ms is None else DELETE_HORIZON_BIT),
+        base_timestamp=base_timestamp,
+        record_count=choice.records,
+    )
+    greatest = header.max_timestamp if stamped else choice.max_timestamp
+    return _sealed(changed, body, max_timestamp=greatest)
+
+
+def _sealed(header: BatchHeader, body: bytes, *, max_timestamp: int) -> Compacted:
+    batch = bytearray(header._replace(position=0).pack())
+    batch += body
+    set_max_timestamp(batch, parse_header(batch), timestamp=max_timestamp)
+    return Compacted(parse_header(batch), batch)

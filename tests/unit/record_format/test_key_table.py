@@ -1,0 +1,131 @@
+"""The key table of compaction: both kinds give the same answers, within their memory."""
+
+import random
+
+import numpy as np
+import pytest
+
+from record_format.batch import iter_headers, parse_header
+from record_format.compacting import Retention, Round, Verdict, compact_batch
+from record_format.decode import decode_batch, expand
+from record_format.encode import encode_batch
+from record_format.errors import CorruptBatch
+from record_format.key_kernel import hash_key
+from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
+
+GO = Verdict(Retention.DELETE_EMPTY)
+NOW = Round(now_ms=5000, delete_retention_ms=100)
+
+
+def log_of(seed: int, batches: int = 60) -> bytes:
+    rng, log, offset = random.Random(seed), bytearray(), 0
+    for _ in range(batches):
+        count = rng.choice((1, 3, 50))
+        log += encode_batch(
+            [rng.choice((None, b"", rng.randbytes(20))) for _ in range(count)],
+            keys=[
+                rng.choice((None, b"", rng.randbytes(1), b"k%d" % rng.randint(0, 99)))
+                for _ in range(count)
+            ],
+            timestamps=[rng.randint(0, 1 << 41) for _ in range(count)],
+            headers=[rng.choice(((), (("a", b"x"),))) for _ in range(count)],
+            codec=rng.randint(0, 4),
+            base_offset=offset,
+        )
+        offset += count
+    return bytes(log)
+
+
+def fill(table, log: bytes, start: int):
+    table.clear(start_offset=start)
+    for header in iter_headers(log):
+        if header.last_offset >= start:
+            assert table.add(expand(log, header), header)
+            table.latest_offset = header.last_offset
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_tables_leave_the_same_batches(seed):
+    log = log_of(seed)
+    tables = (make_key_table(1 << 20), PlainKeyTable(1 << 20))
+    for table in tables:
+        fill(table, log, 100)
+    assert len(tables[0]) == len(tables[1])
+    for header in iter_headers(log):
+        native, plain = (compact_batch(log, header, GO, table=t, clock=NOW) for t in tables)
+        assert (native is None) == (plain is None)
+        if native is not None:
+            assert native.header == plain.header
+            assert bytes(native.body) == bytes(plain.body)
+
+
+@pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
+def test_only_the_last_record_of_a_key_stays(make):
+    log = log_of(9)
+    table = make(1 << 20)
+    fill(table, log, 0)
+    records = [r for h in iter_headers(log) for r in decode_batch(log, h)]
+    last = {record.key: record for record in records if record.key is not None}
+    kept = []
+    for header in iter_headers(log):
+        batch = compact_batch(log, header, GO, table=table, clock=NOW)
+        if batch is not None:
+            kept += decode_batch(batch.body, batch.header._replace(position=0))
+    assert kept == sorted(last.values(), key=lambda record: record.offset)
+
+
+@pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
+def test_a_full_table_says_so_and_takes_no_more(make):
+    table = make(40 * PLAIN_ENTRY_BYTES)
+    table.clear(start_offset=0)
+    count = 10_000
+    batch = encode_batch(
+        [b"v"] * count, keys=[b"%d" % n for n in range(count)], timestamps=[1] * count
+    )
+    header = parse_header(batch)
+    assert not table.add(expand(batch, header), header)
+    assert len(table) < 1000
+
+
+@pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
+def test_a_tombstone_stays_until_its_horizon(make):
+    batch = encode_batch([None, b"v"], keys=[b"a", b"b"], timestamps=[7, 9])
+    table = make(1 << 16)
+    fill(table, bytes(batch), 0)
+    first = compact_batch(batch, parse_header(batch), GO, table=table, clock=NOW)
+    assert first.header.has_delete_horizon
+    assert first.header.base_timestamp == 5100
+    assert [(r.timestamp, r.value) for r in decode_batch(first.body, first.header)] == [
+        (7, None),
+        (9, b"v"),
+    ]
+    before = Round(now_ms=5099, delete_retention_ms=100)
+    assert compact_batch(first.body, first.header, GO, table=table, clock=before) == first
+    at = Round(now_ms=5100, delete_retention_ms=100)
+    later = compact_batch(first.body, first.header, GO, table=table, clock=at)
+    assert [r.value for r in decode_batch(later.body, later.header)] == [b"v"]
+    assert (later.header.base_offset, later.header.last_offset) == (0, 1)
+    assert later.header.base_timestamp == 5100
+
+
+def test_records_that_lie_are_corrupt_and_not_followed():
+    batch = encode_batch([b"value"] * 3, keys=[b"k"] * 3, timestamps=[1, 2, 3])
+    header = parse_header(batch)
+    data = expand(batch, header)
+    for make in (make_key_table, PlainKeyTable):
+        table = make(1 << 16)
+        table.clear(start_offset=0)
+        for position in range(len(data)):
+            for value in (0x00, 0x7F, 0xFF):
+                bad = data[:position] + bytes([value]) + data[position + 1 :]
+                try:
+                    table.add(bad, header)
+                    table.choose(bad, header, drop_tombstones=False)
+                except CorruptBatch:
+                    continue
+
+
+def test_the_hash_is_murmur3():
+    text = b"The quick brown fox jumps over the lazy dog"  # the reference's own test vector
+    found = hash_key(np.frombuffer(text, np.uint8), 0, len(text), np.uint64(0))
+    assert found == (0xE34BBC7BBC071B6C, 0x7A433CA9C49A9347)
