@@ -30,7 +30,7 @@ from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import iter_segments
 from manifest.state import Manifest, SegmentEntry
-from record_format.errors import UnknownManifestVersion
+from record_format.errors import Forbidden, UnknownManifestVersion
 
 PAGE: Final = 1000
 FromOffset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
@@ -148,6 +148,8 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     acceptable_json(exchange)
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
+        raise Forbidden(f"{exchange.topic} is internal: it is not trimmed over HTTP")
     wanted = await json_body(context, exchange, _TRIM)
     log_start = await context.change(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset

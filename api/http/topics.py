@@ -14,6 +14,8 @@ from api.http.exchange import Exchange
 from api.http.shapes import PartitionState, TopicList, TopicState, TopicSummary
 from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
+from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
+from record_format.errors import Forbidden
 
 T = TypeVar("T")
 
@@ -99,6 +101,8 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
     wanted = await json_body(context, exchange, _ALTER)
+    if exchange.topic == CONSUMER_OFFSETS and wanted.partitions is not UNSET:
+        raise Forbidden(f"{exchange.topic}: with more partitions its groups would move and be lost")
     if wanted.config is UNSET and wanted.partitions is UNSET:
         strict_json.refuse_field("", "give config or partitions to change")
     altered = await context.change(

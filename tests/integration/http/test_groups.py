@@ -124,6 +124,15 @@ def test_the_internal_topic_is_hidden_and_not_produced_to(api: Api) -> None:
     problem(answer, 403, "forbidden")
 
 
+def test_the_internal_topic_is_not_trimmed_and_keeps_its_partitions(api: Api) -> None:
+    commit(api, "kept", row(api.topic()))
+    where = "/v1/topics/__consumer_offsets"
+    trim = api.post(f"{where}/partitions/0/trim", json={"before_offset": 1})
+    problem(trim, 403, "forbidden")
+    problem(api.patch(where, json={"partitions": 5}), 403, "forbidden")
+    assert api.patch(where, json={"config": {"segment.bytes": 1 << 20}}).status_code == 200
+
+
 def test_commits_go_on_while_the_store_is_down(api: Api, store_down: None) -> None:
     topic = api.topic()
     assert commit(api, "down", row(topic, 0, 1)).status_code == 204

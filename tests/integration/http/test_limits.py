@@ -4,6 +4,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,30 @@ def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_pat
         problem(refused, 429, "throttled")
         assert int(refused.headers["retry-after"]) >= 1
         assert client.get("/healthz").status_code == 200
+
+
+def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: Path) -> None:
+    broker = Broker.open(
+        BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0), store=None
+    )
+    settings = HttpSettings()
+    app, released = create_app(broker, settings), threading.Event()
+    try:
+        with (
+            RunningServer(app, settings) as server,
+            httpx.Client(base_url=server.url, timeout=5) as client,
+        ):
+            broker.create_topic("t")
+            assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
+            for _ in range(100):
+                app.state.context.readers.submit(released.wait)
+            for path in ("/healthz", "/readyz", records_path("t")):
+                assert client.get(path).status_code == 200
+            assert client.post(records_path("t"), json={"records": [{"value": "y"}]}).is_success
+            released.set()
+    finally:
+        released.set()
+        broker.close()
 
 
 def test_a_chunked_body_is_taken_and_cut_at_the_limit(tmp_path: Path) -> None:
