@@ -17,7 +17,7 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`tierlog serve` on `root`/data with `root`/bucket as its store; one port for all its lives."""
+    """`tierlog serve` on `root`/data, with `root`/bucket as store; one port for all its lives."""
 
     def __init__(self, root: Path, *flags: str) -> None:
         self.root, self.flags, self.port = root, flags, free_port()
@@ -28,15 +28,11 @@ class BrokerProcess:
         command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
         command += ["--data-dir", str(self.root / "data"), "--store", f"file://{self.root}/bucket"]
         command += ["--listen", f"127.0.0.1:{self.port}", *self.flags]
-        self.log = open(self.root / "broker.log", "ab")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")}
-        self.process = subprocess.Popen(
-            command,
-            stdout=self.log,
-            stderr=self.log,
-            env=environment,
-            cwd=Path(__file__).parents[2],
-        )
+        with (self.root / "broker.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2]
+            )
         self.wait_until_ready()
         return self
 
@@ -63,5 +59,4 @@ class BrokerProcess:
         self.process.send_signal(how)
         code = self.process.wait(60)
         self.process = None
-        self.log.close()
         return code

@@ -1,4 +1,6 @@
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,15 @@ class House:
             return
         for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
             self.store.fail(call, FailsBefore(), times=10**9)
+
+    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
+        """Look until `condition` holds; what the broker does in the background has no call to
+        await.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to pass in time"
+            threading.Event().wait(0.01)
 
     def restart(self, **settings: object) -> Broker:
         self.broker.close()

@@ -121,7 +121,7 @@ def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
     house.broker.create_topic("t")
     assert house.broker.topic("t").record.topic_id != first
     assert house.records("t") == []
-    house.broker._copy_round()
+    house.wait_for(lambda: not house.broker.registry.deleted())
     assert not [p for p in (house.root / "bucket").rglob("*") if p.is_file() and first in str(p)]
     assert not list((house.root / "data").glob("*-delete"))
 
