@@ -4,6 +4,8 @@ from contextlib import suppress
 import pytest
 
 from broker.groups import GroupOffset, NewOffset
+from broker.restore import RestoreOptions, restore
+from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
@@ -182,6 +184,29 @@ def test_groups_wait_for_a_store_that_is_down_and_nothing_else_does(house, topic
         house.broker.groups.group("g")
     house.set_down(False)
     assert offsets_of(house, "g") == {("t", 0): 1}
+
+
+def test_a_restore_brings_groups_back_and_their_lag_leaves_its_gap_out(house, topic, tmp_path):
+    house.produce("t", [b"x"] * 10)
+    commit(house, "g", t0=4, t1=0)
+    commit(house, "gone", t0=4)
+    house.broker.groups.delete("gone")
+    for name in ("t", TOPIC):
+        assert house.broker.offload(name, wait_ms=20_000).remaining_segments == 0
+    house.broker.close()
+    options = RestoreOptions(data_dir=tmp_path / "new", gap=1_000_000, clock=lambda: 0)
+    restore(open_store(f"file://{house.root / 'bucket'}"), options)
+    (house.root / "data").rename(house.root / "lost")
+    (tmp_path / "new").rename(house.root / "data")
+    house.broker = house.open()
+    assert house.broker.partition("t", 0).offsets().log_end_offset == 1_000_010
+    house.produce("t", [b"y"] * 3)
+    found = {(one.partition, one.offset, one.lag) for one in house.broker.groups.group("g")}
+    assert found == {(0, 4, 9), (1, 0, 0)}
+    assert [name for name, _ in house.broker.groups.all_groups()] == ["g"]
+    commit(house, "g", t0=1_000_011)
+    house.restart()
+    assert house.broker.groups.group("g")[0].lag == 2
 
 
 def test_more_commits_than_are_kept_in_memory_are_refused(house, topic):
