@@ -60,6 +60,11 @@ class Access:
         if topic is not None:
             grant.check_topic(topic)
 
+    def recheck(self, exchange: Exchange) -> None:
+        """For answers without an end: what was revoked since gets no more. Raises Unauthorized."""
+        if self._asks_for_tokens() and self._grant_of(exchange) != exchange.grant:
+            raise Unauthorized(given=True)
+
     def _asks_for_tokens(self) -> bool:
         if self._tokens is None:
             return False

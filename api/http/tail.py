@@ -170,6 +170,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
     with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
         while not poll.left:
             try:
+                context.access.recheck(exchange)
                 events = await tail.next_events()
             except TierlogError as error:
                 yield _error_event(exchange, error)

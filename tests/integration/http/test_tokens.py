@@ -204,6 +204,26 @@ def test_new_and_revoked_tokens_take_force_at_once(door: Door) -> None:
     problem(door.call("GET", "/v1/topics", token), 401, "unauthorized")
 
 
+def test_a_tail_ends_when_its_token_is_revoked(door: Door) -> None:
+    token = door.make("follower", READ)
+    headers = {"authorization": f"Bearer {token}"}
+    url = f"{door.url}/v1/topics/private/partitions/0/tail"
+    with httpx.stream("GET", url, headers=headers, timeout=10) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith(":")
+        door.make("another", READ)  # a change of the file that is none of its own
+        body = {"records": [{"value": "shown"}]}
+        door.call("POST", records_path("private"), door.admin, json=body)
+        assert "shown" in next(line for line in lines if line.startswith("data:"))
+        revoke_token(door.file, "follower")
+        body = {"records": [{"value": "hidden"}]}
+        door.call("POST", records_path("private"), door.admin, json=body)
+        rest = "\n".join(lines)
+    assert "event: error" in rest
+    assert '"code":"unauthorized"' in rest
+    assert "hidden" not in rest
+
+
 def test_a_file_that_vanished_or_cannot_be_read_lets_nobody_in(door: Door) -> None:
     whole = door.file.read_bytes()
     for broken in (b"", b"{", b'{"format_version":2,"tokens":[]}', whole[:-20]):
