@@ -7,9 +7,11 @@ import pytest
 
 from broker import restore as restoring
 from broker import restore_tail, take_over
+from broker.groups import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
+from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
 from record_format.produced import check_produced
@@ -266,6 +268,24 @@ def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     again = produce_idempotent(new, sequence=0)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
     assert not produce_idempotent(new, sequence=1).duplicate
+
+
+@pytest.mark.parametrize("with_tail", [False, True])
+def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
+    lost.broker = lost.open()
+    for offset in (5, 77):
+        lost.broker.groups.commit("readers", [NewOffset("t", 0, offset)])
+    if not with_tail:
+        assert lost.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data" if with_tail else None)
+    opened.append(new)
+    assert [one.offset for one in new.broker.groups.group("readers")] == [77]
+    new.broker.groups.commit("readers", [NewOffset("t", 0, 78)])
+    assert new.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
+    new.restart()
+    assert [one.offset for one in new.broker.groups.group("readers")] == [78]
+    assert new.broker.verify(OFFSETS_TOPIC, deep=True).ok
 
 
 def test_the_trimmed_start_is_restored(lost, tmp_path, opened):
