@@ -35,6 +35,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
 from broker.verify import verify_topic
 from cold_tier.object_store import ObjectStore
+from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import ConfigValue, LogConfig
 from manifest.garbage import GarbagePlan
 from record_format import native
@@ -354,6 +355,11 @@ class Broker:
         return reports.storage_report(
             topics, self.bucket, now_ms=self.clock(), diverged=self._diverged()
         )
+
+    @property
+    def commit_times(self) -> CommitTimes:
+        """How long writes and flushes take, of all partitions together."""
+        return self._opener.commit_times
 
     # --- running it -------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from broker.settings import BrokerSettings
 from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
 from broker.topic_registry import TopicRecord, TopicRegistry
 from hot_tier import parting
+from hot_tier.commit_times import CommitTimes
 from hot_tier.durable_file import sync_folder
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
@@ -108,6 +109,7 @@ class LogOpener:
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
         self._epochs = folder.read_epochs()
+        self.commit_times = CommitTimes()
         self._take_overs = TakeOvers(folder)
 
     def forget_checkpoints(self) -> None:
@@ -131,7 +133,7 @@ class LogOpener:
         return [
             Partition(
                 one.log,
-                GroupCommit(one.log, self._executor, self._timer),
+                GroupCommit(one.log, self._executor, self._timer, times=self.commit_times),
                 one.cold,
                 check_room=self._check_room,
             )

@@ -43,6 +43,7 @@ class TierSizes(NamedTuple):
     cold_bytes: int
     segments: int
     offload_lag_bytes: int
+    offload_lag_segments: int
 
 
 class Fetched(NamedTuple):
@@ -156,7 +157,7 @@ class Partition:
 
     def _read(self, offset: int, *, max_bytes: int, committed: bool) -> Fetched:
         self.check_leadership()
-        now = self.offsets()
+        now, replacements = self.offsets(), self.log.replacements
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
@@ -172,6 +173,14 @@ class Partition:
             tier = "mixed" if slices else "hot"
             slices, next_offset = slices + hot.slices, hot.next_offset
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
+        if committed and self.log.replacements != replacements:
+            # Compaction forgets an aborted transaction together with its records, which these
+            # slices may still hold.
+            raise OffsetTrimmed(
+                f"{self}: segments were replaced meanwhile",
+                log_start_offset=now.log_start_offset,
+                high_watermark=now.high_watermark,
+            )
         return Fetched(
             slices=slices,
             next_offset=next_offset,
@@ -196,13 +205,19 @@ class Partition:
         """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
         views = self.log.segments()
         hot_bytes = sum(view.size_bytes for view in views)
-        if self.cold is None or self.cold.manifest is None:
-            return TierSizes(hot_bytes, 0, len(views), hot_bytes if self.cold else 0)
+        if self.cold is None:
+            return TierSizes(hot_bytes, 0, len(views), 0, 0)
         manifest = self.cold.manifest
-        both = [view for view in views if view.last_offset < manifest.end_offset and view.sealed]
-        segments = manifest.segment_count + len(views) - len(both)
-        lag_bytes = hot_bytes - sum(view.size_bytes for view in both)
-        return TierSizes(hot_bytes, self.cold.size_bytes, segments, lag_bytes)
+        end_offset = manifest.end_offset if manifest else 0
+        both = [view for view in views if view.last_offset < end_offset and view.sealed]
+        lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
+        return TierSizes(
+            hot_bytes,
+            cold_bytes=self.cold.size_bytes,
+            segments=(manifest.segment_count if manifest else 0) + len(views) - len(both),
+            offload_lag_bytes=hot_bytes - sum(view.size_bytes for view in both),
+            offload_lag_segments=lag_segments,
+        )
 
     def offload_lag_ms(self, now_ms: int) -> int:
         """How long the oldest local segment that the bucket lacks has been waiting; 0 for none.

@@ -34,6 +34,7 @@ class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
     hot_bytes: int
     cold_bytes: int
     offload_lag_bytes: int
+    offload_lag_segments: int
     offload_lag_ms: int
 
 
@@ -148,6 +149,7 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
         hot_bytes=sum(one.hot_bytes for one in sizes),
         cold_bytes=sum(one.cold_bytes for one in sizes),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),
+        offload_lag_segments=sum(one.offload_lag_segments for one in sizes),
         offload_lag_ms=max((one.offload_lag_ms(now_ms) for one in partitions), default=0),
     )
 

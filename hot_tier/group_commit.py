@@ -21,6 +21,7 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple, Protocol
 
 from hot_tier.append import Acks, Append, AppendResult
+from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import LogConfig
 from record_format.errors import ShuttingDown, TierlogError
 
@@ -89,18 +90,28 @@ class _Submitted(NamedTuple):
     append: Append
     acks: Acks
     future: Future[AppendResult]
+    began_s: float
 
 
 class _Unflushed(NamedTuple):
     result: AppendResult
     future: Future[AppendResult]
+    began_s: float
 
 
 class GroupCommit:
-    """The queue of one partition's appends. Thread-safe."""
+    """The queue of one partition's appends. Thread-safe. `times` may be shared by many."""
 
-    def __init__(self, log: CommitLog, executor: Executor, timer: FlushTimer) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        executor: Executor,
+        timer: FlushTimer,
+        *,
+        times: CommitTimes | None = None,
+    ) -> None:
         self._log, self._executor, self._timer = log, executor, timer
+        self._times = times or CommitTimes()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._submitted: list[_Submitted] = []
@@ -120,7 +131,7 @@ class GroupCommit:
             if self._closed:
                 future.set_exception(ShuttingDown("the broker is shutting down"))
                 return future
-            self._submitted.append(_Submitted(append, acks, future))
+            self._submitted.append(_Submitted(append, acks, future, time.monotonic()))
             start = not self._writing
             self._writing = True
         if start:
@@ -164,12 +175,14 @@ class GroupCommit:
             self._flush_all()  # on this thread: nobody waits for it to write
 
     def _write(self, group: list[_Submitted]) -> None:
+        began_s = time.monotonic()
         try:
             outcomes = self._log.append([one.append for one in group])
         except BaseException as bug:
             for one in group:
                 one.future.set_exception(bug)
             raise
+        self._times.write.observe(time.monotonic() - began_s)
         waits = False
         for one, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, TierlogError):
@@ -179,7 +192,7 @@ class GroupCommit:
                 one.future.set_result(outcome)
             else:
                 with self._lock:
-                    self._unflushed.append(_Unflushed(outcome, one.future))
+                    self._unflushed.append(_Unflushed(outcome, one.future, one.began_s))
         if waits:
             self._bound_the_wait()
 
@@ -225,12 +238,16 @@ class GroupCommit:
             self._flush(waiting)
 
     def _flush(self, waiting: list[_Unflushed]) -> None:
+        began_s = time.monotonic()
         try:
             high_watermark = self._log.flush()
         except BaseException as failure:  # noqa: BLE001  each waiting producer is told
             for one in waiting:
                 one.future.set_exception(failure)
             return
+        now_s = time.monotonic()
+        self._times.flush.observe(now_s - began_s)
         for one in waiting:
             assert one.result.last_offset < high_watermark
             one.future.set_result(one.result)
+            self._times.commit.observe(now_s - one.began_s)

@@ -83,7 +83,11 @@ async def _send_head(
     exchange: Exchange, status: int, headers: Sequence[tuple[bytes, bytes]], *, size: int | None
 ) -> None:
     exchange.started = True
-    all_headers = [*headers, (b"x-request-id", exchange.request_id.encode("latin-1"))]
+    all_headers = [
+        *headers,
+        (b"x-request-id", exchange.request_id.encode("latin-1")),
+        (b"server-timing", exchange.timings.header()),
+    ]
     if size is not None:
         all_headers.append((b"content-length", str(size).encode()))
     await exchange.send({"type": "http.response.start", "status": status, "headers": all_headers})

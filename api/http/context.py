@@ -10,14 +10,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from api.http import timings
 from api.http.access import Access
 from api.http.bodies import InflightBytes
+from api.http.broker_metrics import BrokerMetrics
 from api.http.metrics import HttpMetrics
 from api.http.settings import HttpSettings
 from api.http.shared_pages import SharedPages
@@ -34,7 +38,8 @@ class Context:
         self.metrics = HttpMetrics()
         self.access = Access(settings)
         self.watermarks = Watermarks()
-        self.pages = SharedPages()
+        self.pages = SharedPages(self.metrics.shared_pages)
+        self.count_connections: Callable[[], int] = lambda: 0  # until a server serves
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
         self._changers = ThreadPoolExecutor(
@@ -44,23 +49,45 @@ class Context:
         self._turns: dict[str, itertools.count[int]] = {}
         self._waiting: set[Callable[[], None]] = set()
         self._stopping = False
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        metrics = self.metrics
+        metrics.register(BrokerMetrics(self.broker))
+        metrics.sample("tierlog_http_waiting_requests", lambda: len(self._waiting))
+        metrics.sample("tierlog_http_connections", self._connections)
+        metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
+        metrics.sample("tierlog_http_shared_pages_bytes", lambda: self.pages.size_bytes)
+
+    def _connections(self) -> int:
+        return self.count_connections()
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for disk or bucket."""
-        return await self._run(self.readers, partial(call, *args, **kwargs))
+        began_s = time.perf_counter()
+        try:
+            return await self.run(self.readers, partial(call, *args, **kwargs))
+        finally:
+            timings.took("broker", began_s)
 
     async def change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk or bucket, or waits for one that does."""
-        return await self._run(self._changers, partial(call, *args, **kwargs))
+        return await self.run(self._changers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run at once what works on few bytes, in a thread what works on many."""
-        if size_bytes <= self.settings.inline_max_bytes:
-            return call()
-        return await self._run(self._parsers, call)
+        began_s = time.perf_counter()
+        try:
+            if size_bytes <= self.settings.inline_max_bytes:
+                return call()
+            return await self.run(self._parsers, call)
+        finally:
+            timings.took("encode", began_s)
 
-    def _run(self, threads: Executor, call: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(threads, call)
+    def run(self, threads: Executor, call: Callable[[], T]) -> Awaitable[T]:
+        """In this request's context: what is logged in the thread carries its id."""
+        inside = partial(contextvars.copy_context().run, call)
+        return asyncio.get_running_loop().run_in_executor(threads, inside)
 
     def next_turn(self, topic: str) -> int:
         """Count the requests to a topic: records without a key stick to one partition each."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from api.http import timings
 from api.http.grants import NOBODY, Grant
 from api.http.refusals import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
@@ -30,6 +31,7 @@ class Exchange:
         "send",
         "started",
         "template",
+        "timings",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -40,6 +42,7 @@ class Exchange:
         self.grant: Grant = NOBODY  # until `access` has said who is there
         self.template = ""  # of the path, once it is known
         self.started = False  # the head of the answer was sent
+        self.timings = timings.begin()
 
     def header(self, name: bytes) -> str | None:
         found: str | None = None

@@ -154,8 +154,8 @@ async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> 
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
-    context.metrics.fetched(fetched.tier, fetched.size_bytes)
     next_offset = max(fetched.next_offset, found.offset)
+    context.metrics.fetched(fetched.tier, fetched.size_bytes, records=next_offset - found.offset)
     headers = log_headers(fetched, next_offset=next_offset)
     headers.append((b"content-type", media_types.BATCHES.encode()))
     return FileAnswer(200, headers, fetched.slices)

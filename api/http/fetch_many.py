@@ -161,7 +161,9 @@ async def _answer(
     for place in places:
         if isinstance(place, Place) and place.fetched is not None:
             size += place.fetched.size_bytes
-            context.metrics.fetched_bytes.labels(place.fetched.tier).inc(place.fetched.size_bytes)
+            fetched = place.fetched
+            records = max(0, fetched.next_offset - place.offset)
+            context.metrics.fetched(fetched.tier, fetched.size_bytes, records=records)
 
     def write() -> bytes:
         shown = [_shown(exchange, place, wanted) for place in places]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
+from structlog.contextvars import bind_contextvars
 
 from api.http import problems
 from api.http.answers import Answer, AnyAnswer, send_answer
@@ -29,6 +30,7 @@ from record_format.errors import TierlogError
 log = structlog.get_logger(__name__)
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _READING: Final = frozenset(("GET", "HEAD"))
 
 
@@ -59,11 +61,11 @@ class TierlogApp(FastAPI):
             return
         exchange = Exchange(scope, receive, send, request_id="")
         exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        bind_contextvars(request_id=exchange.request_id)  # every line that is logged on its way
         await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> None:
         metrics = self.context.metrics
-        started = time.perf_counter()
         status = "500"
         metrics.under_way.inc()
         try:
@@ -78,9 +80,9 @@ class TierlogApp(FastAPI):
             status = "gone"
         finally:
             metrics.under_way.dec()
+            method = exchange.method if exchange.method in _METHODS else "other"
             path = exchange.template or "other"
-            metrics.requests.labels(exchange.method, path, status).inc()
-            metrics.seconds.labels(exchange.method, path).observe(time.perf_counter() - started)
+            metrics.answered(method, path, status, seconds=exchange.timings.elapsed_s)
 
     async def _answer(self, exchange: Exchange) -> AnyAnswer | None:
         """None where the path is not a call of the API."""
@@ -120,6 +122,7 @@ class TierlogApp(FastAPI):
     def _refusal(self, exchange: Exchange, error: Exception) -> Answer:
         writing = exchange.method not in _READING
         problem = problems.to_problem(error, request_id=exchange.request_id, writing=writing)
+        self.context.metrics.errors.labels(problem.code).inc()
         if problem.status >= 500:
             self._log(exchange, error, problem.code)
         return Answer(problem.status, problem.headers, problem.body())
@@ -127,14 +130,22 @@ class TierlogApp(FastAPI):
     def _log(self, exchange: Exchange, error: Exception, code: str) -> None:
         log.error(
             "request failed",
-            request_id=exchange.request_id,
             method=exchange.method,
             path=exchange.template,
-            **exchange.params,
+            **_named(exchange.params),
+            offset=getattr(error, "offset", None),
             code=code,
             error=str(error) or type(error).__name__,
             exc_info=None if isinstance(error, TierlogError) else error,
         )
+
+
+def _named(params: Mapping[str, str]) -> dict[str, str]:
+    """The path's parts as the broker's own lines have them: a partition as `topic-number`."""
+    named = dict(params)
+    if "topic" in named and "partition" in named:
+        named["partition"] = f"{named.pop('topic')}-{named['partition']}"
+    return named
 
 
 def allowed_methods(by_method: Any) -> list[str]:

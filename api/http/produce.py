@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Final, Literal, NamedTuple
@@ -15,7 +16,7 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from api.http import bodies, media_types, strict_json
+from api.http import bodies, media_types, strict_json, timings
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -271,7 +272,9 @@ async def _append(
             future.add_done_callback(_Unawaited(name, number))
         return json_answer(Accepted(name, count), status=202)
     waiting = [asyncio.wrap_future(future) for future in futures.values()]
+    began_s = time.perf_counter()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    timings.took("broker", began_s)
     results: list[PartitionResult] = []
     failure: BaseException | None = None
     for number, outcome in zip(futures, outcomes, strict=True):
@@ -324,7 +327,6 @@ class _Unawaited:
         if error is not None:
             log.warning(
                 "append with acks=0 failed",
-                topic=self.topic,
-                partition=self.partition,
+                partition=f"{self.topic}-{self.partition}",
                 error=str(error),
             )

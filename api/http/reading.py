@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from api.http import timings
 from api.http.context import Context
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
 from broker.partition import Fetched, Partition
@@ -20,7 +23,10 @@ async def read(
     context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
 ) -> Fetched:
     """On the loop where everything is in memory, else in a thread."""
+    began_s = time.perf_counter()
     fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
-    if fetched is not None:
-        return fetched
-    return await context.read(partition.read, offset, max_bytes=max_bytes, committed=committed)
+    if fetched is None:
+        call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
+        fetched = await context.run(context.readers, call)
+    timings.took("broker" if fetched.tier == "hot" else "store", began_s)
+    return fetched

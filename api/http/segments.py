@@ -72,6 +72,7 @@ async def _answer(
     if at_once is not None:
         return FileAnswer(status, headers, at_once)
     slices = slices_of(partition, segment, start=chosen.start, end=chosen.end)
+    context.metrics.fetched(segment.tier, chosen.end - chosen.start)
     first = await context.read(_next_slice, slices)
 
     async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:

@@ -83,7 +83,13 @@ class _Server(uvicorn.Server):
 
     on_started: Callable[[], None] | None = None
 
+    @property
+    def _context(self) -> Context:
+        context: Context = self.config.app.state.context  # type: ignore[union-attr]
+        return context
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._context.count_connections = lambda: len(self.server_state.connections)
         await super().startup(sockets)
         if self.on_started is not None:
             self.on_started()
@@ -96,8 +102,7 @@ class _Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        context: Context = self.config.app.state.context  # type: ignore[union-attr]
-        context.stop_waiting()
+        self._context.stop_waiting()
         await super().shutdown(sockets)
 
 

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+from prometheus_client import Counter
+
 from broker.partition import Fetched, Partition
 
 LIMIT_BYTES: Final = 16 << 20
@@ -42,11 +44,12 @@ def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object)
 class SharedPages:
     """On the event loop only."""
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, counter: Counter, limit_bytes: int = LIMIT_BYTES) -> None:
+        """`counter` has one label, of `hit` and `miss`."""
         self._limit_bytes, self.size_bytes = limit_bytes, 0
+        self._hits, self._misses = counter.labels("hit"), counter.labels("miss")
         self._pages: OrderedDict[Key, WrittenPage] = OrderedDict()
         self._under_way: dict[Key, asyncio.Event] = {}
-        self.hits = self.misses = 0
 
     async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
         """The page, made where nobody has it; kept where `fetched` reached the end of the log."""
@@ -55,7 +58,7 @@ class SharedPages:
         while True:
             page = self._pages.get(key)
             if page is not None:
-                self.hits += 1
+                self._hits.inc()
                 self._pages.move_to_end(key)
                 return page
             made = self._under_way.get(key)
@@ -65,7 +68,7 @@ class SharedPages:
         return await self._made(key, make)
 
     async def _made(self, key: Key, make: Make) -> WrittenPage:
-        self.misses += 1
+        self._misses.inc()
         made = self._under_way[key] = asyncio.Event()
         try:
             page = await make()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api.http.metrics import HttpMetrics
 from api.http.shared_pages import SharedPages, WrittenPage
 from api.http.watermarks import Watermarks
 
@@ -109,7 +110,8 @@ def written(content: bytes) -> WrittenPage:
 
 def test_many_who_stand_at_the_end_share_one_page():
     async def case() -> None:
-        pages, made = SharedPages(), []
+        counter = HttpMetrics().shared_pages
+        pages, made = SharedPages(counter), []
 
         async def make() -> WrittenPage:
             await asyncio.sleep(0)
@@ -119,7 +121,10 @@ def test_many_who_stand_at_the_end_share_one_page():
         got = await asyncio.gather(*(pages.get(("a",), AT_END, make) for _ in range(50)))
         assert {page.content for page in got} == {b"page"}
         assert made == [1]
-        assert (pages.hits, pages.misses) == (49, 1)
+        counts = {
+            s.labels["result"]: s.value for s in counter.collect()[0].samples if "total" in s.name
+        }
+        assert counts == {"hit": 49, "miss": 1}
         await pages.get(("a",), IN_THE_MIDDLE, make)
         assert made == [1, 1], "who reads old records reads alone"
 
@@ -128,7 +133,7 @@ def test_many_who_stand_at_the_end_share_one_page():
 
 def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
     async def case() -> None:
-        pages, tries = SharedPages(), []
+        pages, tries = SharedPages(HttpMetrics().shared_pages), []
 
         async def make() -> WrittenPage:
             tries.append(1)
@@ -149,7 +154,7 @@ def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
 @pytest.mark.parametrize("size_bytes", [10, 400, 2000])
 def test_what_is_kept_is_bounded(size_bytes):
     async def case() -> None:
-        pages = SharedPages(limit_bytes=1000)
+        pages = SharedPages(HttpMetrics().shared_pages, limit_bytes=1000)
 
         async def make() -> WrittenPage:
             return written(b"x" * size_bytes)

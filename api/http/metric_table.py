@@ -1,0 +1,161 @@
+"""Every metric of a broker, in one table: `/metrics` is made by it, and the reference in docs/ too.
+
+* Names by Prometheus' conventions: `_total` counts since the start, `_seconds` and `_bytes` are in
+  base units.
+* Labels are bounded: a path is its template, a status its number; topics and partitions are told
+  apart up to `TOPICS_MAX` and `PARTITIONS_MAX`, in the order of their names.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+TOPICS_MAX: Final = 1_000
+PARTITIONS_MAX: Final = 1_000
+OTHER_TOPICS: Final = "(other)"  # no topic can be called so
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    """`name`: as `/metrics` shows it; a histogram's without `_bucket`, `_sum` and `_count`."""
+
+    name: str
+    kind: Kind
+    doc: str
+    labels: tuple[str, ...] = ()
+
+
+_CALL: Final = ("method", "path")
+_STORE: Final = ("purpose", "operation")
+
+METRICS: Final = (
+    # --- the front door
+    Metric(
+        "tierlog_http_requests_total", "counter", "Requests answered, by status", (*_CALL, "status")
+    ),
+    Metric(
+        "tierlog_http_request_seconds",
+        "histogram",
+        "From the head of a request to the last byte of its answer handed to the kernel",
+        _CALL,
+    ),
+    Metric("tierlog_http_errors_total", "counter", "Problems answered, by code", ("code",)),
+    Metric("tierlog_http_requests_in_progress", "gauge", "Requests under way"),
+    Metric("tierlog_http_waiting_requests", "gauge", "Long polls and tails that wait"),
+    Metric("tierlog_http_connections", "gauge", "Open connections"),
+    Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies that are held"),
+    Metric(
+        "tierlog_http_shared_pages_total",
+        "counter",
+        "Pages at the end of a log, by whether another reader had them written already",
+        ("result",),
+    ),
+    Metric("tierlog_http_shared_pages_bytes", "gauge", "Bytes of such pages that are kept"),
+    # --- records in and out
+    Metric("tierlog_produced_records_total", "counter", "Records taken in over HTTP"),
+    Metric("tierlog_produced_bytes_total", "counter", "Bytes of the batches that they became"),
+    Metric(
+        "tierlog_fetched_records_total",
+        "counter",
+        "Records given out over HTTP, by tier; of raw batches the offsets that they span",
+        ("tier",),
+    ),
+    Metric(
+        "tierlog_fetched_bytes_total",
+        "counter",
+        "Bytes of batches and segments read for answers, by tier",
+        ("tier",),
+    ),
+    # --- the log
+    Metric(
+        "tierlog_log_write_seconds",
+        "histogram",
+        "One write into a log, of all the appends that waited for it",
+    ),
+    Metric("tierlog_log_flush_seconds", "histogram", "One flush of a log to the medium"),
+    Metric(
+        "tierlog_log_commit_seconds",
+        "histogram",
+        "An append with acks=all, from its submission until it was on the medium",
+    ),
+    Metric("tierlog_topics", "gauge", "Topics"),
+    Metric(
+        "tierlog_partitions",
+        "gauge",
+        "Partitions, by state: serving, offline (its disk failed), leadership-lost",
+        ("state",),
+    ),
+    Metric("tierlog_topic_bytes", "gauge", "Bytes of a topic, by tier", ("topic", "tier")),
+    Metric("tierlog_topic_segments", "gauge", "Segments of a topic, each once", ("topic",)),
+    Metric(
+        "tierlog_partition_high_watermark",
+        "gauge",
+        "Offset below which consumers read",
+        ("topic", "partition"),
+    ),
+    Metric(
+        "tierlog_partition_log_start_offset",
+        "gauge",
+        "Earliest readable offset, in either tier",
+        ("topic", "partition"),
+    ),
+    Metric(
+        "tierlog_partition_log_end_offset",
+        "gauge",
+        "Next offset to be given",
+        ("topic", "partition"),
+    ),
+    Metric(
+        "tierlog_partitions_not_shown",
+        "gauge",
+        f"Partitions beyond the first {PARTITIONS_MAX:,}, which have no offsets here",
+    ),
+    # --- the bucket
+    Metric(
+        "tierlog_offload_lag_bytes",
+        "gauge",
+        "Bytes that are local only, the active segments with them",
+        ("topic",),
+    ),
+    Metric("tierlog_offload_lag_segments", "gauge", "Segments that are local only", ("topic",)),
+    Metric(
+        "tierlog_offload_lag_seconds",
+        "gauge",
+        "How long the oldest local-only segment of a topic has waited",
+        ("topic",),
+    ),
+    Metric(
+        "tierlog_store_available", "gauge", "1 where the store answers and is ours, 0 where not"
+    ),
+    Metric(
+        "tierlog_store_requests_total",
+        "counter",
+        "Requests to the store, those that failed with them",
+        _STORE,
+    ),
+    Metric("tierlog_store_errors_total", "counter", "Requests to the store that failed", _STORE),
+    Metric("tierlog_store_sent_bytes_total", "counter", "Bytes sent to the store", _STORE),
+    Metric("tierlog_store_received_bytes_total", "counter", "Bytes got from the store", _STORE),
+    Metric(
+        "tierlog_store_cost_dollars_total",
+        "counter",
+        "What the requests cost by the price table; what is stored is not in it",
+        _STORE,
+    ),
+    Metric("tierlog_chunk_cache_hits_total", "counter", "Cold chunks found on disk"),
+    Metric("tierlog_chunk_cache_misses_total", "counter", "Cold chunks got from the store"),
+    Metric("tierlog_chunk_cache_evictions_total", "counter", "Chunks that made room for others"),
+    Metric("tierlog_chunk_cache_chunks", "gauge", "Chunks on disk"),
+    Metric(
+        "tierlog_chunk_cache_bytes",
+        "gauge",
+        "Bytes of the cache's disk, by state: cached, reserved (on their way), lingering "
+        "(evicted, and open still)",
+        ("state",),
+    ),
+    Metric("tierlog_chunk_cache_limit_bytes", "gauge", "What the cache may take"),
+    # --- the process, beside the client library's process_ and python_ metrics
+    Metric("tierlog_build_info", "gauge", "1, by version", ("version",)),
+)
+BY_NAME: Final = {metric.name: metric for metric in METRICS}

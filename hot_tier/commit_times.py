@@ -1,0 +1,69 @@
+"""How long appends and flushes take, counted in buckets, for whoever wants to show it.
+
+* Nothing here knows who looks: the counts are sampled, nothing is called back.
+* One of these is shared by all partitions of a broker.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+BOUNDS_S: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
+
+
+class DurationsSeen(NamedTuple):
+    """`counts[i]`: how many took up to BOUNDS_S[i]; one more entry at the end, for all."""
+
+    counts: tuple[int, ...]
+    total_s: float
+
+
+class Durations:
+    """Thread-safe."""
+
+    __slots__ = ("_counts", "_lock", "_total_s")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        bucket = bisect_left(BOUNDS_S, seconds)  # a bound belongs to its bucket
+        with self._lock:
+            self._counts[bucket] += 1
+            self._total_s += seconds
+
+    def seen(self) -> DurationsSeen:
+        with self._lock:
+            return DurationsSeen(tuple(accumulate(self._counts)), self._total_s)
+
+
+class CommitTimes:
+    """`write`: one write of all appends that waited. `flush`: one flush. `commit`: an append with
+    acks=all, from its submission until it was on the medium.
+    """
+
+    __slots__ = ("commit", "flush", "write")
+
+    def __init__(self) -> None:
+        self.write, self.flush, self.commit = Durations(), Durations(), Durations()

@@ -1,0 +1,167 @@
+"""What a broker tells about itself: `/metrics`, `Server-Timing`, log lines."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from api.http.metric_table import METRICS, OTHER_TOPICS, TOPICS_MAX
+from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem
+
+FOREIGN = ("process_", "python_")  # the client library's own
+
+
+def families(api: Api) -> dict[str, Any]:
+    answer = api.get("/metrics")
+    assert answer.status_code == 200
+    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+
+
+def value(api: Api, name: str, **labels: str) -> float:
+    return sum(
+        sample.value
+        for family in families(api).values()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.fixture
+def busy(api: Api) -> Iterator[Api]:
+    """After a bit of everything."""
+    topic = api.cold_topic(60)
+    for accept in (BATCHES, NDJSON, "application/json"):
+        assert api.fetch(topic, accept=accept).status_code == 200
+    problem(api.get("/v1/topics/nowhere"), 404, "unknown-topic")
+    return api
+
+
+def test_the_table_of_metrics_is_what_is_shown(busy: Api) -> None:
+    shown = families(busy)
+    ours = {name: f for name, f in shown.items() if not name.startswith(FOREIGN)}
+    named = {metric.name.removesuffix("_total"): metric for metric in METRICS}
+    assert ours.keys() == named.keys()
+    for name, family in ours.items():
+        metric = named[name]
+        assert (family.type, family.documentation) == (metric.kind, metric.doc)
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == set(metric.labels), sample
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {
+        sample.name for family in shown.values() for sample in family.samples
+    }
+
+
+def test_names_and_units_are_prometheus_own() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"tierlog_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        if metric.kind == "histogram":
+            assert metric.name.endswith("_seconds")
+        assert "_ms" not in metric.name
+
+
+def test_records_are_counted_in_and_out_by_tier(api: Api) -> None:
+    topic = api.topic()
+    before = {name: value(api, name) for name in ("tierlog_produced_records_total",)}
+    hot = value(api, "tierlog_fetched_records_total", tier="hot")
+    api.values(topic, "a", "b", "c")
+    assert value(api, "tierlog_produced_records_total") == 3 + before.popitem()[1]
+    api.fetch(topic)
+    api.fetch(topic, accept=BATCHES)
+    assert value(api, "tierlog_fetched_records_total", tier="hot") == hot + 6
+    cold = value(api, "tierlog_fetched_records_total", tier="cold")
+    api.fetch(api.cold_topic(), accept=NDJSON, max_bytes=1)
+    assert value(api, "tierlog_fetched_records_total", tier="cold") == cold + 1
+    assert value(api, "tierlog_chunk_cache_misses_total") > 0
+    assert value(api, "tierlog_store_requests_total", purpose="cold_read", operation="get") > 0
+
+
+def test_flushes_and_commits_are_timed(api: Api) -> None:
+    topic = api.topic()
+    names = [f"tierlog_log_{step}_seconds_count" for step in ("write", "flush", "commit")]
+    before = [value(api, name) for name in names]
+    for _ in range(3):
+        api.values(topic, "a")
+    after = [value(api, name) for name in names]
+    assert [new - old >= 3 for new, old in zip(after, before, strict=True)] == [True] * 3
+    assert value(api, "tierlog_log_flush_seconds_sum") > 0
+
+
+def test_problems_are_counted_by_code(api: Api) -> None:
+    before = value(api, "tierlog_http_errors_total", code="unknown-topic")
+    problem(api.get("/v1/topics/nowhere"), 404, "unknown-topic")
+    assert value(api, "tierlog_http_errors_total", code="unknown-topic") == before + 1
+
+
+def test_the_lag_of_a_topic_is_what_the_bucket_lacks(api: Api) -> None:
+    topic = api.topic(segment_bytes=1024)
+    api.values(topic, "x" * 600)
+    api.values(topic, "y" * 600)
+    assert value(api, "tierlog_offload_lag_segments", topic=topic) >= 1
+    assert value(api, "tierlog_offload_lag_bytes", topic=topic) > 600
+    done = api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
+    assert done.json()["remaining_segments"] == 0
+    assert value(api, "tierlog_offload_lag_segments", topic=topic) == 0
+    assert value(api, "tierlog_offload_lag_bytes", topic=topic) == 0
+    assert value(api, "tierlog_offload_lag_seconds", topic=topic) == 0
+    assert value(api, "tierlog_partition_high_watermark", topic=topic, partition="0") == 2
+
+
+def test_text_of_a_client_makes_no_new_series(api: Api) -> None:
+    for path in ("/v1/topics/made-up-1", "/v1/no-such-path", "/v1/topics/made-up-2/x"):
+        api.get(path)
+        api.request("BREW", path)
+    text = api.get("/metrics").text
+    assert "made-up" not in text
+    assert "BREW" not in text
+
+
+def test_topics_beyond_the_limit_are_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.values(api.topic(), "a")
+    assert TOPICS_MAX == 1_000
+    whole = value(api, "tierlog_topic_bytes")
+    monkeypatch.setattr("api.http.broker_metrics.TOPICS_MAX", 1)
+    monkeypatch.setattr("api.http.broker_metrics.PARTITIONS_MAX", 1)
+    shown = families(api)
+    topics = {sample.labels["topic"] for sample in shown["tierlog_topic_bytes"].samples}
+    assert len(topics) == 2
+    assert OTHER_TOPICS in topics
+    assert value(api, "tierlog_topic_bytes") == whole
+    assert len(shown["tierlog_partition_high_watermark"].samples) == 1
+    assert value(api, "tierlog_partitions_not_shown") > 0
+
+
+def test_an_answer_says_where_its_time_went(api: Api) -> None:
+    topic = api.topic()
+    answer = api.produce(topic, {"value": "a"})
+    timing = parsed(answer.headers["server-timing"])
+    assert timing["total"] >= timing["broker"] > 0
+    timing = parsed(api.fetch(topic).headers["server-timing"])
+    assert timing["encode"] > 0
+    assert "store" not in timing
+    timing = parsed(api.fetch(api.cold_topic()).headers["server-timing"])
+    assert timing["total"] >= timing["store"] > 0
+    assert "total" in parsed(api.get("/v1/topics/nowhere").headers["server-timing"])
+
+
+def parsed(header: str) -> dict[str, float]:
+    """RFC-less, but W3C: name;dur=milliseconds, …"""
+    assert re.fullmatch(r"\w+;dur=\d+\.\d{3}(, \w+;dur=\d+\.\d{3})*", header)
+    return {
+        name: float(duration.removeprefix("dur="))
+        for name, _, duration in (part.partition(";") for part in header.split(", "))
+    }
+
+
+def test_a_fault_is_logged_with_its_place_and_request(api: Api, store_down: None) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    with capture_logs() as lines:
+        answer = api.post(f"/v1/topics/{topic}/verify", headers={"x-request-id": "the-one"})
+    assert answer.status_code == 503
+    line = next(line for line in lines if line["event"] == "request failed")
+    assert line["code"] == "store-unavailable"
+    assert line["topic"] == topic
