@@ -1,6 +1,8 @@
 """Checks what the bucket holds of one partition: manifest, pages, pins, and every segment.
 
-Segments are checked side by side, a bounded number at a time; problems come in offset order.
+* Segments are checked side by side, a bounded number at a time; problems come in offset order.
+* A check may take longer than objects are kept that a transition dropped meanwhile: what is wrong
+  with a segment counts only where the manifest in force still names it afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from cold_tier.segment_check import check_segment
 from manifest.keys import PartitionKeys
 from manifest.partition_check import ManifestCheck
 from manifest.state import Manifest, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions
+from record_format.errors import CorruptDataError
 from record_format.findings import Findings
 
 WORKERS = 8
@@ -48,19 +52,27 @@ def check_partition(
     if manifest is None:
         return check.findings, None, []
     entries = list(check.entries(manifest))
-    _check_segments(store, entries, check.findings, options)
+    manifests = ManifestStore(store, keys, StoreOptions(clock=options.clock))
+    _check_segments(store, manifests, entries, check.findings, options=options)
     check.pins()
     return check.findings, manifest, entries
 
 
 def _check_segments(
-    store: ObjectStore, entries: list[SegmentEntry], findings: Findings, options: CheckOptions
+    store: ObjectStore,
+    manifests: ManifestStore,
+    entries: list[SegmentEntry],
+    findings: Findings,
+    *,
+    options: CheckOptions,
 ) -> None:
     """Check the objects of each; at most WORKERS at a time, results in order."""
 
     def check(entry: SegmentEntry) -> Findings:
         found = check_segment(store, entry, partition=findings.partition, deep=options.deep)
         options.progress(entry.size_bytes)
+        if found.problems and not _is_still_named(manifests, entry):
+            found.problems.clear()
         return found
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="verify") as pool:
@@ -76,3 +88,13 @@ def _check_segments(
         finally:
             for one in waiting:
                 one.cancel()
+
+
+def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
+    """Whether the manifest in force names this very object; where nobody can say, it does."""
+    try:
+        manifest = manifests.load()
+        there = manifests.find(manifest, entry.base_offset) if manifest else entry
+    except CorruptDataError:
+        return True
+    return there is not None and there.log_key == entry.log_key

@@ -4,6 +4,8 @@ import pytest
 
 from broker.verify import find_topic, verify_bucket
 from cold_tier import segment_check
+from cold_tier.folder import FolderStore
+from cold_tier.object_store import Checksum
 from cold_tier.open import open_store
 from record_format.errors import StoreUnavailable, UnknownTopic
 from record_format.findings import Findings, ProblemKind
@@ -196,6 +198,39 @@ def test_tiers_that_say_different_things_are_named(filled):
     flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
     report = filled.broker.verify("t", deep=True)
     assert [(one.kind, one.file) for one in report.problems] == [("tiers-differ", str(view.path))]
+
+
+def test_a_checksum_of_the_stores_own_is_compared_without_reading(filled, monkeypatch):
+    key = entries(filled)[1].log_key
+    real = FolderStore.head
+
+    def head(self, asked):
+        stat = real(self, asked)
+        wrong = Checksum("crc32c", "00000000")
+        return stat._replace(checksum=wrong) if asked == key else stat
+
+    monkeypatch.setattr(FolderStore, "head", head)
+    assert named(offline(filled), key) == {"object-checksum"}
+
+
+def test_what_retention_and_collection_took_during_the_check_is_no_finding(filled, monkeypatch):
+    """A check may take longer than dropped objects are kept."""
+    filled.restart(gc_grace_ms=0)
+    filled.produce("t", [b"claims"])
+    filled.broker.offload("t", wait_ms=20_000)
+    gone = entries(filled)[0].log_key
+    real = FolderStore.head
+
+    def head(self, asked):
+        if asked == gone and path_of(filled, gone).exists():
+            filled.broker.trim("t", 0, 50)
+            filled.broker.collect_garbage("t", apply=True)
+        return real(self, asked)
+
+    monkeypatch.setattr(FolderStore, "head", head)
+    report = filled.broker.verify("t")
+    assert not path_of(filled, gone).exists()
+    assert report.ok, report.problems
 
 
 def test_a_store_that_is_down_is_no_finding(filled):
