@@ -21,7 +21,7 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
     host = exchange.header(b"host")
     if host is not None and not _is_allowed(_name_of(f"//{host}"), settings):
         raise ForeignHost(
-            f"Host {host[:200]!r} is not a loopback name; allow it by name, or use tokens"
+            f"Host {host[:200]!r} is not a loopback name: a broker without tokens answers no other"
         )
     origin = exchange.header(b"origin")
     if origin is not None and not _is_allowed(_name_of(origin), settings):

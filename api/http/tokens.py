@@ -143,7 +143,8 @@ def _write(path: Path, data: bytes) -> None:
         if os.geteuid() == 0:
             owner = (path if path.exists() else path.parent).stat()
             os.fchown(fd, owner.st_uid, owner.st_gid)
-        os.write(fd, data)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(data)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -97,6 +97,27 @@ def test_an_open_address_is_taken_when_one_insists():
     assert (loaded.host, loaded.port, loaded.http.check_host) == ("::", 9, False)
 
 
+def test_an_open_address_is_taken_where_there_are_tokens(tmp_path):
+    flags = {"data.dir": tmp_path, "listen": "0.0.0.0:9"}
+    with pytest.raises(ConfigurationError, match="tierlog token create"):
+        settings.load(flags, {}, None)
+    (tmp_path / "tierlog").mkdir()
+    tokens = tmp_path / "tierlog" / "tokens.json"
+    tokens.touch()
+    loaded = settings.load(flags, {}, None)
+    assert (loaded.http.tokens_file, loaded.http.tokens_required) == (tokens, True)
+    assert not settings.load({"data.dir": tmp_path}, {}, None).http.tokens_required
+
+
+def test_a_tokens_file_that_is_named_must_be_there(tmp_path):
+    other = tmp_path / "other.json"
+    flags = DATA | {"tokens.file": str(other)}
+    with pytest.raises(ConfigurationError, match=r"other\.json"):
+        settings.load(flags, {}, None)
+    other.touch()
+    assert settings.load(flags, {}, None).http.tokens_file == other
+
+
 def test_names_flags_and_variables_are_unique():
     assert len({setting.name for setting in TABLE}) == len(TABLE)
     assert len({setting.flag_name for setting in TABLE}) == len(TABLE)
