@@ -8,10 +8,13 @@ Nothing in docs/reference is written by hand; a test compares it with what this 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from api.http.metric_table import METRICS
 from hot_tier.log_config import KEYS
+from tierlog.cli.main import COMMANDS, load_command
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
 
@@ -52,7 +55,64 @@ def topic_settings_page() -> str:
     return head + _table(("key", "type", "default", "limits", ""), rows)
 
 
-PAGES = {"settings.md": settings_page, "topic-settings.md": topic_settings_page}
+def metrics_page() -> str:
+    rows = [
+        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.doc)
+        for one in METRICS
+    ]
+    head = (
+        "# Metrics\n\n" + NOTE + "\n"
+        "`GET /metrics`, in Prometheus' text format. Counters begin at zero with the process.\n"
+        "Beside these there are the client library's own: `process_` (memory, CPU, descriptors) "
+        "and `python_`.\nA dashboard for Grafana is in `docs/grafana/`.\n\n"
+    )
+    return head + _table(("name", "type", "labels", ""), rows)
+
+
+def commands_page() -> str:
+    head = (
+        "# Commands\n\n" + NOTE + "\n"
+        "Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a verification "
+        "found problems, 130 interrupted.\n"
+    )
+    return head + "".join(
+        section for name in COMMANDS for section in _command(f"tierlog {name}", load_command(name))
+    )
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    """A command's section; of a group its commands' sections."""
+    parts = getattr(command, "commands", None)
+    if parts is not None:
+        for name, part in parts.items():
+            yield from _command(f"{path} {name}", part)
+        return
+    given = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    usage = " ".join((path, *(_placeholder(one) for one in given)))
+    yield f"\n## {path}\n\n```\n{usage}{' [OPTIONS]' if options else ''}\n```\n\n"
+    yield f"{(command.help or '').strip()}\n"
+    if path == "tierlog serve":
+        yield "\nEvery setting is a flag: see [settings](settings.md).\n"
+    elif options or given:
+        yield "\n" + _table(("", ""), [_parameter(one) for one in (*given, *options)])
+
+
+def _parameter(one: Any) -> tuple[str, str]:
+    names = _placeholder(one) if one.param_type_name == "argument" else ", ".join(one.opts)
+    return f"`{names}`", (one.help or "").strip()
+
+
+def _placeholder(one: Any) -> str:
+    return str(one.metavar or one.name.upper())
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "topic-settings.md": topic_settings_page,
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
