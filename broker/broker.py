@@ -21,6 +21,7 @@ import structlog
 from broker import reports
 from broker.background import BackgroundTask
 from broker.bucket import Bucket
+from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
 from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
 from broker.disk_reserve import CHECK_S, DiskReserve
@@ -86,6 +87,13 @@ class Broker:
         self.janitor = Janitor(
             self.partitions, settings, clock=clock, save_log_starts=self._save_log_starts
         )
+        self.compactor = Compactor(
+            self.partitions,
+            folder,
+            settings,
+            clock=clock,
+            save_recovery_points=self.save_checkpoints,
+        )
         self.groups = Groups(
             find_topic=self.topic,
             make_topic=self._topic_of_ours,
@@ -117,6 +125,11 @@ class Broker:
                 "janitor",
                 self.janitor.run_round,
                 interval_s=settings.retention_check_interval_ms / 1000,
+            ),
+            BackgroundTask(
+                "compactor",
+                self.compactor.run_round,
+                interval_s=settings.log_cleaner_backoff_ms / 1000,
             ),
             BackgroundTask(
                 "fences", self.janitor.check_fences, interval_s=settings.fence_check_ms / 1000
@@ -380,6 +393,7 @@ class Broker:
             if self._closing:
                 return
             self._closing = True
+        self.compactor.stop()
         for task in reversed(self._tasks):
             task.stop(self.settings.shutdown_timeout_ms / 1000)
         self.copier.close()

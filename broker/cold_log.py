@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -185,6 +185,16 @@ class ColdLog:
         )
         modified_ms = files.log.stat().st_mtime_ns // 1_000_000
         return SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
+
+    def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
+        """Upload what compaction made of the segments `old`, and commit it in their place."""
+        entry, now_ms = self.upload(files), self._clock()
+        self.commit(
+            lambda manifest: transitions.replace(
+                manifest, old, [entry], pages=self._manifests, now_ms=now_ms
+            )
+        )
+        return entry
 
     def trim(self, before_offset: int) -> None:
         """The bucket's log start follows. Before the claim, which brings it along: nothing."""

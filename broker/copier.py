@@ -5,6 +5,7 @@
   hold up the others.
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
+* Where compaction replaced segments that the bucket has, the bucket follows first (`mirror`).
 * The copier never deletes a local file: retention does, by the manifest in force.
 """
 
@@ -19,8 +20,9 @@ from typing import NamedTuple
 
 import structlog
 
+from broker.mirror import follow_compaction
 from broker.partition import Partition
-from record_format.errors import FencedError, LogOfflineError, TierlogError
+from record_format.errors import FencedError, LogOfflineError, TierlogError, UnknownSegment
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +109,7 @@ class Copier:
         partitions = list(partitions)
         with self._changed:
             return self._changed.wait_for(
-                lambda: not any(_pending(partition) for partition in partitions), timeout_s
+                lambda: all(_is_done(partition) for partition in partitions), timeout_s
             )
 
     def wait_until_idle(self, *, timeout_s: float) -> bool:
@@ -151,10 +153,15 @@ class Copier:
         cold = partition.cold
         assert cold is not None
         self.claim(partition)
-        for base_offset in _pending(partition):
-            if self._stopping:
-                return
-            entry = cold.offload(partition.log.sealed_segment_files(base_offset))
+        if not partition.log.mirrored:
+            follow_compaction(partition, stopping=lambda: self._stopping)
+        while (pending := _pending(partition)) and not self._stopping:
+            base_offset = pending[0]
+            with partition.log.files_lock:
+                try:
+                    entry = cold.offload(partition.log.sealed_segment_files(base_offset))
+                except UnknownSegment:
+                    continue  # compaction, or retention, took it just now
             log.info(
                 "segment offloaded",
                 partition=str(partition),
@@ -176,7 +183,11 @@ def _has_work(partition: Partition) -> bool:
     cold = partition.cold
     if cold is None or cold.leadership_lost or partition.log.offline:
         return False
-    return not cold.claimed or bool(_pending(partition))
+    return not cold.claimed or not partition.log.mirrored or bool(_pending(partition))
+
+
+def _is_done(partition: Partition) -> bool:
+    return not _pending(partition) and (partition.cold is None or partition.log.mirrored)
 
 
 def _pending(partition: Partition) -> list[int]:

@@ -38,6 +38,9 @@ class BrokerSettings:
     retention_check_interval_ms: int = 30_000
     shutdown_timeout_ms: int = 30_000
 
+    log_cleaner_dedupe_buffer_bytes: int = 128 * MIB
+    log_cleaner_backoff_ms: int = 15_000
+
     append_threads: int = 8
     group_commits_max: int = 1_000_000
 

@@ -187,7 +187,7 @@ class Cleaner:
 
     def _swap(self, group: tuple[Segment, ...], cleaned: CleanedSegment) -> None:
         with self._hooks.swapping() as border:
-            across = group[0].base_offset < border < group[-1].end.next_offset
+            across = group[0].end.next_offset <= border < group[-1].end.next_offset
             if across or not swap(self._state, self._reaper, group, cleaned):
                 raise Interrupted
 

@@ -14,6 +14,7 @@ folder has them for all partitions), and starts no thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +71,8 @@ class PartitionLog:
         self._reaper = Reaper(state)
         self._views = SegmentViews(state)
         self._closed = False
+        # Held by whoever reads segment files by their paths, and around each replacement of them.
+        self.files_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -414,7 +417,7 @@ class PartitionLog:
         with self._state.lock:
             if self._closed:
                 return not self.offline
-            self._closed = True
+            self._closed = self._state.closed = True
         try:
             return self._close_clean()
         finally:

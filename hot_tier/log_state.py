@@ -87,6 +87,8 @@ class LogState:
         self.folder_changed = False  # names in it that are not synced yet
         self.offline: str | None = None
         self.replacements = 0  # see `steady`
+        self.unmirrored: bool | None = None  # see `segment_swap`; None: not looked at yet
+        self.closed = False
         self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s
 
     @property

@@ -37,6 +37,8 @@ def swap(
     """
     with state.lock:
         state.check_online()
+        if state.closed:
+            return False
         first = state.segments.number_of(old[0].base_offset)
         if first < 0 or state.segments.items[first : first + len(old)] != old:
             return False
@@ -56,6 +58,7 @@ def _publish(state: LogState, cleaned: CleanedSegment) -> None:
     """From the first rename on the swap is finished, by us or by the next open."""
     try:
         (state.folder / UNMIRRORED).touch()
+        state.unmirrored = True
         _stage(state, cleaned, LOG)
     except OSError as error:
         raise disk_error(state, error) from error
@@ -90,10 +93,13 @@ def _rename(
 
 def is_mirrored(state: LogState) -> bool:
     """Whether no swap was made that the bucket has not followed yet."""
-    return not (state.folder / UNMIRRORED).exists()
+    if state.unmirrored is None:
+        state.unmirrored = (state.folder / UNMIRRORED).exists()
+    return not state.unmirrored
 
 
 def note_mirrored(state: LogState) -> None:
     """The bucket has what lies here. A note that is lost costs a comparison."""
+    state.unmirrored = False
     with suppress(OSError):
         state.disk.unlink(state.folder / UNMIRRORED)

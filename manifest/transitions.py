@@ -262,7 +262,9 @@ def with_replaced(
     expected = [e.log_key for e in old if e.last_offset >= manifest.log_start_offset]
     if [e.log_key for e in in_range] != expected:
         raise InvalidTransition(f"{where(manifest)}: the entries in [{start}, {end}) have changed")
-    if new and not (start <= new[0].base_offset and new[-1].next_offset <= end):
+    # Nothing is left before the run: a trim went past the front of what the first was made of.
+    is_first = all(run.base_offset >= start for run in (*manifest.pages, *manifest.segments))
+    if new and not ((start <= new[0].base_offset or is_first) and new[-1].next_offset <= end):
         raise InvalidTransition(
             f"{where(manifest)}: the replacement is not within [{start}, {end})"
         )

@@ -180,6 +180,14 @@ TABLE: Final[tuple[Setting, ...]] = (
         flag="--shutdown-timeout",
         flag_kind=Kind.SECONDS,
     ),
+    _broker(
+        "log.cleaner.dedupe.buffer",
+        Kind.BYTES,
+        "Memory for the keys of a round of compaction, 12 bytes each; more take more rounds.",
+        least=MIB,
+        field="log_cleaner_dedupe_buffer_bytes",
+    ),
+    _broker("log.cleaner.backoff.ms", Kind.MS, "How often compaction looks for work.", least=10),
     _broker("append.threads", Kind.COUNT, "Threads that write and flush.", least=1, most=1024),
     _broker(
         "group.commits.max",

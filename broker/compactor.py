@@ -1,0 +1,161 @@
+"""Compaction of the topics that ask for it, one partition at a time, the dirtiest first.
+
+* A partition that fails waits, longer each time, and does not hold up the others.
+* How far it came is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
+  after a crash a round is done again, which changes nothing more.
+* Recovery points are saved before a round: a segment with gaps must not lie above them, where
+  recovery would take a gap for a loss.
+* Segments that are in the bucket only cannot be compacted, and a tombstone must not go while they
+  may hold what it deletes: such a partition waits until retention has taken them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from broker.data_folder import DataFolder, TopicPartition
+from broker.partition import Partition
+from broker.settings import BrokerSettings
+from hot_tier.cleanable import Cleanable
+from hot_tier.cleaner import CleanerHooks, Interrupted
+from record_format.compacting import KeyTable
+from record_format.errors import TierlogError
+from record_format.key_table import make_key_table
+
+log = structlog.get_logger(__name__)
+
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+FIRST_WAIT_MS = 60_000
+MAX_WAIT_MS = 3_600_000
+LOCK_WAIT_S = 0.2
+
+
+class Compactor:
+    def __init__(
+        self,
+        partitions: Callable[[], Iterable[Partition]],
+        folder: DataFolder,
+        settings: BrokerSettings,
+        *,
+        clock: Callable[[], int],
+        save_recovery_points: Callable[[], None],
+    ) -> None:
+        self._partitions, self._folder, self._settings = partitions, folder, settings
+        self._clock, self._save_recovery_points = clock, save_recovery_points
+        self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
+        self._waits: dict[TopicPartition, tuple[int, int]] = {}  # until when, how long
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """The round under way ends soon, with nothing half done."""
+        self._stopping.set()
+
+    def run_round(self) -> None:
+        """Clean every partition that is due. What a table holds is set aside only meanwhile."""
+        due = self._due()
+        if not due:
+            return
+        self._save_recovery_points()
+        table = make_key_table(self._settings.log_cleaner_dedupe_buffer_bytes)
+        for partition, _ in due:
+            if self._stopping.is_set():
+                return
+            self._clean(partition, table)
+
+    def _due(self) -> list[tuple[Partition, Cleanable]]:
+        """The dirtiest first."""
+        live = list(self._partitions())
+        places = {_place(partition) for partition in live}
+        self._checkpoints = {k: v for k, v in self._checkpoints.items() if k in places}
+        self._waits = {k: v for k, v in self._waits.items() if k in places}
+        found = []
+        for partition in live:
+            if self._may_clean(partition):
+                cleanable = self._look(partition)
+                if cleanable is not None:
+                    found.append((partition, cleanable))
+        return sorted(found, key=lambda one: one[1].dirty_ratio, reverse=True)
+
+    def _look(self, partition: Partition) -> Cleanable | None:
+        """What is to be cleaned, where it is due."""
+        config = partition.log.config
+        try:
+            cleanable = partition.log.cleanable(self._checkpoints.get(_place(partition)))
+        except TierlogError as error:
+            self._put_off(partition, error)
+            return None
+        is_due = cleanable.is_due(
+            min_dirty_ratio=config.min_cleanable_dirty_ratio,
+            max_lag_ms=config.max_compaction_lag_ms,
+            now_ms=self._clock(),
+        )
+        return cleanable if is_due else None
+
+    def _may_clean(self, partition: Partition) -> bool:
+        if not partition.log.config.compacts or partition.log.offline:
+            return False
+        if partition.leadership_lost or _has_cold_only(partition):
+            return False
+        return self._clock() >= self._waits.get(_place(partition), (0, 0))[0]
+
+    def _clean(self, partition: Partition, table: KeyTable) -> None:
+        """Rounds until the dirty part is done: the table may not hold all its keys at once."""
+        hooks = CleanerHooks(self._stopping.is_set, lambda: self._swapping(partition))
+        try:
+            while (cleanable := self._look(partition)) is not None:
+                done = partition.log.clean(cleanable, table, hooks)
+                self._note(partition, done.end_offset)
+                log.info(
+                    "partition compacted",
+                    partition=str(partition),
+                    epoch=partition.log.leader_epoch,
+                    from_offset=cleanable.first_dirty_offset,
+                    end_offset=done.end_offset,
+                    read_bytes=done.read_bytes,
+                    written_bytes=done.written_bytes,
+                )
+                if done.complete:
+                    break
+            self._waits.pop(_place(partition), None)
+        except Interrupted:
+            return  # the next round begins again
+        except TierlogError as error:
+            self._put_off(partition, error)
+
+    def _note(self, partition: Partition, end_offset: int) -> None:
+        self._checkpoints[_place(partition)] = end_offset
+        self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
+
+    def _put_off(self, partition: Partition, error: TierlogError) -> None:
+        place = _place(partition)
+        wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
+        self._waits[place] = (self._clock() + wait_ms, wait_ms)
+        log.warning(
+            "compaction waits", partition=str(partition), error=str(error), retry_in_ms=wait_ms
+        )
+
+    @contextmanager
+    def _swapping(self, partition: Partition) -> Iterator[int]:
+        """No upload reads the files meanwhile. Gives how far the bucket reaches."""
+        while not partition.log.files_lock.acquire(timeout=LOCK_WAIT_S):
+            if self._stopping.is_set():
+                raise Interrupted
+        try:
+            yield partition.cold.end_offset if partition.cold is not None else -1
+        finally:
+            partition.log.files_lock.release()
+
+
+def _place(partition: Partition) -> TopicPartition:
+    return partition.topic, partition.number
+
+
+def _has_cold_only(partition: Partition) -> bool:
+    if partition.cold is None:
+        return False
+    oldest = next(partition.cold.entries(partition.log.log_start_offset), None)
+    return oldest is not None and oldest.base_offset < partition.log.first_local_offset

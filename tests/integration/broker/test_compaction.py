@@ -1,0 +1,219 @@
+"""Compaction in a broker: local disk first, the bucket after it, in one transition a segment."""
+
+import random
+import threading
+
+import pytest
+
+from hot_tier.append import Acks
+from record_format.decode import iter_records
+from record_format.errors import StoreUnavailable
+from record_format.produced import build_produced
+
+COMPACT = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 4096,
+    "min.cleanable.dirty.ratio": 0.01,
+}
+
+
+def put(house, topic, pairs):
+    batches = build_produced(
+        [value for _, value in pairs],
+        keys=[key for key, _ in pairs],
+        timestamps=[house.broker.clock()] * len(pairs),
+        max_message_bytes=1 << 20,
+        require_keys=True,
+    )
+    return house.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
+
+
+def fill(house, topic, count, *, keys=20, seed=1):
+    """The last value of each key, by what was written."""
+    rng, last = random.Random(seed), {}
+    for start in range(0, count, 10):
+        pairs = [(b"key-%d" % rng.randrange(keys), rng.randbytes(100)) for _ in range(10)]
+        result = put(house, topic, pairs)
+        for number, (key, value) in enumerate(pairs):
+            last[key] = (result.base_offset + number, value)
+        assert start < count
+    return last
+
+
+def last_of(records):
+    return {record.key: (record.offset, record.value) for record in records}
+
+
+def compacted(house, topic):
+    log = house.broker.partition(topic, 0).log
+    log.roll(reason="test")
+    before = log.size_bytes
+    house.broker.compactor.run_round()
+    assert log.size_bytes < before
+    return log
+
+
+def offload(house, topic):
+    assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
+    assert house.broker.partition(topic, 0).log.mirrored
+
+
+def cold_records(house, topic):
+    """What the bucket alone holds of the partition."""
+    cold = house.broker.partition(topic, 0).cold
+    found = []
+    for entry in cold.entries(0):
+        pieces = cold.byte_range(entry, start=0, end=entry.size_bytes)
+        found += iter_records(b"".join(piece.read() for piece in pieces))
+    return found
+
+
+def test_the_last_value_of_each_key_stays_at_its_offset(house):
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 400)
+    compacted(house, "t")
+    records = house.records("t")
+    assert last_of(records) == last
+    assert len(records) == len(last)
+    house.restart()
+    assert last_of(house.records("t")) == last
+
+
+def test_the_bucket_follows_and_both_tiers_agree(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 400)
+    offload(house, "t")
+    partition = house.broker.partition("t", 0)
+    before = {entry.log_key for entry in partition.cold.entries(0)}
+    last = fill(house, "t", 200, seed=2) | {}
+    log = compacted(house, "t")
+    assert not log.mirrored
+    offload(house, "t")
+    entries = list(partition.cold.entries(0))
+    assert before.isdisjoint(entry.log_key for entry in entries)
+    assert before <= {removed.key for removed in partition.cold.manifest.removed}
+    assert cold_records(house, "t") == house.records("t")
+    assert last.items() <= last_of(house.records("t")).items()
+    report = house.broker.verify("t", deep=True)
+    assert not report.problems
+
+
+def test_the_next_rounds_keep_both_tiers_together(house):
+    house.broker.create_topic("t", config=COMPACT)
+    last = {}
+    for seed in range(5):
+        last |= fill(house, "t", 150, seed=seed)
+        if seed % 2:
+            offload(house, "t")
+        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.compactor.run_round()
+    offload(house, "t")
+    assert last_of(house.records("t")) == last
+    assert cold_records(house, "t") == house.records("t")
+    assert not house.broker.verify("t", deep=True).problems
+
+
+def test_a_store_that_is_down_does_not_hold_compaction_up(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    offload(house, "t")
+    house.set_down(True)
+    last = fill(house, "t", 300, seed=3)
+    compacted(house, "t")
+    assert last.items() <= last_of(house.records("t")).items()
+    with pytest.raises(StoreUnavailable):
+        house.broker.partition("t", 0).cold.check_fence()
+    house.set_down(False)
+    offload(house, "t")
+    assert cold_records(house, "t") == house.records("t")
+
+
+def test_a_crash_before_the_bucket_followed_is_made_up_for(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    offload(house, "t")
+    house.set_down(True)
+    compacted(house, "t")
+    expected = house.records("t")
+    house.restart()
+    assert house.records("t") == expected
+    offload(house, "t")
+    assert cold_records(house, "t") == expected
+    assert not house.broker.verify("t", deep=True).problems
+
+
+def test_a_tombstone_takes_its_key_away_after_its_horizon(house):
+    config = COMPACT | {"delete.retention.ms": 0}
+    house.broker.create_topic("t", config=config)
+    fill(house, "t", 200, keys=5)
+    put(house, "t", [(b"key-1", None)])
+    compacted(house, "t")
+    assert [r.value for r in house.records("t") if r.key == b"key-1"] == [None]
+    fill(house, "t", 100, keys=1)
+    compacted(house, "t")
+    assert b"key-1" not in last_of(house.records("t"))
+
+
+def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
+    house.restart(log_cleaner_dedupe_buffer_bytes=12 * 40)
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 600, keys=200)
+    log = compacted(house, "t")
+    cleaned_to = log.active_base_offset
+    assert house.broker.compactor._checkpoints["t", 0] == cleaned_to
+    assert last_of(house.records("t")) == last
+    assert len(house.records("t")) == len(last)
+
+
+def test_readers_see_whole_batches_while_segments_are_replaced(house):
+    house.broker.create_topic("t", config=COMPACT)
+    last, stop, failures, reads = {}, threading.Event(), [], [0]
+
+    def read_on():
+        while not stop.is_set():
+            try:
+                records = house.records("t")
+                offsets = [record.offset for record in records]
+                assert offsets == sorted(set(offsets))
+                reads[0] += 1
+            except BaseException as failure:
+                failures.append(failure)
+                return
+
+    threads = [threading.Thread(target=read_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for seed in range(15):
+        last |= fill(house, "t", 100, seed=seed)
+        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.compactor.run_round()
+        house.broker.partition("t", 0).log.reap(0, at_once=True)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert reads[0] > 0
+    assert last_of(house.records("t")) == last
+
+
+def test_segments_that_are_only_in_the_bucket_hold_compaction_back(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    offload(house, "t")
+    log = house.broker.partition("t", 0).log
+    log.delete_local(log.segments()[2].base_offset)
+    before = log.size_bytes
+    house.broker.compactor.run_round()
+    assert log.size_bytes == before
+
+
+def test_where_compaction_came_to_survives_a_restart(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    compacted(house, "t")
+    at = house.broker.compactor._checkpoints["t", 0]
+    house.restart()
+    log = house.broker.partition("t", 0).log
+    assert log.cleanable(house.broker.compactor._checkpoints["t", 0]).first_dirty_offset == at
+    text = (house.root / "data" / "cleaner-offset-checkpoint").read_text()
+    assert text == f"0\n1\nt 0 {at}\n"
