@@ -142,10 +142,17 @@ def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:
 
 
 _PATH: Final = "/v1/groups/{group}"
-_REBUILT: Final = ("starting", "store-unavailable", "corrupt-log")
+# What reading the log for the first time may meet, in either tier.
+_REBUILT: Final = (
+    "leadership-lost",
+    "cold-object-missing",
+    "cold-object-corrupt",
+    "corrupt-log",
+    "starting",
+    "store-unavailable",
+)
 _CHANGING: Final = (
     *_REBUILT,
-    "leadership-lost",
     "log-offline",
     "disk-full",
     "shutting-down",
