@@ -102,11 +102,11 @@ def moment(timestamp: int | None) -> str:
 
 def duration(ms: float) -> str:
     """One unit, rounded down."""
-    seconds = ms / 1000
+    seconds = int(ms) // 1000
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 or not ms else f"{ms:.0f} ms"
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s" if seconds or not ms else f"{ms:.0f} ms"
 
 
 def dollars(amount: float) -> str:

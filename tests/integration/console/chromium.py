@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,23 +46,23 @@ class Chromium:
         self._program, self._profile = program, profile
 
     def __enter__(self) -> "Chromium":
-        self._process = subprocess.Popen(
-            [self._program, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        lines = self._wait_for_port()
-        self._socket = connect(f"ws://127.0.0.1:{lines[0]}{lines[1]}", max_size=None)
         self._ids = itertools.count(1)
-        self._events: deque[dict[str, Any]] = deque()
         self.complaints: list[str] = []
+        self.expected: list[str] = []  # parts of complaints that a test brings about
         self.requested: list[str] = []
         self._session: str | None = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+        with ExitStack() as stack:
+            self._process = subprocess.Popen(
+                [self._program, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(self._end)
+            port, path = self._wait_for_port()
+            url = f"ws://127.0.0.1:{port}{path}"
+            self._socket = stack.enter_context(connect(url, max_size=None, compression=None))
+            self._attach()
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
@@ -71,7 +71,16 @@ class Chromium:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._socket.close()
+        self._open.close()
+
+    def _attach(self) -> None:
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def _end(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -116,9 +125,10 @@ class Chromium:
     # --- what a person does -----------------------------------------------------------------------
 
     def open(self, url: str) -> None:
+        """A new page, without what the last one kept."""
+        self.call("Page.navigate", url="about:blank")
         self.complaints.clear()
         self.requested.clear()
-        self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:

@@ -1,0 +1,515 @@
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.http.grants import Scope
+from api.http.tokens import create_token
+from tests.integration.console.chromium import Chromium
+from tests.integration.console.conftest import PHONE, House, open_house
+
+TICK = "document.body.dispatchEvent(new CustomEvent('tick'))"
+RECORDS = "document.querySelectorAll('.list details').length"
+SETTLED = "!document.querySelector('#view').hasAttribute('aria-busy')"
+REFUSALS = ("htmx:", "status of 4", "Error Code 4")  # what a browser logs of them
+HEADING = "document.querySelector('#view h1')"
+
+
+@pytest.fixture(scope="module")
+def flights(house: House) -> str:
+    return house.two_tiers("flights")
+
+
+def shown_at(browser: Chromium, house: House, path: str, *, heading: str) -> None:
+    browser.open(f"{house.url}/{path}")
+    browser.until(f"{HEADING}?.textContent.includes('{heading}')")
+    browser.until(SETTLED)
+
+
+# --- what is there ------------------------------------------------------------------------------
+
+
+def test_an_empty_broker_tells_what_to_type(browser: Chromium, tmp_path: Path) -> None:
+    with open_house(tmp_path, bucket=False) as house:
+        shown_at(browser, house, "", heading="Topics")
+        assert f"tierlog topic create hello --server {house.url}" in browser.text()
+        assert "no bucket" in browser.text()
+        house.topic("hello")
+        browser.run(TICK)
+        browser.until("document.querySelector('#topic-hello')")
+        browser.until("document.querySelector('[data-chart=bytes] canvas')")
+
+
+def test_both_tiers_are_drawn_to_scale(browser: Chromium, house: House, flights: str) -> None:
+    shown_at(browser, house, f"#/topics/{flights}", heading=flights)
+    now = house.get(f"/v1/topics/{flights}/partitions/0/offsets").json()
+    assert 0 < now["local_log_start_offset"] < 200
+    end = now["log_end_offset"]
+    drawn = browser.run(
+        """(() => {
+            const lane = document.querySelector('.map .lane').getBoundingClientRect();
+            return ['hot', 'cold'].map(tier => {
+                const box = document.querySelector(`.map rect.${tier}`).getBoundingClientRect();
+                return [(box.left - lane.left) / lane.width, (box.right - lane.left) / lane.width];
+            });
+        })()"""
+    )
+    hot, cold = drawn
+    assert hot == pytest.approx([now["local_log_start_offset"] / end, 1], abs=0.01)
+    assert cold == pytest.approx([0, 200 / end], abs=0.01)
+
+
+def test_records_of_both_tiers_are_read_by_offset_and_by_time(
+    browser: Chromium, house: House, flights: str
+) -> None:
+    records = f"#/topics/{flights}/partitions/0/records"
+    shown_at(browser, house, f"{records}?at=earliest&limit=10", heading=flights)
+    browser.until(f"{RECORDS} === 10")
+    assert browser.run("document.querySelector('summary .tier').textContent") == "cold"
+    browser.run("document.querySelector('a[data-next]').click()")
+    browser.until("document.querySelector('#record-10')")
+    browser.run("[...document.querySelectorAll('a.button')].at(-1).click()")
+    browser.until("document.querySelector('#record-200')")
+    last = "document.querySelector('#record-200 .tier').textContent"
+    assert browser.run(last) == "hot"
+    browser.run("document.querySelector('select[name=by]').value = 'timestamp'")
+    browser.run("document.querySelector('input[name=at]').value = '2013-07-04 01:08:20'")
+    browser.run("document.querySelector('form[data-route]').requestSubmit()")
+    browser.until("document.querySelector('summary')?.id === 'record-100'")
+    assert "key 100" in browser.text()
+
+
+def test_a_place_that_cannot_be_read_is_refused_beside_the_form(
+    browser: Chromium, house: House, flights: str
+) -> None:
+    shown_at(browser, house, f"#/topics/{flights}/partitions/0/records?at=90000", heading=flights)
+    assert "above the high watermark" in browser.text()
+    assert browser.run("document.querySelector('input[name=at]').value") == "90000"
+
+
+def test_segments_and_manifest_versions(browser: Chromium, house: House, flights: str) -> None:
+    shown_at(browser, house, f"#/topics/{flights}/partitions/0/segments", heading=flights)
+    listed = house.get(f"/v1/topics/{flights}/partitions/0/segments").json()["segments"]
+    rows = "document.querySelectorAll('#view tbody tr').length"
+    assert browser.run(rows) == len(listed)
+    for segment in listed:
+        assert segment["crc32c"] is None or segment["crc32c"] in browser.text()
+    browser.run("[...document.querySelectorAll('.tabs a')].at(-1).click()")
+    browser.until("document.querySelector('.versions')")
+    assert "in force" in browser.text()
+    browser.run("document.querySelectorAll('.versions a')[1].click()")
+    browser.until("location.hash.includes('version=')")
+    browser.until("document.querySelector('.versions tr.chosen a')?.hash.includes('version=')")
+    assert "Against version" in browser.text()
+
+
+def test_what_the_store_was_asked_for_and_costs(
+    browser: Chromium, house: House, flights: str
+) -> None:
+    shown_at(browser, house, "#/store", heading="Store")
+    text = browser.text()
+    assert "offload" in text
+    assert "$0." in text
+
+
+def test_groups_and_what_they_have_left(browser: Chromium, house: House, flights: str) -> None:
+    offsets = [{"topic": flights, "partition": 0, "offset": 150}]
+    made = house.put("/v1/groups/a<b>b/offsets".replace("<", "%3C"), json={"offsets": offsets})
+    assert made.status_code == 204
+    shown_at(browser, house, "#/groups", heading="Groups")
+    assert "a<b>b" in browser.text()
+    assert "51" in browser.text()
+
+
+def test_throughput_is_drawn_over_time(browser: Chromium, house: House, flights: str) -> None:
+    shown_at(browser, house, "", heading="Topics")
+    for _ in range(3):
+        house.produce(flights, {"value": "more"})
+        time.sleep(0.12)
+    browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+    measured = house.get("/console/samples").json()
+    assert max(measured["produced_records_per_s"]) > 0
+    assert len({len(column) for column in measured.values()}) == 1
+
+
+def test_a_thousand_topics_are_paged_and_found(browser: Chromium, tmp_path: Path) -> None:
+    with open_house(tmp_path, bucket=False) as house:
+        for number in range(1000):
+            house.topic(f"team-{number % 10}.service-{number:03}")
+        browser.open(house.url)
+        rows = "document.querySelectorAll('#topics tbody tr').length"
+        started = time.perf_counter()
+        browser.until(f"{rows} === 50")
+        assert time.perf_counter() - started < 5
+        assert "Page 1 of 20" in browser.text()
+        browser.press("n")
+        browser.until("document.body.innerText.includes('Page 2 of 20')")
+        browser.until(SETTLED)
+        browser.press("/")
+        browser.type("SERVICE-77")
+        browser.until(f"{rows} === 10")
+        browser.run(TICK)
+        browser.until("document.activeElement.id === 'filter'")
+        assert browser.run(rows) == 10
+        started = time.perf_counter()
+        assert house.get("/console/topics?filter=service-7").status_code == 200
+        assert time.perf_counter() - started < 1
+
+
+# --- live ---------------------------------------------------------------------------------------
+
+
+def test_the_tail_shows_records_as_they_come(browser: Chromium, house: House) -> None:
+    topic = house.topic("followed")
+    shown_at(browser, house, f"#/topics/{topic}/partitions/0/tail", heading=topic)
+    browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
+    rows = "document.querySelectorAll('[data-tail-rows] tr').length"
+    house.produce(topic, {"key": "k", "value": "first"}, {"value_base64": "/wA="})
+    browser.until(f"{rows} === 2")
+    assert "first" in browser.text()
+    assert "base64 /wA=" in browser.text()
+    browser.run("document.querySelector('[data-tail-pause]').click()")
+    house.produce(topic, {"value": "while paused"})
+    time.sleep(0.2)
+    assert browser.run(rows) == 2
+    browser.run("document.querySelector('[data-tail-pause]').click()")
+    browser.until(f"{rows} === 3")
+    assert "while paused" in browser.text()
+
+
+def test_a_flood_keeps_the_newest_rows_alone(browser: Chromium, house: House) -> None:
+    topic = house.topic("flood")
+    shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
+    browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
+    for start in range(0, 3000, 1000):
+        house.produce(topic, *({"value": str(n)} for n in range(start, start + 1000)))
+    browser.until("document.body.innerText.includes('3,000 received')")
+    assert browser.run("document.querySelectorAll('[data-tail-rows] tr').length") == 500
+    first = "document.querySelector('[data-tail-rows] td.text:last-child').textContent"
+    assert browser.run(first) == "2999"
+
+
+def test_leaving_the_tail_ends_its_stream(browser: Chromium, house: House) -> None:
+    topic = house.topic("left")
+    shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
+    browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
+    partition = house.broker.partition(topic, 0)
+    end = time.monotonic() + 10
+    while not partition._waiters and time.monotonic() < end:
+        time.sleep(0.02)
+    assert partition._waiters
+    browser.run("location.hash = '#/overview'")
+    while partition._waiters and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not partition._waiters
+
+
+# --- hostile input ------------------------------------------------------------------------------
+
+ATTACKS = (
+    "<script>window.owned = 1</script>",
+    "<img src=x onerror='window.owned = 1'>",
+    '"><svg onload="window.owned = 1">',
+    "</pre></details></main><h1>gone</h1>",
+    "<div hx-get='/v1/topics' hx-trigger='load' hx-delete='/v1/topics/hostile'>",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:window.owned = 1",
+    "\u202egnp.exe\u0000\u001b[31m",
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(house: House) -> str:
+    topic = house.topic("hostile")
+    house.produce(
+        topic,
+        *(
+            {"key": text, "value": text, "headers": [{"name": text, "value": text}]}
+            for text in ATTACKS
+        ),
+        *({"value": {text: [text]}} for text in ATTACKS),
+    )
+    return topic
+
+
+def test_records_never_become_markup(browser: Chromium, house: House, hostile: str) -> None:
+    shown_at(browser, house, f"#/topics/{hostile}/partitions/0/records", heading=hostile)
+    browser.until(f"{RECORDS} === {2 * len(ATTACKS)}")
+    browser.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    shown = browser.run("document.querySelector('#view').textContent")
+    for attack in ATTACKS[:-1]:
+        assert shown.count(attack) >= 5, attack
+    assert "⟨U+202E⟩gnp.exe␀␛[31m" in shown
+    assert browser.run("document.querySelectorAll('#view script, #view img, #view h1').length") == 1
+    assert browser.run("window.owned") is None
+    assert house.get(f"/v1/topics/{hostile}").status_code == 200
+
+
+def test_the_tail_never_makes_markup(browser: Chromium, house: House, hostile: str) -> None:
+    shown_at(browser, house, f"#/topics/{hostile}/tail", heading=hostile)
+    browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
+    house.produce(hostile, *({"key": text, "value": text} for text in ATTACKS))
+    browser.until(f"document.querySelectorAll('[data-tail-rows] tr').length >= {len(ATTACKS)}")
+    shown = browser.run("document.querySelector('[data-tail-rows]').textContent")
+    for attack in ATTACKS[:-1]:
+        assert attack in shown
+    assert "\u202e" not in shown
+    inside = "document.querySelectorAll('[data-tail-rows] :not(tr, td, bdi)').length"
+    assert browser.run(inside) == 0
+    assert browser.run("window.owned") is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "#/../v1/topics/page/partitions/0/records",
+        "#/%2e%2e/v1/topics/page/partitions/0/segments/0",
+        "#/topics/../../v1/topics/page/partitions/0/segments/0",
+        "#//foreign.example/x",
+        "#/..%2fv1/topics",
+        "#/\\foreign.example",
+    ],
+)
+def test_a_link_cannot_show_anything_but_the_console(
+    browser: Chromium, house: House, hostile: str, path: str
+) -> None:
+    if not house.get("/v1/topics/page").is_success:
+        house.topic("page")
+        house.produce("page", {"value": "<h1>bytes of a stranger</h1>"})
+    browser.expected += REFUSALS
+    browser.open(f"{house.url}/{path}")
+    browser.until("document.querySelector('#view')?.childElementCount")
+    assert "bytes of a stranger" not in browser.text()
+    asked = [url for url in browser.requested if url.startswith("http")]
+    assert all(url.startswith(f"{house.url}/") for url in asked)
+    assert not any("/v1/" in url for url in asked)
+
+
+def test_a_hostile_filter_is_shown_as_text(browser: Chromium, house: House, flights: str) -> None:
+    query = "%3Cimg%20src%3Dx%20onerror%3D%22window.owned%3D1%22%3E"
+    shown_at(browser, house, f"#/overview?filter={query}", heading="Topics")
+    assert '<img src=x onerror="window.owned=1">' in browser.text()
+    assert browser.run("window.owned") is None
+    browser.run(TICK)
+    time.sleep(0.2)
+    assert '<img src=x onerror="window.owned=1">' in browser.text()
+
+
+@pytest.mark.parametrize("path", ["/", "/console/overview", "/console/static/console.js"])
+def test_every_answer_carries_the_policy(house: House, path: str) -> None:
+    answer = house.get(path)
+    assert answer.status_code == 200
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert house.head(path).headers["content-length"] == answer.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/console/static/..%2fpages.py",
+        "/console/static/README.md",
+        "/console/static/%2e%2e/pages.py",
+        "/console/templates/shell.html",
+        "/console/topics/none",
+        "/console/topics/none/partitions/0/records",
+    ],
+)
+def test_what_is_not_there_is_a_problem(house: House, path: str) -> None:
+    answer = house.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_files_are_asked_for_again_only_when_they_changed(house: House) -> None:
+    first = house.get("/console/static/htmx.min.js")
+    again = house.get(
+        "/console/static/htmx.min.js", headers={"if-none-match": first.headers["etag"]}
+    )
+    assert again.status_code == 304
+    assert again.content == b""
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[House, Path]]:
+    file = tmp_path / "tokens.json"
+    admin = create_token(file, "admin", scopes=(Scope.ADMIN,), now_ms=1)
+    with open_house(tmp_path, bucket=False, tokens=file) as house:
+        house.headers["authorization"] = f"Bearer {admin}"
+        house.topic("orders.eu")
+        house.topic("private")
+        yield house, file
+
+
+def give(browser: Chromium, token: str) -> None:
+    browser.until("document.querySelector('#ask-token')?.open")
+    browser.until("document.activeElement.name === 'token'")
+    browser.type(token)
+    browser.press("Enter")
+
+
+def test_the_page_asks_for_a_token(browser: Chromium, guarded: tuple[House, Path]) -> None:
+    house, file = guarded
+    browser.expected += REFUSALS
+    token = create_token(file, "console", scopes=(Scope.READ,), now_ms=1)
+    browser.open(house.url)
+    give(browser, "tierlog_guess")
+    browser.until("!document.querySelector('[data-token-refusal]').hidden")
+    assert "private" not in browser.text()
+    give(browser, token)
+    browser.until("document.querySelector('#topic-private')")
+    browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+    assert browser.run("sessionStorage.getItem('tierlog.token')") == token
+    assert browser.run("document.cookie + JSON.stringify(localStorage)") == "{}"
+    browser.run("location.hash = '#/topics/private/tail'")
+    browser.until("document.querySelector('[data-tail-state]')?.textContent.startsWith('live')")
+    house.produce("private", {"value": "seen with a token"})
+    browser.until("document.body.innerText.includes('seen with a token')")
+    browser.run("document.querySelector('[data-forget]').click()")
+    browser.until("document.querySelector('#ask-token').open")
+    assert "seen with a token" not in browser.text()
+    assert browser.run("sessionStorage.getItem('tierlog.token')") is None
+
+
+def test_a_token_for_some_topics_sees_no_other(
+    browser: Chromium, guarded: tuple[House, Path]
+) -> None:
+    house, file = guarded
+    browser.expected += REFUSALS
+    token = create_token(file, "eu", scopes=(Scope.READ,), topics="orders.", now_ms=1)
+    browser.open(house.url)
+    give(browser, token)
+    browser.until("document.querySelector('[id=\"topic-orders.eu\"]')")
+    assert "private" not in browser.text()
+    assert "On disk" in browser.text()
+    assert "Chunk cache" not in browser.text()
+    browser.run("location.hash = '#/topics/private'")
+    browser.until("document.querySelector('#view > .refusal')")
+    assert "orders." in browser.text()
+    headers = {"authorization": f"Bearer {token}"}
+    for path in ("summary", "samples", "store", "topics/private/tail"):
+        assert httpx.get(f"{house.url}/console/{path}", headers=headers).status_code == 403
+
+
+# --- whoever uses it ----------------------------------------------------------------------------
+
+PAGES = (
+    "",
+    "#/groups",
+    "#/store",
+    "#/topics/flights",
+    "#/topics/flights/tail",
+    "#/topics/flights/partitions/0/records?at=earliest",
+    "#/topics/flights/partitions/0/tail",
+    "#/topics/flights/partitions/0/segments",
+    "#/topics/flights/partitions/0/manifest",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_fits_a_phone_and_says_what_its_parts_are(
+    browser: Chromium, house: House, flights: str, page: str
+) -> None:
+    for width in (320, PHONE):
+        browser.look(width=width, height=844)
+        shown_at(browser, house, page, heading="")
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.run(wide) <= 0, (page, width)
+    nameless = """[...document.querySelectorAll('input, select, button, a, svg[role], img')]
+        .filter(one => !(one.labels?.length || one.textContent.trim() || one.ariaLabel
+                         || one.hasAttribute('alt'))).map(one => one.outerHTML)"""
+    assert browser.run(nameless) == []
+    assert browser.run("document.querySelectorAll('h1').length") == 1
+    ids = "[...document.querySelectorAll('[id]')].map(one => one.id)"
+    assert browser.run(f"new Set({ids}).size === {ids}.length")
+    asked = [url for url in browser.requested if url.startswith("http")]
+    assert asked
+    assert all(url.startswith(f"{house.url}/") for url in asked)
+
+
+def test_dark_and_light_follow_the_system(browser: Chromium, house: House, flights: str) -> None:
+    found = []
+    for dark in (False, True):
+        browser.look(dark=dark)
+        shown_at(browser, house, "", heading="Topics")
+        browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+        found.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+    assert found == ["rgb(247, 247, 245)", "rgb(20, 23, 27)"]
+
+
+def test_the_way_to_a_record_and_back_by_keyboard_alone(
+    browser: Chromium, house: House, flights: str
+) -> None:
+    shown_at(browser, house, "", heading="Topics")
+    browser.press("/")
+    browser.type(flights)
+    browser.until("document.querySelectorAll('#topics tbody tr').length === 1")
+    browser.press("Escape")
+    browser.press("j")
+    browser.press("Enter")
+    browser.until("document.querySelector('#partition-0')")
+    browser.press("j")
+    browser.press("Enter")
+    browser.until(RECORDS)
+    browser.press("p")
+    browser.until("location.hash.includes('at=')")
+    end = house.get(f"/v1/topics/{flights}/partitions/0/offsets").json()["high_watermark"]
+    browser.until(f"document.querySelector('summary')?.id === 'record-{end - 100}'")
+    browser.press("j")
+    browser.press("j")
+    browser.press("Enter")
+    browser.until("document.querySelectorAll('details[open]').length === 1")
+    opened = browser.run("document.querySelector('details[open] pre:last-of-type').innerText")
+    assert opened
+    assert "tower" in browser.run("document.querySelector('details[open]').innerText")
+    browser.press("?")
+    browser.until("document.querySelector('#help').open")
+    browser.press("Escape")
+    browser.until("!document.querySelector('#help').open")
+    browser.press("u")
+    browser.until("document.querySelector('#partition-0')")
+    browser.press("u")
+    browser.until("document.querySelector('#filter')")
+
+
+def test_figures_are_renewed_without_taking_the_focus(
+    browser: Chromium, house: House, flights: str
+) -> None:
+    shown_at(browser, house, f"#/topics/{flights}", heading=flights)
+    browser.press("j")
+    assert browser.run("document.activeElement.id") == "partition-0"
+    end = house.get(f"/v1/topics/{flights}/partitions/0/offsets").json()["high_watermark"]
+    house.produce(flights, {"value": "one more"})
+    browser.run(TICK)
+    browser.until(f"document.body.innerText.includes('{end + 1}')")
+    assert browser.run("document.activeElement.id") == "partition-0"
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_down_is_said(browser: Chromium, tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        topic = house.two_tiers("colder")
+        house.set_down(True)
+        house.post(f"/v1/topics/{topic}/offload")
+        records = f"#/topics/{topic}/partitions/0/records"
+        shown_at(browser, house, f"{records}?at=earliest", heading=topic)
+        assert browser.run("document.querySelector('.refusal').textContent")
+        browser.run("[...document.querySelectorAll('a.button')].at(-1).click()")
+        browser.until("document.querySelector('#record-200')")
+
+
+def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_path: Path) -> None:
+    browser.expected += ["ERR_", "htmx:"]
+    with open_house(tmp_path, bucket=False) as house:
+        house.topic("hello")
+        shown_at(browser, house, "", heading="Topics")
+    browser.run(TICK)
+    browser.until("document.querySelector('#notice').innerText.includes('does not answer')")
+    assert "hello" in browser.text()
