@@ -14,6 +14,7 @@ from api.console.pages import Console
 from api.http import openapi, problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
+from api.http.docs_page import DOCS_CALLS
 from api.http.exchange import Receive, Scope, Send
 from api.http.front import TierlogApp
 from api.http.refusals import MethodNotAllowed, NotFound
@@ -41,12 +42,12 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
 
     app = TierlogApp(
         context,
-        CallTable((*CALLS, *console.calls())),
+        CallTable((*CALLS, *DOCS_CALLS, *console.calls())),
         title="tierlog",
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _problem_of_foreign_path},

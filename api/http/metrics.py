@@ -30,7 +30,8 @@ _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 class HttpMetrics:
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series for each, with the time of its first count
+        # Each count would have a second series, with the time of its first one.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

@@ -61,6 +61,8 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/readyz"): Need(READ),
     ("GET", "/metrics"): Need(READ, whole=True),
     ("GET", "/v1/storage"): Need(READ, whole=True),
+    ("GET", "/docs"): Need(READ),
+    ("GET", "/docs/{file}"): Need(READ),
     ("GET", "/"): Need(READ),
     ("GET", "/console/static/{file}"): Need(READ),
     ("GET", "/console/overview"): Need(READ),

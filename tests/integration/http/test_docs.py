@@ -1,0 +1,61 @@
+"""`/docs` without a network."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from api.http.docs_page import FILES
+from tests.integration.console.chromium import Chromium, find_chromium
+from tests.integration.http.conftest import Api, problem
+
+
+def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:
+    page = api.get("/docs")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert "docs/swagger-ui-bundle.js" in loaded
+    for path in loaded:
+        if path != "data:,":
+            assert api.get(f"/{path}").status_code == 200, path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_files_are_there_and_are_asked_for_once(api: Api, name: str) -> None:
+    answer = api.get(f"/docs/{name}")
+    assert answer.status_code == 200
+    assert answer.content
+    again = api.get(f"/docs/{name}", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "name", ["docs.py", "..%2fapp.py", "%2e%2e%2fapp.py", "swagger-ui.css.map"]
+)
+def test_nothing_else_is_given_out(api: Api, name: str) -> None:
+    problem(api.get(f"/docs/{name}"), 404, "not-found")
+
+
+def test_the_document_is_the_one_that_is_shown(api: Api) -> None:
+    script = api.get("/docs/docs.js").text
+    assert 'url: "openapi.json"' in script
+    assert api.get("/openapi.json").json()["openapi"].startswith("3.")
+
+
+def test_a_browser_shows_every_call_and_asks_nobody_else(api: Api, tmp_path: Path) -> None:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no chromium on this machine")
+    server = f"http://127.0.0.1:{api.port}"
+    with Chromium(program, tmp_path) as browser:
+        browser.look()
+        browser.open(f"{server}/docs")
+        browser.until("document.querySelectorAll('.opblock').length > 25")
+        shown = browser.text().replace("\u200b", "")
+        assert "/v1/topics/{topic}/partitions/{partition}/records" in shown
+        assert not browser.complaints
+        assert [url for url in browser.requested if not url.startswith((server, "data:"))] == []
