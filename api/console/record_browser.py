@@ -63,8 +63,9 @@ async def record_page(context: Context, partition: Partition, query: RecordsQuer
     """Raises InvalidRequest, OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError."""
     offset = await _first_offset(context, partition, query)
     fetched = await read(context, partition, offset, max_bytes=MAX_BYTES, committed=False)
-    context.metrics.fetched_bytes.labels(fetched.tier).inc(fetched.size_bytes)
-    return await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
+    page = await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
+    context.metrics.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
+    return page
 
 
 async def _first_offset(context: Context, partition: Partition, query: RecordsQuery) -> int:
