@@ -273,15 +273,35 @@ class ColdLog:
         entry = self._manifests.find(manifest, offset)
         if entry is None:
             return ColdRead((), max(offset, manifest.end_offset))
-        following = self._manifests.iter_entries(manifest, from_offset=entry.next_offset)
         read = self._reader.read(
             cold_segment(entry),
             max(offset, entry.base_offset),
             max_bytes=max_bytes,
             end_offset=end_offset,
-            following=(cold_segment(one) for one in following),
+            following=self._following(manifest, entry),
         )
         return ColdRead(read.slices, read.next_offset)
+
+    def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:
+        """As `read`, where all it takes is in memory; None where it is not, and where a gap goes
+        on to the end of the cold tier.
+        """
+        manifest = self.manifest
+        entry = self._manifests.peek(manifest, offset) if manifest else None
+        if manifest is None or entry is None:
+            return None
+        read = self._reader.try_read(
+            cold_segment(entry),
+            max(offset, entry.base_offset),
+            max_bytes=max_bytes,
+            end_offset=end_offset,
+            following=self._following(manifest, entry),
+        )
+        return ColdRead(read.slices, read.next_offset) if read else None
+
+    def _following(self, manifest: Manifest, entry: SegmentEntry) -> Iterator[ColdSegment]:
+        entries = self._manifests.iter_entries(manifest, from_offset=entry.next_offset)
+        return (cold_segment(one) for one in entries)
 
     def offset_for_timestamp(
         self, timestamp: int, *, start_offset: int, end_offset: int

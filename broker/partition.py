@@ -144,8 +144,8 @@ class Partition:
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
         """As `read`, where that needs no disk and no bucket; None where it would."""
         now = self.offsets()
-        if offset < now.local_log_start_offset and offset >= now.log_start_offset:
-            return None
+        if now.log_start_offset <= offset < now.local_log_start_offset:
+            return None if committed else self._try_read_cold(offset, now, max_bytes=max_bytes)
         if not self.log.is_resident(offset, max_bytes=max_bytes):
             return None
         try:
@@ -154,6 +154,19 @@ class Partition:
             if offset < self.log.log_start_offset:
                 raise
             return None
+
+    def _try_read_cold(self, offset: int, now: Offsets, *, max_bytes: int) -> Fetched | None:
+        """What cached chunks have of it; None also where the hot tier would have to add some."""
+        self.check_leadership()
+        end_offset = now.high_watermark
+        if self.cold is None or offset >= end_offset:
+            return None
+        cold = self.cold.try_read(offset, max_bytes=max_bytes, end_offset=end_offset)
+        if cold is None or not cold.slices:
+            return None
+        fetched = _fetched(now, end_offset, cold.slices, next_offset=cold.next_offset, tier="cold")
+        hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
+        return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
 
     def _read(self, offset: int, *, max_bytes: int, committed: bool) -> Fetched:
         self.check_leadership()
@@ -282,6 +295,25 @@ class Partition:
             callbacks = [self._waiters.pop(key)[1] for key in due]
         for callback in callbacks:
             callback()
+
+
+def _fetched(
+    now: Offsets,
+    end_offset: int,
+    slices: tuple[FileSlice, ...],
+    *,
+    next_offset: int,
+    tier: Tier,
+) -> Fetched:
+    return Fetched(
+        slices=slices,
+        next_offset=next_offset,
+        end_offset=end_offset,
+        log_start_offset=now.log_start_offset,
+        high_watermark=now.high_watermark,
+        last_stable_offset=now.last_stable_offset,
+        tier=tier,
+    )
 
 
 def _modified_ms(path: Path) -> int | None:

@@ -5,32 +5,49 @@
 * A sparse map (an entry every 32 KiB walked) stays in memory for chunks that are being read,
   within a limit: a sequential reader walks each header once, and not from the chunk's start at
   each read.
+* Who must not wait walks by `Steps` that give up, with BlockingIOError: where bytes are not in
+  memory, and where the walk is long because no map knows the way yet. A walk that may wait then
+  leaves a map.
 
 Thread-safe.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from cold_tier.ranged_reader import ChunkRef
 from record_format.errors import CorruptObject
 from record_format.file_slice import OpenFile
+from record_format.page_cache import pread_nowait
 
 SPARSE_BYTES: Final = 32 * 1024
 WINDOW_BYTES: Final = 16 * 1024
 MAPS_MAX: Final = 1024  # of about 4 KiB each for a chunk of 8 MiB
+BATCHES_AT_ONCE: Final = 512  # about half a millisecond, for who must not wait
 
 _HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
 _LENGTH_OVERHEAD: Final = 12
 _LEAST_LENGTH: Final = 49
+
+
+class Steps(NamedTuple):
+    """How to walk: `pread` as os.pread is, and after how many batches to give up."""
+
+    pread: Callable[[int, int, int], bytes] = os.pread
+    batches_max: int | None = None
+
+
+AS_FAR_AS_NEEDED: Final = Steps()
+WITHOUT_WAITING: Final = Steps(pread_nowait, BATCHES_AT_ONCE)
 
 
 class BatchPlace(NamedTuple):
@@ -75,13 +92,22 @@ class BatchFinder:
         self._maps_max = maps_max
 
     def find(
-        self, chunk: ChunkRef, file: OpenFile, offset: int, *, first_offset: int
+        self,
+        chunk: ChunkRef,
+        file: OpenFile,
+        offset: int,
+        *,
+        first_offset: int,
+        steps: Steps = AS_FAR_AS_NEEDED,
     ) -> BatchPlace | None:
-        """The first batch that ends above `offset`; None where the chunk has none."""
+        """The first batch that ends above `offset`; None where the chunk has none.
+
+        Raises CorruptObject, and BlockingIOError where `steps` gave up.
+        """
         known = self._map(chunk, first_offset)
         with self._lock:
             start = known.start_for_offset(offset)
-        for batch in self._walk(chunk, file, start, known):
+        for batch in self._walk(chunk, file, start, known=known, steps=steps):
             if batch.next_offset > offset:
                 return batch
         return None
@@ -94,17 +120,19 @@ class BatchFinder:
         *,
         max_bytes: int,
         end_offset: int,
+        steps: Steps = AS_FAR_AS_NEEDED,
     ) -> tuple[int, int]:
         """Where whole batches from `first` on end, by position and by offset.
 
         They are within `max_bytes` and below `end_offset`, but the first is there in any case.
+        Raises as `find`.
         """
         stop = first.position + max_bytes
         known = self._map(chunk, first.base_offset)
         with self._lock:
             start = known.start_for_end(stop, end_offset=end_offset)
         position, next_offset = first.end_position, first.next_offset
-        for batch in self._walk(chunk, file, max(position, start), known):
+        for batch in self._walk(chunk, file, max(position, start), known=known, steps=steps):
             if batch.end_position > stop or batch.next_offset > end_offset:
                 # What lies before this batch is within both limits; its own start is the end.
                 return batch.position, max(next_offset, min(batch.base_offset, end_offset))
@@ -123,23 +151,33 @@ class BatchFinder:
             return known
 
     def _walk(
-        self, chunk: ChunkRef, file: OpenFile, start: int, known: _Map
+        self, chunk: ChunkRef, file: OpenFile, start: int, *, known: _Map, steps: Steps
     ) -> Iterator[BatchPlace]:
-        for batch in walk_batches(file, start, chunk.size_bytes, log_key=chunk.log_key):
+        walk = walk_batches(file, start, chunk.size_bytes, log_key=chunk.log_key, pread=steps.pread)
+        for number, batch in enumerate(walk):
+            if number == steps.batches_max:
+                raise BlockingIOError(errno.EAGAIN, "the walk is long")
             if batch.position >= known.positions[-1] + SPARSE_BYTES:
                 with self._lock:
                     known.note(batch)
             yield batch
 
 
-def walk_batches(file: OpenFile, start: int, end: int, *, log_key: str) -> Iterator[BatchPlace]:
+def walk_batches(
+    file: OpenFile,
+    start: int,
+    end: int,
+    *,
+    log_key: str,
+    pread: Callable[[int, int, int], bytes] = os.pread,
+) -> Iterator[BatchPlace]:
     """The batches of [start, end) of a chunk's file. Raises CorruptObject."""
     position = window_start = start
     window = b""
     while position < end:
         at = position - window_start
         if at + _HEAD.size > len(window):
-            window = os.pread(file.fd, WINDOW_BYTES, position)
+            window = pread(file.fd, WINDOW_BYTES, position)
             window_start, at = position, 0
             if len(window) < _HEAD.size:
                 raise CorruptObject("a chunk ends inside a batch", file=log_key, position=position)

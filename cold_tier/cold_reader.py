@@ -6,6 +6,8 @@
   later chunk ends the answer before it, and is the next read's.
 * Chunks are the unit of skipping: what their table says of offsets and times is enough to leave one
   alone, and what it does not know is looked into.
+* What may be answered without waiting is the very answer that waiting would give: one path, which
+  opens chunks and walks them by two kinds of `_Access`.
 * This file does not know manifests: a segment is given, and with it what follows, for read-ahead.
 
 Thread-safe; every call may block on the store.
@@ -13,22 +15,29 @@ Thread-safe; every call may block on the store.
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-from cold_tier.batch_finder import BatchFinder, walk_batches
+from cold_tier.batch_finder import (
+    AS_FAR_AS_NEEDED,
+    WITHOUT_WAITING,
+    BatchFinder,
+    Steps,
+    walk_batches,
+)
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import FetchCounts, RangedReader
-from cold_tier.read_ahead import ReadAhead
+from cold_tier.ranged_reader import ChunkRef, FetchCounts, RangedReader
+from cold_tier.read_ahead import Ahead, ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
 from record_format.decode import expand, walk_batch
@@ -72,7 +81,15 @@ class _Wanted:
 
     segment: ColdSegment
     index: SegmentIndex
+    offset: int
     end_offset: int
+
+
+class _Access(NamedTuple):
+    """How a read gets at bytes: `open` takes a chunk and whether others are held open already."""
+
+    open: Callable[[ChunkRef, bool], OpenFile]
+    steps: Steps
 
 
 class _Part(NamedTuple):
@@ -107,6 +124,8 @@ class ColdReader:
         self._ahead_pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
         self._ahead_slots = threading.BoundedSemaphore(TASKS_AHEAD)
         self._closed = False
+        self._waiting = _Access(self._fetched, AS_FAR_AS_NEEDED)
+        self._at_once = _Access(self._cached, WITHOUT_WAITING)
 
     @property
     def counts(self) -> FetchCounts:
@@ -135,57 +154,91 @@ class ColdReader:
         CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
         """
         index = self._indexes.get(segment)
-        wanted = _Wanted(segment, index, min(end_offset, segment.last_offset + 1))
-        window = self._read_ahead.window(segment.folder, offset)
-        self._fetch_ahead(wanted, index.table.index_of(offset), window, following)
-        slices, next_offset = self._collect(wanted, offset, max_bytes)
-        next_offset = self._after(index, next_offset, end_offset=wanted.end_offset)
-        self._read_ahead.note(segment.folder, next_offset, window=window)
-        return ColdRead(tuple(slices), next_offset)
+        wanted = _Wanted(segment, index, offset, min(end_offset, segment.last_offset + 1))
+        ahead = self._fetch_ahead(wanted, following)
+        read = self._collect(wanted, max_bytes, access=self._waiting)
+        self._read_ahead.note(segment.folder, read.next_offset, done=ahead)
+        return read
 
-    def _collect(self, wanted: _Wanted, offset: int, max_bytes: int) -> tuple[list[FileSlice], int]:
+    def try_read(
+        self,
+        segment: ColdSegment,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int = END,
+        following: Iterable[ColdSegment] = (),
+    ) -> ColdRead | None:
+        """As `read`, where nothing has to come from the store or the disk; None where it has."""
+        index = self._indexes.peek(segment)
+        if index is None:
+            return None
+        wanted = _Wanted(segment, index, offset, min(end_offset, segment.last_offset + 1))
+        try:
+            read = self._collect(wanted, max_bytes, access=self._at_once)
+        except BlockingIOError:
+            return None
+        ahead = self._fetch_ahead(wanted, following)
+        self._read_ahead.note(segment.folder, read.next_offset, done=ahead)
+        return read
+
+    def _fetched(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
+        # Who holds chunks open does not wait for room: two such could wait for each other.
+        return self._fills.get(chunk, room_wait_s=0.0 if holds_others else ROOM_WAIT_S)
+
+    def _cached(self, chunk: ChunkRef, _holds_others: bool) -> OpenFile:
+        file = self._fills.cached(chunk)
+        if file is None:
+            raise BlockingIOError(errno.EAGAIN, "the chunk is not cached")
+        return file
+
+    def _collect(self, wanted: _Wanted, max_bytes: int, *, access: _Access) -> ColdRead:
         """Slices of one chunk after the other, and the offset after them."""
         chunks = wanted.index.table.chunks
         slices: list[FileSlice] = []
-        next_offset, left = offset, max_bytes
-        for number in range(wanted.index.table.index_of(offset), len(chunks)):
+        next_offset, left = wanted.offset, max_bytes
+        for number in range(wanted.index.table.index_of(next_offset), len(chunks)):
             # The last half of what is wanted is not worth the wait for another chunk.
             if chunks[number].first_offset >= wanted.end_offset or (
                 slices and left * 2 < max_bytes
             ):
                 break
             try:
-                # Who holds chunks open does not wait for room: two such could wait for each other.
-                file = self._fills.get(
-                    wanted.index.ref(wanted.segment, number),
-                    room_wait_s=0.0 if slices else ROOM_WAIT_S,
-                )
-                part = self._part(wanted, number, next_offset, file=file, max_bytes=left)
+                part = self._part(wanted, number, next_offset, max_bytes=left, access=access)
             except TierlogError:
-                if slices:
-                    break
-                raise
+                if not slices:
+                    raise
+                break
             if part is None or (slices and part.piece.size_bytes > left):
                 break
             slices.append(part.piece)
             next_offset, left = part.next_offset, left - part.piece.size_bytes
             if not part.at_chunk_end:
                 break
-        return slices, next_offset
+        next_offset = self._after(wanted.index, next_offset, end_offset=wanted.end_offset)
+        return ColdRead(tuple(slices), next_offset)
 
     def _part(
-        self, wanted: _Wanted, number: int, offset: int, *, file: OpenFile, max_bytes: int
+        self, wanted: _Wanted, number: int, offset: int, *, max_bytes: int, access: _Access
     ) -> _Part | None:
         """What one chunk has of it; None where its first batch is not below the end."""
         chunk, ref = wanted.index.table.chunks[number], wanted.index.ref(wanted.segment, number)
-        first = self._finder.find(ref, file, offset, first_offset=chunk.first_offset)
+        file = access.open(ref, offset > wanted.offset)
+        first = self._finder.find(
+            ref, file, offset, first_offset=chunk.first_offset, steps=access.steps
+        )
         if first is None or first.next_offset > wanted.end_offset:
             return None
         rest = chunk.size_bytes - first.position
         if rest <= max_bytes and chunk.last_offset < wanted.end_offset:
             return _Part(FileSlice(file, first.position, rest), chunk.last_offset + 1, True)
         end, next_offset = self._finder.find_end(
-            ref, file, first, max_bytes=max_bytes, end_offset=wanted.end_offset
+            ref,
+            file,
+            first,
+            max_bytes=max_bytes,
+            end_offset=wanted.end_offset,
+            steps=access.steps,
         )
         piece = FileSlice(file, first.position, end - first.position)
         return _Part(piece, next_offset, end == chunk.size_bytes)
@@ -245,18 +298,31 @@ class ColdReader:
 
     # --- ahead ------------------------------------------------------------------------------------
 
-    def _fetch_ahead(
-        self, wanted: _Wanted, number: int, window: int, following: Iterable[ColdSegment]
-    ) -> None:
-        """The chunk that is wanted now goes first, so that no guess stands before it."""
-        if not window:
-            return
+    def _fetch_ahead(self, wanted: _Wanted, following: Iterable[ColdSegment]) -> Ahead:
+        """Begin with what the reader will want; what was done.
+
+        The chunk that is wanted now goes first, so that no guess stands before it.
+        """
+        window, settled = self._read_ahead.before(wanted.segment.folder, wanted.offset)
+        number = wanted.index.table.index_of(wanted.offset)
+        asked = (wanted.segment.log_key, number, window)
+        if not window or settled == asked:
+            return Ahead(window, settled)
         end = min(number + 1 + window, len(wanted.index.table.chunks))
-        for guess in range(number, end):
+        begun = [
             self._fills.prefetch(wanted.index.ref(wanted.segment, guess))
+            for guess in range(number, end)
+        ]
         beyond = number + 1 + window - end
-        if beyond > 0 and not self._closed and self._ahead_slots.acquire(blocking=False):
-            self._ahead_pool.submit(self._fetch_beyond, iter(following), beyond)
+        if beyond > 0:
+            begun.append(self._begin_beyond(following, beyond))
+        return Ahead(window, asked if all(begun) else None)
+
+    def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
+        if self._closed or not self._ahead_slots.acquire(blocking=False):
+            return False
+        self._ahead_pool.submit(self._fetch_beyond, iter(following), chunks)
+        return True
 
     def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:
         """Read ahead into the segments that follow. What fails here is the reader's to meet."""

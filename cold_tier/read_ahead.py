@@ -3,6 +3,8 @@
 * A read that begins where an earlier one of the same partition ended is sequential: the window
   doubles with each such read, up to the limit. Any other read has no window: random readers cost
   nothing more.
+* What was asked for ahead is settled until the reader comes to another chunk: a reader that takes
+  small bites does not ask for the same guesses at each of them.
 * Who reads is not known and need not be: two readers at one place share what is read ahead.
 
 Thread-safe.
@@ -12,27 +14,38 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 WINDOW_MAX: Final = 6
 STREAMS_MAX: Final = 4096
+
+
+class Ahead(NamedTuple):
+    """How many chunks to read ahead; `settled`: of which chunk, with which window, that is done."""
+
+    window: int = 0
+    settled: tuple[str, int, int] | None = None
+
+
+NOT_SEQUENTIAL: Final = Ahead()
 
 
 class ReadAhead:
     def __init__(self, *, window_max: int = WINDOW_MAX, streams_max: int = STREAMS_MAX) -> None:
         self._window_max, self._streams_max = window_max, streams_max
         self._lock = threading.Lock()
-        self._windows: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._aheads: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
 
-    def window(self, folder: str, offset: int) -> int:
-        """How many chunks to read ahead of a read that begins at `offset`."""
+    def before(self, folder: str, offset: int) -> Ahead:
+        """What is known of a read that begins at `offset`."""
         with self._lock:
-            return self._windows.get((folder, offset), 0)
+            return self._aheads.get((folder, offset), NOT_SEQUENTIAL)
 
-    def note(self, folder: str, next_offset: int, *, window: int) -> None:
-        """A read with this window ended at `next_offset`."""
+    def note(self, folder: str, next_offset: int, *, done: Ahead) -> None:
+        """A read that was read ahead of like this ended at `next_offset`."""
+        window = min(self._window_max, max(1, done.window * 2))
         with self._lock:
-            self._windows[folder, next_offset] = min(self._window_max, max(1, window * 2))
-            self._windows.move_to_end((folder, next_offset))
-            if len(self._windows) > self._streams_max:
-                self._windows.popitem(last=False)
+            self._aheads[folder, next_offset] = Ahead(window, done.settled)
+            self._aheads.move_to_end((folder, next_offset))
+            if len(self._aheads) > self._streams_max:
+                self._aheads.popitem(last=False)

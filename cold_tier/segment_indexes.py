@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
@@ -48,15 +49,20 @@ class ColdSegment:
     @property
     def unique(self) -> str:
         """What no other object shares, fit for the name of a folder."""
-        name = parse_segment(self.log_key)
-        if name is None:
-            raise CorruptObject("is no key of a segment's log", file=self.log_key)
-        return f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
+        return _unique_of(self.log_key)
 
     @property
     def folder(self) -> str:
         """Of the partition: what the reads of one sequence have in common."""
         return self.log_key.rpartition("/")[0]
+
+
+@lru_cache(maxsize=4096)
+def _unique_of(log_key: str) -> str:
+    name = parse_segment(log_key)
+    if name is None:
+        raise CorruptObject("is no key of a segment's log", file=log_key)
+    return f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
 
 
 class SegmentIndex(NamedTuple):

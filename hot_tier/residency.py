@@ -1,20 +1,17 @@
-"""Whether bytes can be read without waiting for a disk.
-
-Linux answers with preadv2(RWF_NOWAIT). Where that is not to be had the answer is no: the caller
-then reads on a thread that may wait.
+"""Whether bytes can be read without waiting for a disk. Where the system cannot tell the answer is
+no: the caller then reads on a thread that may wait.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
 from record_format.file_slice import OpenFile
+from record_format.page_cache import pread_nowait
 
 PROBE_BYTES: Final = 1
-NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 
 
 def is_resident(state: LogState, offset: int, *, max_bytes: int = 1) -> bool:
@@ -46,11 +43,8 @@ def is_resident(state: LogState, offset: int, *, max_bytes: int = 1) -> bool:
 
 
 def bytes_are_resident(file: OpenFile, position: int, size_bytes: int) -> bool:
-    """Whether preadv2 gives all of them without waiting; they are read to find out."""
-    if not NOWAIT:
-        return False
-    buffer = bytearray(size_bytes)
+    """Whether all of them can be had without waiting; they are read to find out."""
     try:
-        return os.preadv(file.fd, [buffer], position, NOWAIT) == size_bytes
-    except OSError:  # EAGAIN: not in the cache; EOPNOTSUPP: a file system that cannot tell
+        return len(pread_nowait(file.fd, size_bytes, position)) == size_bytes
+    except OSError:
         return False

@@ -33,7 +33,14 @@ from manifest.codec import (
 from manifest.invariants import where
 from manifest.keys import PartitionKeys
 from manifest.paging import PageCache, find_entry, fold, iter_entries
-from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
+from manifest.state import (
+    Manifest,
+    PageRef,
+    RemovedObject,
+    RemovedPage,
+    SegmentEntry,
+    first_at,
+)
 from manifest.transitions import Claim, create, record_gap, take_claim
 from manifest.versions import (
     Created,
@@ -168,6 +175,14 @@ class ManifestStore:
     def find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """The entry that holds `offset`, or the next above it; None past the cold tier's end."""
         return find_entry(manifest, offset, pages=self)
+
+    def peek(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """As `find`, asking nobody: None also where the entry's page is not in memory."""
+        found = manifest.find(offset)
+        if not isinstance(found, PageRef):
+            return find_entry(manifest, offset, pages=self)
+        entries = self._cache.get(found.key)
+        return first_at(entries, max(offset, found.base_offset)) if entries else None
 
     def iter_entries(self, manifest: Manifest, *, from_offset: int = 0) -> Iterator[SegmentEntry]:
         """Live entries that end at or above `from_offset`, oldest first."""

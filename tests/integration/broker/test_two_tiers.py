@@ -2,7 +2,10 @@
 
 import random
 
+import pytest
+
 from record_format.decode import Record
+from record_format.page_cache import NOWAIT
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -192,3 +195,21 @@ def test_segment_that_left_the_disk_is_not_given_from_a_file_kept_open(house):
     log.log.delete_local(log.log.active_base_offset)
     at_once = try_open_segment(log, 0)
     assert at_once is None or at_once.tier == "cold"
+
+
+@pytest.mark.skipif(not NOWAIT, reason="this system cannot say what is in memory")
+def test_cached_cold_reads_need_no_thread_and_say_the_same(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    assert log.try_read(5, max_bytes=2000) is None, "nothing is cached yet"
+    waited = log.read(5, max_bytes=2000)
+    at_once = log.try_read(5, max_bytes=2000)
+    assert at_once is not None
+    assert [piece.read() for piece in at_once.slices] == [p.read() for p in waited.slices]
+    assert at_once._replace(slices=()) == waited._replace(slices=())
+    seam = log.offsets().local_log_start_offset - 1
+    log.read(seam, max_bytes=1)
+    assert log.try_read(seam, max_bytes=1 << 20) is None, "the hot tier has more of it"
+    assert log.try_read(seam, max_bytes=1).tier == "cold"

@@ -4,10 +4,12 @@ import random
 import threading
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from cold_tier.batch_finder import Steps
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.ranged_reader import RangedReader
@@ -430,3 +432,79 @@ def test_range_in_chunks_that_an_earlier_process_left_is_not_given_unchecked(
     list(second.byte_range(segment, start=0, end=100))
     assert second.cached_range(segment, start=0, end=100) is not None
     second.close()
+
+
+def in_memory(fd, size_bytes, position):
+    return os.pread(fd, size_bytes, position)
+
+
+def on_disk_only(fd, size_bytes, position):
+    raise BlockingIOError
+
+
+@pytest.fixture
+def everything_in_memory(monkeypatch):
+    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(in_memory, 8))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
+@pytest.mark.usefixtures("everything_in_memory")
+def test_a_read_without_waiting_is_the_read_that_waits(store, cache, segment, max_bytes):
+    with closing(ColdReader(store, cache)) as reader:
+        for offset in range(segment.base_offset, segment.last_offset + 1):
+            reader.read(segment, offset, max_bytes=max_bytes)
+        asked = len(store.calls)
+        for offset in range(segment.base_offset, segment.last_offset + 1):
+            at_once = reader.try_read(segment, offset, max_bytes=max_bytes)
+            waited = reader.read(segment, offset, max_bytes=max_bytes)
+            assert at_once is not None
+            assert bytes_of(at_once) == bytes_of(waited)
+            assert at_once.next_offset == waited.next_offset
+        assert len(store.calls) == asked
+
+
+@pytest.mark.usefixtures("everything_in_memory")
+def test_a_read_without_waiting_asks_the_store_for_nothing(store, cache, segment):
+    with closing(ColdReader(store, cache)) as reader:
+        store.calls.clear()
+        assert reader.try_read(segment, 0, max_bytes=500) is None, "no index"
+        reader.offset_for_timestamp(segment, 2**62)
+        store.calls.clear()
+        assert reader.try_read(segment, 0, max_bytes=500) is None, "no chunk"
+        assert store.calls == []
+        reader.read(segment, 0, max_bytes=500)
+        store.calls.clear()
+        assert reader.try_read(segment, 0, max_bytes=500) is not None
+        assert reader.try_read(segment, 0, max_bytes=1 << 20) is None, "not the next chunk"
+        assert store.calls == []
+
+
+def test_a_read_without_waiting_gives_up_where_headers_are_not_in_memory(
+    store, cache, segment, monkeypatch
+):
+    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(on_disk_only, 8))
+    with closing(ColdReader(store, cache)) as reader:
+        reader.read(segment, 0, max_bytes=500)
+        assert reader.try_read(segment, 0, max_bytes=500) is None
+
+
+def test_a_long_walk_is_left_to_who_may_wait_and_its_map_is_used_then(
+    store, cache, tmp_path, monkeypatch
+):
+    written = write_segment(tmp_path / "log", batches=600)
+    segment = upload(store, written, chunk_bytes=1 << 30)
+    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(in_memory, 100))
+    with closing(ColdReader(store, cache)) as reader:
+        reader.read(segment, 0, max_bytes=500)
+        assert reader.try_read(segment, segment.last_offset, max_bytes=500) is None
+        reader.read(segment, segment.last_offset, max_bytes=500)
+        assert reader.try_read(segment, segment.last_offset, max_bytes=500) is not None
+
+
+@pytest.mark.usefixtures("everything_in_memory")
+def test_cached_reads_without_waiting_are_read_ahead_of_all_the_same(store, cache, segment):
+    with closing(ColdReader(store, cache)) as reader:
+        first = reader.read(segment, 0, max_bytes=500)
+        assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None
+        following = reader._indexes.get(segment).ref(segment, 1)
+        assert cache.has(following) or (following.unique, 1) in reader._fills._filling

@@ -1,0 +1,33 @@
+import os
+
+import pytest
+
+from record_format import page_cache
+from record_format.page_cache import pread_nowait
+
+
+@pytest.fixture
+def fd(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    opened = os.open(tmp_path / "file", os.O_RDONLY)
+    yield opened
+    os.close(opened)
+
+
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+def test_what_was_just_written_is_read_without_waiting(fd):
+    assert pread_nowait(fd, 10, 5) == bytes(range(5, 15))
+    assert pread_nowait(fd, 10, 95) == bytes(range(95, 100)), "short at the file's end"
+    assert pread_nowait(fd, 10, 100) == b""
+
+
+def test_where_the_system_cannot_tell_every_read_would_wait(fd, monkeypatch):
+    monkeypatch.setattr(page_cache, "NOWAIT", 0)
+    with pytest.raises(BlockingIOError):
+        pread_nowait(fd, 10, 0)
+
+
+def test_where_the_file_system_cannot_tell_every_read_would_wait(fd, monkeypatch):
+    monkeypatch.setattr(page_cache, "NOWAIT", 1 << 30)  # no flag that a kernel knows
+    with pytest.raises(BlockingIOError):
+        pread_nowait(fd, 10, 0)
