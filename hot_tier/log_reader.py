@@ -111,7 +111,9 @@ def _known_end(
     """Where a read up to the high watermark ends, without a walk: what tailing readers ask for."""
     flushed = state.flushed
     within = first.position + max_bytes >= flushed.position
-    if flushed.offset == end_offset and flushed.base_offset == segment.base_offset and within:
+    # The active segment only: compaction makes others shorter.
+    is_active = segment is state.active.segment and flushed.base_offset == segment.base_offset
+    if flushed.offset == end_offset and is_active and within:
         return SegmentEnd(flushed.position, flushed.offset)
     return None
 

@@ -25,6 +25,7 @@ class OpenFiles:
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._forgotten = 0
+        self._pinned: dict[str, OpenFile] = {}
         self.images = IndexImages()
 
     def open(self, path: Path | str) -> OpenFile:
@@ -48,10 +49,17 @@ class OpenFiles:
         """The file where it is open already."""
         name = str(path)
         with self._lock:
-            file = self._files.get(name)
-            if file is not None:
+            file = self._files.get(name) or self._pinned.get(name)
+            if name in self._files:
                 self._files.move_to_end(name)
             return file
+
+    def pin(self, path: Path | str, file: OpenFile) -> None:
+        """The path stands for `file` from now on, whatever lies there, until all is forgotten."""
+        name = str(path)
+        self.forget(name)
+        with self._lock:
+            self._pinned[name] = file
 
     def forget(self, path: Path | str) -> None:
         """The path names another file, or none, from now on."""
@@ -65,3 +73,4 @@ class OpenFiles:
         self.images.forget_all()
         with self._lock:
             self._files.clear()
+            self._pinned.clear()

@@ -47,8 +47,13 @@ class Reaper:
         except OSError as error:
             raise disk_error(self._state, error) from error
 
-    def set_aside(self, segment: Segment, *, keep_snapshot: bool) -> None:
-        """Rename the files of a segment that is no part of the log any more. Raises OSError."""
+    def set_aside(
+        self, segment: Segment, *, keep_snapshot: bool, moved: dict[Path, Path] | None = None
+    ) -> None:
+        """Rename the files of a segment that is no part of the log any more. Raises OSError.
+
+        `moved` is told of each file where it lies from then on.
+        """
         state = self._state
         renamed = []
         for suffix in RENAMED_IN_ORDER:
@@ -57,6 +62,8 @@ class Reaper:
             if path.exists() and not (keep_snapshot and suffix == SNAPSHOT):
                 state.disk.rename(path, staged(path))
                 renamed.append(staged(path))
+                if moved is not None:
+                    moved[path] = staged(path)
         self._deleted.append((state.clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:

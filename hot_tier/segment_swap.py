@@ -10,13 +10,14 @@
 * The mark that the bucket has to follow is made with the `.swap` names, and synced with them.
 * Under the log's lock: appends wait for a few renames and two syncs of the folder. Readers see the
   old segments or the new one (`steady`); what they were given stays open.
-* A step that fails after the point of no return takes the log offline: what is on disk is decided
-  by the next open.
+* A step that fails after the point of no return takes the log offline, and the next open finishes
+  the swap. Until then the old segments are read, from wherever their files lie by then.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from hot_tier.cleaned_segment import CleanedSegment
 from hot_tier.file_names import CLEANED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, UNMIRRORED, path_of
@@ -26,6 +27,7 @@ from hot_tier.reaper import Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
 from hot_tier.steady import replacing
+from record_format.file_slice import OpenFile
 
 
 def swap(
@@ -44,9 +46,12 @@ def swap(
             return False
         _publish(state, cleaned)
         with replacing(state):
+            moved: dict[Path, Path] = {}
             try:
-                _rename(state, reaper, old, cleaned)
+                _rename(state, reaper, old, cleaned, moved=moved)
             except OSError as error:
+                for path, lies_at in moved.items():
+                    state.files.pin(path, OpenFile(lies_at))
                 raise state.go_offline(error) from error
             items = state.segments.items
             after = (*items[:first], cleaned.segment, *items[first + len(old) :])
@@ -77,11 +82,16 @@ def _stage(state: LogState, cleaned: CleanedSegment, suffix: str) -> None:
 
 
 def _rename(
-    state: LogState, reaper: Reaper, old: tuple[Segment, ...], cleaned: CleanedSegment
+    state: LogState,
+    reaper: Reaper,
+    old: tuple[Segment, ...],
+    cleaned: CleanedSegment,
+    *,
+    moved: dict[Path, Path],
 ) -> None:
-    reaper.set_aside(old[0], keep_snapshot=True)
+    reaper.set_aside(old[0], keep_snapshot=True, moved=moved)
     for segment in old[1:]:
-        reaper.set_aside(segment, keep_snapshot=False)
+        reaper.set_aside(segment, keep_snapshot=False, moved=moved)
     for suffix in reversed(cleaned.suffixes):  # the .log is the first of them
         path = cleaned.segment.path(suffix)
         state.disk.rename(staged(path, SWAP), path)

@@ -1,0 +1,182 @@
+"""A crash at every step of a swap: the old segments or the new one, and each key's last record.
+
+A disk that copies the folder before each call that changes names gives every state that a crash
+can find; each is opened as after a crash, and cleaned again.
+"""
+
+import errno
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hot_tier.append import Append
+from hot_tier.cleaner import Interrupted
+from hot_tier.disk import Disk
+from record_format.errors import DiskFull, LogOfflineError
+from record_format.key_table import PlainKeyTable
+from tests.fakes.faulty_disk import FaultyDisk
+from tests.fakes.partition_logs import batch, produced
+
+CONFIG = {"segment.bytes": 2048, "cleanup.policy": "compact", "index.interval.bytes": 300}
+
+
+class CopyingDisk(Disk):
+    """Copies the folder before each call that changes a name or makes one durable."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self.folder, self.copies, self.on = folder, copies, False
+        self.steps: list[str] = []
+
+    def _copy(self, step: str) -> None:
+        if self.on:
+            shutil.copytree(self.folder, self.copies / str(len(self.steps)))
+            self.steps.append(step)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._copy(f"rename {target.name}")
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        if path.exists():
+            self._copy(f"unlink {path.name}")
+        super().unlink(path)
+
+    def sync_folder(self, path: Path) -> None:
+        self._copy("sync")
+        super().sync_folder(path)
+
+    def sync_bytes(self, fd: int) -> None:
+        self._copy("sync bytes")
+        super().sync_bytes(fd)
+
+
+def fill(log, seed: int, count: int = 25) -> dict:
+    rng, last = random.Random(seed), {}
+    for _ in range(count):
+        keys = [b"k%d" % rng.randrange(12) for _ in range(rng.randint(1, 4))]
+        values = [rng.randbytes(30) for _ in keys]
+        (result,) = log.append([Append(produced(batch(values, keys=keys)))])
+        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+            last[key] = (result.base_offset + number, value)
+    log.roll(reason="test")
+    return last
+
+
+def last_of(records) -> dict:
+    return {record.key: (record.offset, record.value) for record in records}
+
+
+def clean(log, checkpoint=None):
+    return log.clean(log.cleanable(checkpoint), PlainKeyTable(1 << 20))
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if p.suffix in (".cleaned", ".swap", ".deleted")]
+
+
+@pytest.mark.parametrize("recovery_point", [0, 10**6])
+def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key(
+    recovery_point, open_log, records_of, tmp_path
+):
+    folder, copies = tmp_path / "t-0", tmp_path / "copies"
+    disk = CopyingDisk(folder, copies)
+    log = open_log(folder, config=CONFIG, disk=disk)
+    last = fill(log, 1)
+    clean(log)
+    last |= fill(log, 2)
+    before = {record.offset: record.value for record in records_of(log)}
+    disk.on = True
+    clean(log)
+    disk.on = False
+    after = records_of(log)
+    assert last_of(after) == last
+    assert len(disk.steps) > 20
+    assert any(step.endswith(".swap") for step in disk.steps)
+    for number, step in enumerate(disk.steps):
+        copy = copies / str(number)
+        again = open_log(copy, config=CONFIG, clean=False, recovery_point=recovery_point)
+        assert not again.recovery.cut_file, step
+        found = records_of(again)
+        assert last_of(found) == last, step
+        assert all(before[record.offset] == record.value for record in found), step
+        assert not leftovers(copy), step
+        assert again.log_end_offset == log.log_end_offset
+        clean(again)
+        assert records_of(again) == after, step
+        again.close()
+
+
+def test_indexes_of_a_swap_that_a_crash_interrupted_go_with_their_log(open_log, tmp_path):
+    folder, copies = tmp_path / "t-0", tmp_path / "copies"
+    disk = CopyingDisk(folder, copies)
+    log = open_log(folder, config=CONFIG, disk=disk)
+    fill(log, 1)
+    disk.on = True
+    clean(log)
+    disk.on = False
+    index = sorted(folder.glob("*.timeindex"))[0].read_bytes()
+    assert index
+    half = disk.steps.index("rename 00000000000000000000.index.swap")
+    copy = copies / str(half)
+    assert (copy / "00000000000000000000.log.swap").exists()
+    open_log(copy, config=CONFIG, clean=False, recovery_point=10**6).close()
+    assert (copy / "00000000000000000000.timeindex").read_bytes() == index
+
+
+CALLS = ("open", "write_at", "sync_bytes", "rename", "unlink", "sync_folder")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_disk_call_that_fails_during_a_round_loses_nothing(
+    call, number, open_log, records_of, tmp_path
+):
+    for after in (0, 1, 2, 4, 7, 12, 20):
+        disk, folder = FaultyDisk(), tmp_path / str(after)
+        log = open_log(folder, config=CONFIG, disk=disk)
+        last = fill(log, after)
+        disk.fail(call, number, after=after)
+        try:
+            clean(log)
+        except (LogOfflineError, DiskFull, Interrupted, OSError):
+            pass
+        else:
+            disk.heal()
+            assert last_of(records_of(log)) == last
+            log.close()
+            break
+        disk.heal()
+        assert last_of(records_of(log)) == last, "reads go on"
+        if not log.offline:
+            log.close()
+        again = open_log(folder, config=CONFIG, clean=False, recovery_point=10**6)
+        assert last_of(records_of(again)) == last
+        assert not leftovers(folder)
+        clean(again)
+        assert last_of(records_of(again)) == last
+        assert len(records_of(again)) == len(last)
+        again.close()
+
+
+def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
+    open_log, records_of, tmp_path, monkeypatch
+):
+    """The planted bug: old segments go before the new one has passed the point of no return."""
+    from hot_tier import segment_swap
+
+    publish, rename = segment_swap._publish, segment_swap._rename
+
+    def rename_old_first(state, reaper, old, cleaned, *, moved):
+        for segment in old:
+            reaper.set_aside(segment, keep_snapshot=True)
+        publish(state, cleaned)
+        rename(state, reaper, old, cleaned, moved=moved)
+
+    monkeypatch.setattr(segment_swap, "_publish", lambda state, cleaned: None)
+    monkeypatch.setattr(segment_swap, "_rename", rename_old_first)
+    with pytest.raises((AssertionError, KeyError)):
+        test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key(
+            10**6, open_log, records_of, tmp_path
+        )
