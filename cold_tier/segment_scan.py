@@ -4,32 +4,21 @@ sound.
 * Nothing goes to the bucket that its own checksums do not vouch for: every batch's CRC is
   checked, and that offsets rise. A segment that rotted on local disk is reported, not shipped.
 * Memory is one chunk, or one batch where that is larger.
-* Timestamps come from the records: a header does not hold their minimum.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
-from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, iter_headers, parse_header
-from record_format.decode import min_timestamp_of
+from record_format.batch import HEADER_SIZE, BatchHeader, parse_header
+from record_format.batch_run import describe_run
 from record_format.errors import CorruptBatch
 
 CHUNK_BYTES = 8 * 1024 * 1024
-
-
-class _Batches(NamedTuple):
-    """Whole batches that lie end to end from `position` on in the log."""
-
-    position: int
-    body: bytes
-    headers: list[BatchHeader]
 
 
 def scan_segment(
@@ -40,35 +29,21 @@ def scan_segment(
     A chunk is as many whole batches as fit `chunk_bytes`, and at least one. Raises CorruptBatch.
     """
     chunks: list[Chunk] = []
-    whole_crc, next_offset = 0, base_offset
-    for batches in _read_batches(path, size_bytes=size_bytes, chunk_bytes=chunk_bytes):
-        chunk = _chunk_of(batches, next_offset=next_offset, file=str(path))
-        chunks.append(chunk)
-        whole_crc = crc32c_of(batches.body, whole_crc)
-        next_offset = chunk.last_offset + 1
+    whole_crc, position, next_offset = 0, 0, base_offset
+    with path.open("rb", buffering=0) as file:
+        while position < size_bytes:
+            left = size_bytes - position
+            body = os.pread(file.fileno(), min(max(chunk_bytes, HEADER_SIZE), left), position)
+            first = _first_header(body, position, path)
+            if first.size_bytes > len(body):
+                body = os.pread(file.fileno(), min(first.size_bytes, left), position)
+            chunk, body = _cut_chunk(body, position, next_offset=next_offset, file=str(path))
+            chunks.append(chunk)
+            whole_crc = crc32c_of(body, whole_crc)
+            position, next_offset = chunk.end_position, chunk.last_offset + 1
     return ChunkTable(
         chunks, base_offset=base_offset, log_size_bytes=size_bytes, log_crc32c=whole_crc
     )
-
-
-def _read_batches(path: Path, *, size_bytes: int, chunk_bytes: int) -> Iterator[_Batches]:
-    position, window = 0, max(chunk_bytes, HEADER_SIZE)
-    with path.open("rb", buffering=0) as file:
-        while position < size_bytes:
-            body = _read(file.fileno(), position, min(window, size_bytes - position))
-            first = _first_header(body, position, path)
-            if first.size_bytes > len(body):
-                body = _read(file.fileno(), position, min(first.size_bytes, size_bytes - position))
-            headers = list(iter_headers(body))
-            if not headers:
-                raise CorruptBatch("the last batch is cut", file=str(path), position=position)
-            end = headers[-1].end_position
-            yield _Batches(position, body if end == len(body) else body[:end], headers)
-            position += end
-
-
-def _read(fd: int, position: int, size_bytes: int) -> bytes:
-    return os.pread(fd, size_bytes, position)
 
 
 def _first_header(body: bytes, position: int, path: Path) -> BatchHeader:
@@ -82,46 +57,32 @@ def describe_chunk(body: bytes, position: int, *, next_offset: int, file: str) -
 
     Every batch is checked. `next_offset`: what comes before it ends there. Raises CorruptBatch.
     """
-    headers = list(iter_headers(body))
-    end = headers[-1].end_position if headers else 0
-    if end != len(body):
-        raise CorruptBatch("the last batch is cut", file=file, position=position + end)
-    return _chunk_of(_Batches(position, body, headers), next_offset=next_offset, file=file)
+    chunk, _ = _cut_chunk(body, position, next_offset=next_offset, file=file)
+    if chunk.size_bytes != len(body):
+        raise CorruptBatch("the last batch is cut", file=file, position=chunk.end_position)
+    return chunk
 
 
-def _chunk_of(batches: _Batches, *, next_offset: int, file: str) -> Chunk:
-    position, body, headers = batches
-    has_gap = has_transactions = False
-    minimums: list[int | None] = []
-    maximums: list[int] = []
-    first_offset, records = headers[0].base_offset, 0
-    for header in headers:
-        check_crc(body, header)
-        if header.base_offset < next_offset:
-            raise CorruptBatch(
-                f"begins below offset {next_offset}",
-                file=file,
-                position=position + header.position,
-                offset=header.base_offset,
-            )
-        has_gap |= header.base_offset > next_offset
-        has_gap |= header.record_count != header.last_offset_delta + 1
-        has_transactions |= header.is_transactional or header.is_control
-        if header.record_count:  # compaction keeps the last batch of a producer without records
-            minimums.append(min_timestamp_of(body, header))
-            maximums.append(header.max_timestamp)
-        records += header.record_count
-        next_offset = header.next_offset
-    known = [one for one in minimums if one is not None]
-    return Chunk(
+def _cut_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> tuple[Chunk, bytes]:
+    """The entry for the whole batches at the front of `body`, and their bytes."""
+    try:
+        run = describe_run(body, next_offset=next_offset)
+    except CorruptBatch as error:
+        at = None if error.position is None else position + error.position
+        raise CorruptBatch(error.detail, file=file, position=at, offset=error.offset) from error
+    if run is None:
+        raise CorruptBatch("the last batch is cut", file=file, position=position)
+    whole = body if run.size_bytes == len(body) else body[: run.size_bytes]
+    chunk = Chunk(
         position=position,
-        size_bytes=len(body),
-        first_offset=first_offset,
-        last_offset=next_offset - 1,
-        record_count=records,
-        min_timestamp=min(known) if known and len(known) == len(minimums) else None,
-        max_timestamp=max(maximums, default=None),
-        crc32c=crc32c_of(body),
-        has_gap=has_gap,
-        has_transactions=has_transactions,
+        size_bytes=run.size_bytes,
+        first_offset=run.first_offset,
+        last_offset=run.next_offset - 1,
+        record_count=run.record_count,
+        min_timestamp=run.min_timestamp,
+        max_timestamp=run.max_timestamp,
+        crc32c=crc32c_of(whole),
+        has_gap=run.has_gap,
+        has_transactions=run.has_transactions,
     )
+    return chunk, whole

@@ -1,4 +1,4 @@
-"""Switching to the compiled walk, where its packages are installed.
+"""Switching to the compiled walks, where its packages are installed.
 
 Rule: nothing depends on it. Until `load` was called, and where numba is missing, the plain walk
 gives the same answers, more slowly.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from record_format import walker
+from record_format import batch_run, walker
 from record_format.batch import MIN_RECORD_SIZE
 from record_format.record_walk import WalkRequest
 
@@ -31,6 +31,7 @@ def load() -> bool:
     if not is_available():
         return False
     try:
+        from record_format.native_run import describe_native
         from record_format.native_walk import walk_native
     except RuntimeError as error:
         if "cannot cache" not in str(error):
@@ -41,4 +42,5 @@ def load() -> bool:
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
     assert not warm.problem, warm
     walker.use(walk_native)
+    batch_run.use(describe_native)
     return True

@@ -1,0 +1,158 @@
+"""`batch_run.describe_plain`, compiled but for the checksums, which are a library's already.
+
+Rules that keep it honest:
+
+* Only `native.load` imports this module: numba takes a second to import.
+* The kernel takes sound batches alone. Whatever it does not like, it leaves to the plain one, which
+  says what is wrong, or that nothing is.
+* It indexes `data` only below `len(data)`: a header is looked at where 61 bytes are left, records
+  where the batch is whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from crc32c import crc32c
+from numba import njit, types
+
+from record_format import batch
+from record_format.batch import Buffer, parse_header
+from record_format.batch_run import BatchRun, describe_plain, least_timestamp
+from record_format.native_walk import _walk
+from record_format.record_walk import I64_MAX, I64_MIN
+
+_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
+_I64: Final = types.int64
+_TABLE: Final = types.Array(_I64, 2, "C")
+
+_HEADER: Final = batch.HEADER_SIZE
+_CRC_START: Final = batch.CRC_START
+_OVERHEAD: Final = batch.LOG_OVERHEAD
+_MAGIC: Final = batch.MAGIC
+_LEAST_RECORD: Final = batch.MIN_RECORD_SIZE
+_CODEC: Final = batch.CODEC_MASK
+_APPEND_TIME: Final = batch.LOG_APPEND_TIME_BIT
+_TRANSACTIONS: Final = batch.TRANSACTIONAL_BIT | batch.CONTROL_BIT
+
+START, END, CRC, TO_EXPAND = range(4)
+_NO_COLUMNS: Final = np.empty((7, 0), np.int64)
+
+
+@njit(_I64(_BYTES, _I64), cache=True, nogil=True)
+def _i32(data, at):  # type: ignore[no-untyped-def]
+    value = (
+        (np.uint32(data[at]) << 24)
+        | (np.uint32(data[at + 1]) << 16)
+        | (np.uint32(data[at + 2]) << 8)
+        | np.uint32(data[at + 3])
+    )
+    return np.int64(np.int32(value))
+
+
+@njit(_I64(_BYTES, _I64), cache=True, nogil=True)
+def _i64(data, at):  # type: ignore[no-untyped-def]
+    return (_i32(data, at) << 32) | (_i32(data, at + 4) & 0xFFFFFFFF)
+
+
+@njit(
+    types.UniTuple(_I64, 10)(_BYTES, _I64, _TABLE, types.Array(_I64, 2, "C")),
+    cache=True,
+    nogil=True,
+)
+def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]  # noqa: C901
+    """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
+    fills `table`.
+    """
+    count, position = 0, 0
+    records, gap, transactions, known = 0, 0, 0, 1
+    minimum, maximum = I64_MAX, I64_MIN
+    unsound = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    while len(data) - position >= _HEADER:
+        base_offset = _i64(data, position)
+        size = _i32(data, position + 8) + _OVERHEAD
+        attributes = (np.int64(data[position + 21]) << 8) | np.int64(data[position + 22])
+        delta = _i32(data, position + 23)
+        base_timestamp = _i64(data, position + 27)
+        max_timestamp = _i64(data, position + 35)
+        record_count = _i32(data, position + 57)
+        if data[position + 16] != _MAGIC or size < _HEADER or base_offset < 0 or delta < 0:
+            return unsound
+        if record_count < 0 or record_count > delta + 1:
+            return unsound
+        if not attributes & _CODEC and record_count * _LEAST_RECORD > size - _HEADER:
+            return unsound
+        if size > len(data) - position:
+            break
+        if base_offset < next_offset:
+            return unsound
+        end = position + size
+        table[count, START] = position
+        table[count, END] = end
+        table[count, CRC] = _i32(data, position + 17) & 0xFFFFFFFF
+        table[count, TO_EXPAND] = 0
+        if base_offset > next_offset or record_count != delta + 1:
+            gap = 1
+        if attributes & _TRANSACTIONS:
+            transactions = 1
+        if record_count > 0:
+            maximum = max(maximum, max_timestamp)
+            if attributes & _APPEND_TIME:
+                minimum = min(minimum, max_timestamp)
+            elif attributes & _CODEC:
+                table[count, TO_EXPAND] = 1
+            else:
+                problem, _, _, least, _ = _walk(
+                    data[position + _HEADER : end],
+                    record_count,
+                    base_timestamp,
+                    delta,
+                    delta + 1,
+                    columns,
+                    False,
+                )
+                if problem:
+                    known = 0
+                minimum = min(minimum, least)
+        records += record_count
+        next_offset = base_offset + delta + 1
+        position = end
+        count += 1
+    return 1, count, position, next_offset, records, gap, transactions, minimum, maximum, known
+
+
+def describe_native(body: Buffer, next_offset: int) -> BatchRun | None:
+    """`batch_run.describe_plain`, compiled."""
+    table = np.empty((len(body) // _HEADER, 4), np.int64)
+    found = _describe(np.frombuffer(body, np.uint8), next_offset, table, _NO_COLUMNS)
+    sound, count, size_bytes, end_offset, records, gap, transactions, least, greatest, known = found
+    if not sound or not _crcs_are_right(body, table[:count]):
+        return describe_plain(body, next_offset)
+    if not count:
+        return None
+    minimum = least if records and known else None
+    expanded = [parse_header(body, at) for at in table[:count][table[:count, TO_EXPAND] > 0, START]]
+    if expanded and minimum is not None:
+        rest = least_timestamp(body, expanded)
+        minimum = None if rest is None else min(minimum, rest)
+    return BatchRun(
+        size_bytes=size_bytes,
+        first_offset=parse_header(body).base_offset,
+        next_offset=end_offset,
+        record_count=records,
+        min_timestamp=minimum,
+        max_timestamp=greatest if records else None,
+        has_gap=bool(gap),
+        has_transactions=bool(transactions),
+    )
+
+
+def _crcs_are_right(body: Buffer, table: np.ndarray) -> bool:
+    starts = (table[:, START] + _CRC_START).tolist()
+    places = zip(starts, table[:, END].tolist(), table[:, CRC].tolist(), strict=True)
+    with memoryview(body) as view:
+        for start, end, crc in places:
+            if crc32c(view[start:end]) != crc:
+                return False
+    return True

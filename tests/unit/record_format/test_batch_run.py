@@ -1,0 +1,99 @@
+"""The plain and the compiled description of a run of batches: for every input the same."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from record_format import native
+from record_format.batch import compute_crc, parse_header, stamp_log_append_time
+from record_format.batch_run import describe_plain
+from record_format.codecs import GZIP
+from record_format.encode import encode_batch
+from record_format.errors import CorruptBatch
+
+KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    assert native.load(), "the test dependencies hold numba"
+    from record_format.native_run import describe_native
+
+    return describe_native
+
+
+def outcome(describe, body, next_offset=0):
+    try:
+        return describe(body, next_offset)
+    except CorruptBatch as error:
+        return type(error), str(error)
+
+
+def batches(count, *, codec=0, seed=1):
+    dice = random.Random(seed)
+    body, offset = bytearray(), 5
+    for number in range(count):
+        values = [dice.randbytes(dice.randint(0, 40)) for _ in range(dice.randint(1, 4))]
+        stamps = [dice.randint(-1, 10**12) for _ in values]
+        headers = [(("h", b"1"), ("n", None))] * len(values) if number % 3 == 0 else None
+        made = encode_batch(
+            values,
+            timestamps=stamps,
+            headers=headers,
+            base_offset=offset,
+            codec=codec,
+            transactional=number % 4 == 3,
+            producer_id=7,
+        )
+        if number % 5 == 4:
+            stamp_log_append_time(made, parse_header(made), timestamp=dice.randint(0, 10**12))
+        body += made
+        offset += len(values) + (number % 7 == 6)
+    return bytes(body)
+
+
+@pytest.mark.parametrize("codec", [0, GZIP])
+def test_both_say_the_same_of_sound_batches_cut_anywhere(compiled, codec):
+    body = batches(12, codec=codec)
+    whole = compiled(body, 5)
+    assert whole == describe_plain(body, 5)
+    assert whole.size_bytes == len(body)
+    assert not compiled(body[: len(body) // 2], 0).size_bytes > len(body) // 2
+    for end in range(len(body)):
+        assert outcome(compiled, body[:end], 5) == outcome(describe_plain, body[:end], 5)
+
+
+@pytest.mark.parametrize("codec", [0, GZIP])
+def test_both_say_the_same_of_every_flipped_byte(compiled, codec):
+    body = bytearray(batches(6, codec=codec))
+    for at in range(len(body)):
+        for bit in (1, 128):
+            body[at] ^= bit
+            assert outcome(compiled, bytes(body)) == outcome(describe_plain, bytes(body)), at
+            body[at] ^= bit
+
+
+def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
+    """Their checksum is right all the same: some producer sent them so."""
+    body = bytearray(batches(1))
+    body[61] ^= 2  # the first record's length
+    header = parse_header(body)
+    body[17:21] = compute_crc(body, header).to_bytes(4, "big")
+    body += batches(3)[header.size_bytes :]
+    found = compiled(bytes(body), 0)
+    assert found == describe_plain(bytes(body), 0)
+    assert found.min_timestamp is None
+    assert found.max_timestamp is not None
+
+
+@pytest.mark.parametrize("path", sorted(KAFKA.glob("*/*.log")), ids=lambda path: path.parent.name)
+def test_both_say_the_same_of_what_kafka_wrote(compiled, path):
+    body = path.read_bytes()
+    assert compiled(body, 0) == describe_plain(body, 0)
+
+
+def test_offsets_below_what_came_before_are_refused(compiled):
+    for describe in (compiled, describe_plain):
+        with pytest.raises(CorruptBatch, match="begins below offset 9"):
+            describe(batches(1), 9)
