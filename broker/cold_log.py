@@ -368,11 +368,8 @@ class ColdLog:
 
     def _manifest_for_reading(self) -> Manifest:
         if self.manifest is None:
-            manifest = self._manifests.load()
-            if manifest is None:
-                raise StoreUnavailable(f"{self}: the bucket has no manifest yet")
-            self._publish(manifest)
-        assert self.manifest is not None
+            # The copy on disk was unreadable. Only the claim may take what the bucket has for ours.
+            raise StoreUnavailable(f"{self}: its manifest has not been read from the bucket yet")
         return self.manifest
 
     @contextmanager

@@ -61,6 +61,23 @@ def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
     assert partition.read(15, max_bytes=1).tier == "cold"
 
 
+def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.close()
+    copy = next((house.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
+    copy.write_bytes(copy.read_bytes()[:-20])
+    house.broker = house.open(down=True, store_start_timeout_ms=500)
+    partition = house.broker.partition("t", 0)
+    assert partition.offsets().log_start_offset == 0
+    with pytest.raises(StoreUnavailable):
+        partition.read(0, max_bytes=1)
+    house.set_down(False)
+    house.wait_for(lambda: partition.cold.claimed)
+    assert partition.read(0, max_bytes=1).tier == "cold"
+
+
 def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house)
