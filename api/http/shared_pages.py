@@ -3,13 +3,15 @@
 * Only pages that end where the log ended are kept: many clients stand there, and each record is
   written as text once for all of them. Who reads old records reads alone.
 * A key says everything that the page depends on, by values that never mean something else later
-  (the topic's id, not its name). What is kept is bounded in bytes; the least used goes first.
+  (the topic's id, not its name; the very bytes it was made of, for compaction puts another file in
+  the place of one). What is kept is bounded in bytes; the least used goes first.
 * Of several that ask for the same page at a time one makes it, and the others wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
@@ -38,7 +40,11 @@ Make = Callable[[], Awaitable[WrittenPage]]
 
 def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object) -> Key:
     """`form`: how the records are chosen and written."""
-    return (partition.log.topic_id, partition.number, offset, fetched.next_offset, *form)
+    source = tuple(
+        (piece.file.name, os.fstat(piece.file.fd).st_ino, piece.position, piece.size_bytes)
+        for piece in fetched.slices
+    )
+    return (partition.log.topic_id, partition.number, offset, fetched.next_offset, source, *form)
 
 
 class SharedPages:
