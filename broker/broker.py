@@ -456,7 +456,9 @@ class Broker:
         for record in deleted:
             if self.copier.is_busy(record.topic_id):
                 continue  # its last object would stay behind
-            self._opener.remove(record)
+            with self._topics_lock:  # a new topic of the name may be half made
+                aside = self._opener.set_aside(record)
+            self._opener.remove(aside)
             if self.bucket is not None:
                 self.bucket.delete_topic(record)
             self.registry.forget(record.topic_id)

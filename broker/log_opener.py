@@ -293,6 +293,9 @@ class LogOpener:
     def set_aside(self, record: TopicRecord) -> list[Path]:
         """Rename a deleted topic's folders out of the way of a new one of its name.
 
+        Not while a topic is being made: a folder that does not say yet whose it is is taken for
+        the deleted one's.
+
         The new name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
         """
         aside = []
@@ -306,9 +309,9 @@ class LogOpener:
         sync_folder(self._folder.path)
         return aside
 
-    def remove(self, record: TopicRecord) -> None:
-        """Delete what a deleted topic left on disk; again after a crash half way."""
-        for path in self.set_aside(record):
+    def remove(self, aside: Iterable[Path]) -> None:
+        """Delete what a deleted topic left on disk, once it was set aside."""
+        for path in aside:
             shutil.rmtree(path)
 
 
