@@ -219,7 +219,8 @@ async def records(context: Context, exchange: Exchange) -> Answer:
     try:
         found = await record_page(context, partition, query)
     except TierlogError as error:
-        refusal = str(problems.to_problem(error, request_id=exchange.request_id).document["detail"])
+        told = problems.to_problem(error, request_id=exchange.request_id).document
+        refusal = f"{told['title']}: {told['detail']}"
     return fragment("records.html", **head, query=query, records=found, refusal=refusal)
 
 

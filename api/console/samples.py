@@ -17,10 +17,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 from prometheus_client import Counter
 
 from api.http.context import Context
 from broker.reports import StorageReport
+from record_format.errors import TierlogError
+
+log = structlog.get_logger(__name__)
 
 RING: Final = 720
 _LEAST_REST: Final = 99  # of the time that a sample took
@@ -83,9 +87,12 @@ class Sampler:
         self._worked_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What cannot be summed up now is a gap in the charts."""
         while True:
-            await self.take()
+            try:
+                await self.take()
+            except (TierlogError, OSError) as error:
+                log.warning("no sample for the console", error=str(error))
             await asyncio.sleep(max(self._interval_s, self._worked_s * _LEAST_REST))
 
     async def take(self) -> StorageReport:

@@ -80,7 +80,10 @@
     refused(xhr.status, xhr.responseText, target === view);
   });
   for (const name of ["htmx:sendError", "htmx:timeout"]) {
-    document.addEventListener(name, () => say("The broker does not answer; this page tries again by itself."));
+    document.addEventListener(name, () => {
+      say("The broker does not answer; this page tries again by itself.");
+      view.removeAttribute("aria-busy");
+    });
   }
 
   // What the API refused: a problem document, or anything.
@@ -88,17 +91,19 @@
     if (status === 401) return askForToken();
     let detail = `The broker answered ${status}.`;
     try {
-      detail = JSON.parse(body).detail || detail;
+      const problem = JSON.parse(body);
+      if (problem.detail) detail = `${problem.title}: ${problem.detail}`;
     } catch {
       // not a problem document
     }
     if (!isWholeView) return say(detail);
-    const panel = document.createElement("p");
-    panel.className = "refusal";
-    panel.setAttribute("role", "alert");
-    panel.textContent = detail;
-    view.replaceChildren(panel);
+    const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
+    const back = make("p", "");
+    back.append(make("a", "All topics", { href: "#/overview" }));
+    const why = make("p", detail, { className: "refusal", role: "alert" });
+    view.replaceChildren(make("h1", "Not shown", { tabIndex: -1 }), why, back);
     view.removeAttribute("aria-busy");
+    document.title = "tierlog";
   }
 
   // --- the token --------------------------------------------------------------------------------
@@ -109,6 +114,7 @@
     refusal.textContent = token() ? "The broker does not know this token, or no longer." : "";
     sessionStorage.removeItem(TOKEN);
     showForget();
+    view.removeAttribute("aria-busy");
     if (!askToken.open) askToken.showModal();
   }
 
@@ -190,7 +196,7 @@
 
   // What shows figures asks again; a page that nobody sees, or that asks for a token, does not.
   setInterval(() => {
-    if (document.hidden || askToken.open) return;
+    if (document.hidden || askToken.open || view.hasAttribute("aria-busy")) return;
     if (!view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });
     else document.body.dispatchEvent(new CustomEvent("tick"));
   }, TICK_MS);

@@ -500,7 +500,7 @@ def test_a_store_that_is_down_is_said(browser: Chromium, tmp_path: Path) -> None
         house.post(f"/v1/topics/{topic}/offload")
         records = f"#/topics/{topic}/partitions/0/records"
         shown_at(browser, house, f"{records}?at=earliest", heading=topic)
-        assert browser.run("document.querySelector('.refusal').textContent")
+        assert browser.run("document.querySelector('#view .refusal').textContent")
         browser.run("[...document.querySelectorAll('a.button')].at(-1).click()")
         browser.until("document.querySelector('#record-200')")
 

@@ -1,6 +1,13 @@
-from prometheus_client import CollectorRegistry, Counter
+import asyncio
+from types import SimpleNamespace
+from typing import Any
 
-from api.console.samples import Sample, series, totals
+from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
+
+from api.console.samples import RING, Sample, Sampler, series, totals
+from api.http.metrics import HttpMetrics
+from record_format.errors import CorruptIndex
 
 
 def sample(at_ms: int, produced: float, *, lag: int = 0) -> Sample:
@@ -42,3 +49,40 @@ def test_counters_are_read_by_their_label() -> None:
     tiers.labels("cold").inc(7)
     assert totals(plain) == {"": 3}
     assert totals(tiers) == {"hot": 5, "cold": 7}
+
+
+class _Broker:
+    """Fails every second time that it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.enough = asyncio.Event()
+
+    def storage_report(self) -> Any:
+        self.asked += 1
+        if self.asked > 3 * RING:
+            self.enough.set()
+        if self.asked % 2:
+            raise CorruptIndex("bad", file="f")
+        return SimpleNamespace(offload_lag_bytes=self.asked, offload_lag_ms=0)
+
+
+def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded() -> None:
+    context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
+    context.settings = SimpleNamespace(clock=lambda: context.broker.asked)
+
+    async def read(call: Any) -> Any:
+        return call()
+
+    async def sample_for_a_while() -> Sampler:
+        sampler = Sampler(context, interval_ms=0)
+        with capture_logs():
+            task = asyncio.create_task(sampler.run())
+            await asyncio.wait_for(context.broker.enough.wait(), 20)
+            task.cancel()
+        return sampler
+
+    context.read = read
+    sampler = asyncio.run(sample_for_a_while())
+    assert len(sampler.samples) == RING
+    assert all(one.lag_bytes % 2 == 0 for one in sampler.samples)
