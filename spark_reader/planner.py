@@ -37,6 +37,10 @@ class Planner:
 
     def batch(self, filters: Filters = NO_FILTERS) -> list[Split]:
         """The splits of a batch read; empty where nothing is to be read."""
+        return self.splits(self.ranges(), filters)
+
+    def ranges(self) -> list[OffsetRange]:
+        """What the options ask for, in offsets; it is reported."""
         facts = self.catalog.partitions()
         ranges = [
             resolve(
@@ -49,7 +53,7 @@ class Planner:
             for one in facts
         ]
         self._report(describe(ranges))
-        return self.splits(ranges, filters)
+        return ranges
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
         work = [

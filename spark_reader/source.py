@@ -7,6 +7,8 @@ when it is asked for.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -48,9 +50,11 @@ class TierlogSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from spark_reader.columns import columns_of
         from spark_reader.options import parse_options
-        from spark_reader.stream_source import TierlogStreamReader
 
         options = parse_options(self.options, streaming=True)
+        _check_streams()
+        from spark_reader.stream_source import TierlogStreamReader
+
         return TierlogStreamReader(options, columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -62,3 +66,13 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         from spark_reader.sink import TierlogStreamWriter, write_options
 
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=overwrite))
+
+
+def _check_streams() -> None:
+    """Raise ConfigurationError where PySpark lets no Python source say how far a batch goes."""
+    if find_spec("pyspark.sql.streaming.datasource") is None:
+        from pyspark import __version__
+
+        from record_format.errors import ConfigurationError
+
+        raise ConfigurationError(f"streams need pyspark 4.2 or newer, and this is {__version__}")

@@ -1,4 +1,5 @@
-"""`tierlog storage verify`: through the broker, which checks both tiers, or on the bucket alone.
+"""`tierlog storage verify`: through the broker, which checks both tiers, or on the bucket alone, on
+this machine or on a Spark cluster.
 
 Exit code 3 where there are problems: not an error of the command, and not a success.
 """
@@ -16,6 +17,7 @@ import typer
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.offline import EndpointOption, RegionOption, now_ms, opened_store
 from tierlog.cli.output import Output, note, print_json, print_table
+from tierlog.cli.spark_options import ConfOption, MasterOption, job, source_options, task_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -40,10 +42,18 @@ def verify(
     ] = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="With --store: every byte, on Spark's executors.")
+    ] = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Check the manifest against the objects, and both tiers against each other."""
-    if store is not None:
+    if spark:
+        options = source_options(topic, store=store, server=None, endpoint=endpoint, region=region)
+        report = _verify_on_spark(topic, options, master, conf)
+    elif store is not None:
         report = _verify_offline(topic, store, endpoint, region, deep=deep)
     else:
         report = client.verify(topic, deep=deep)
@@ -65,6 +75,19 @@ def _verify_offline(
         total = size_of(store, found, clock=now_ms)
         with progress_bar(f"verify {topic}", total_bytes=total) as advance:
             report = verify_bucket(store, found, deep=deep, clock=now_ms, progress=advance)
+    return dict(msgspec.to_builtins(report))
+
+
+def _verify_on_spark(
+    topic: str, options: Mapping[str, str], master: str | None, conf: Sequence[str] | None
+) -> dict[str, Any]:
+    if "store" not in options:
+        raise typer.BadParameter("--spark needs --store: executors read the bucket itself")
+    with job("tierlog storage verify", master=master, conf=conf) as session:
+        from spark_reader.jobs.verify import verify as run_verify
+
+        with task_bar(f"verify {topic}") as progress:
+            report = run_verify(session, options, clock=now_ms, progress=progress)
     return dict(msgspec.to_builtins(report))
 
 

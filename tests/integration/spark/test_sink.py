@@ -60,6 +60,7 @@ def test_refuses_what_cannot_be_written_by_name(spark, own):
 
 
 def test_a_stream_goes_from_one_topic_into_another(spark, own, tmp_path):
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
     own.create("in", partitions=2)
     own.produce("in", 100)
     source = {"store": own.store_url, "server": own.url, "startingOffsets": "earliest"}

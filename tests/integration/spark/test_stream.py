@@ -3,12 +3,16 @@
 import json
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_reader.options import parse_options
 from spark_reader.ranges import DataLoss
-from spark_reader.stream_source import TierlogStreamReader
 from tests.fakes.two_tiers import two_tiers
+
+pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from spark_reader.stream_source import TierlogStreamReader
 
 
 @pytest.fixture

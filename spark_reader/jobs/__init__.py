@@ -1,0 +1,1 @@
+"""Work that outgrows one machine, on Spark: replay, verification, statistics."""

@@ -1,0 +1,82 @@
+"""A folder as Spark's own file systems know it: `file:`, `s3a:`, `hdfs:`, whatever is set up.
+
+* Through the JVM, so that a job's own notes lie where its rows do, under the same credentials.
+* A file is written under another name first and renamed: half of one is never read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class HadoopFolder:
+    """One folder and what is in it; names are relative to it."""
+
+    def __init__(self, session: SparkSession, url: str) -> None:
+        context = session.sparkContext
+        self._jvm: Any = context._jvm  # noqa: SLF001  PySpark has no other way to it
+        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
+        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._files = self._root.getFileSystem(configuration)
+
+    def url(self, name: str = "") -> str:
+        return str(self._files.makeQualified(self._path(name)).toString())
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def names(self, name: str = "") -> list[str]:
+        """What lies directly in a folder, sorted; empty where there is none."""
+        if not self.exists(name):
+            return []
+        return sorted(one.getPath().getName() for one in self._files.listStatus(self._path(name)))
+
+    def walk(self, name: str) -> list[str]:
+        """Every file below, relative to `name`, sorted."""
+        found: list[str] = []
+        for one in self._files.listStatus(self._path(name)):
+            child = one.getPath().getName()
+            if one.isDirectory():
+                found += [f"{child}/{below}" for below in self.walk(f"{name}/{child}")]
+            else:
+                found.append(child)
+        return sorted(found)
+
+    def read_text(self, name: str) -> str:
+        stream = self._files.open(self._path(name))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write_text(self, name: str, text: str) -> None:
+        writing = f"{name}.writing"
+        stream = self._files.create(self._path(writing), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self.move(writing, name)
+
+    def move(self, name: str, to: str) -> None:
+        """Rename a file; one that is there already under the new name makes way.
+
+        Repeating a move that was cut short ends well, also where a rename is a copy and a delete.
+        """
+        source, target = self._path(name), self._path(to)
+        self._files.mkdirs(target.getParent())
+        if self._files.exists(target):
+            self._files.delete(target, False)
+        if not self._files.rename(source, target):
+            raise OSError(f"could not rename {self.url(name)} to {self.url(to)}")
+
+    def delete(self, name: str) -> None:
+        self._files.delete(self._path(name), True)
+
+    def _path(self, name: str) -> Any:
+        if not name:
+            return self._root
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)

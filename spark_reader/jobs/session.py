@@ -1,0 +1,107 @@
+"""The session that a job runs in, and how far it is.
+
+Rules that keep it honest:
+
+* A session that is there (spark-submit, a notebook) is used as it is and left running. One that was
+  made here is stopped at the end.
+* A master that is not this process gets our code as a zip, and nobody has to have installed it
+  there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reader.java import ensure_java
+from spark_reader.jobs.package import build_zip
+from spark_reader.source import TierlogSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE: Final = "local[*]"
+LOOK_EVERY_S: Final = 0.5
+
+Progress = Callable[[int, int], None]
+"""Told of tasks that are done, and how many there are, of what Spark runs at the moment."""
+
+
+@contextmanager
+def job_session(
+    name: str, *, master: str | None = None, config: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """The active session, or a new one on `master` (default: this machine's cores)."""
+    from pyspark.sql import SparkSession
+
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        existing.dataSource.register(TierlogSource)
+        yield existing
+        return
+    session = _new_session(name, master, config or {})
+    try:
+        with tempfile.TemporaryDirectory(prefix="tierlog-zip-") as folder:
+            if _is_elsewhere(session):
+                session.sparkContext.addPyFile(str(build_zip(Path(folder) / "tierlog.zip")))
+            session.dataSource.register(TierlogSource)
+            yield session
+    finally:
+        session.stop()
+
+
+def _new_session(name: str, master: str | None, config: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        ensure_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        builder = builder.config("spark.ui.enabled", "false")
+    if master is not None or not submitted:
+        builder = builder.master(master or HERE)
+    for key, value in config.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _is_elsewhere(session: SparkSession) -> bool:
+    """Whether executors are processes of their own."""
+    master: str = session.sparkContext.master
+    return master != "local" and not master.startswith("local[")
+
+
+@contextmanager
+def watched(session: SparkSession, progress: Progress | None) -> Iterator[None]:
+    """Tell `progress` now and then how many tasks of the running stages are done."""
+    if progress is None:
+        yield
+        return
+    over = threading.Event()
+    tracker = session.sparkContext.statusTracker()
+    watcher = threading.Thread(target=_watch, args=(tracker, progress, over), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(tracker: Any, progress: Progress, over: threading.Event) -> None:
+    while not over.wait(LOOK_EVERY_S):
+        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        known = [stage for stage in stages if stage is not None]
+        if known:
+            done = sum(stage.numCompletedTasks for stage in known)
+            progress(done, sum(stage.numTasks for stage in known))

@@ -1,0 +1,120 @@
+"""Deep verification on a cluster: every byte of every object of a topic, a segment a task.
+
+Rules that keep it honest:
+
+* The checks are the broker's own (`cold_tier.segment_check`, `manifest.partition_check`), and so is
+  the report.
+* The driver reads manifests, pages and pins; executors read segments, straight from the bucket.
+* It only reads. What it finds is its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from cold_tier.segment_check import check_segment
+from manifest.keys import PartitionKeys
+from manifest.partition_check import ManifestCheck
+from manifest.state import SegmentEntry
+from record_format.findings import Checked, Findings, Problem, VerifyReport
+from spark_reader.access import Access, Connections
+from spark_reader.catalog import Catalog, TopicFacts
+from spark_reader.jobs.session import Progress, watched
+from spark_reader.options import parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_TASKS: Final = 10_000
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """Findings on their way back from an executor."""
+
+    checked: Checked
+    problems: list[Problem]
+    left_out: int
+
+
+def verify(
+    session: SparkSession,
+    source: Mapping[str, str],
+    *,
+    clock: Callable[[], int],
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check what the bucket holds of the topics that `source` (options of the source) names.
+
+    Raises UnknownTopic, InvalidOption, and Spark's errors; what is broken is in the answer.
+    """
+    options = parse_options({**source, "tier": "cold"}, streaming=False)
+    store = Connections(options.access).store
+    found = Findings(-1)
+    work: list[tuple[int, bytes]] = []
+    for topic, number in Catalog(options).chosen():
+        check = ManifestCheck(store, _keys(topic, number), clock=clock)
+        manifest = check.manifest()
+        if manifest is not None:
+            work += [(number, _encode(one)) for one in check.entries(manifest)]
+            check.pins()
+        found.merge(check.findings)
+    with watched(session, progress):
+        for one in _on_executors(session, options.access, work):
+            found.merge(one)
+    return found.report()
+
+
+def _keys(topic: TopicFacts, partition: int) -> PartitionKeys:
+    return PartitionKeys(topic.name, topic.topic_id, partition)
+
+
+def _encode(entry: SegmentEntry) -> bytes:
+    return msgspec.json.encode(entry)
+
+
+def _on_executors(
+    session: SparkSession, access: Access, work: list[tuple[int, bytes]]
+) -> Iterator[Findings]:
+    """The findings of each segment, in the order of the work."""
+    if not work:
+        return
+    given = session.createDataFrame(
+        [(partition, bytearray(entry)) for partition, entry in work],
+        "partition int, entry binary",
+    ).repartition(min(len(work), MAX_TASKS))
+    checked = given.mapInArrow(
+        _check_with(access), "partition int, base_offset bigint, found binary"
+    )
+    for row in checked.orderBy("partition", "base_offset").toLocalIterator():
+        found = msgspec.json.decode(bytes(row["found"]), type=_Found)
+        findings = Findings(row["partition"])
+        findings.checked, findings.problems = found.checked, found.problems
+        findings.left_out = found.left_out
+        yield findings
+
+
+def _check_with(
+    access: Access,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does; `access` goes with it."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = Connections(access).store
+        for batch in batches:
+            for row in batch.to_pylist():
+                entry = msgspec.json.decode(row["entry"], type=SegmentEntry)
+                seen = check_segment(store, entry, partition=row["partition"], deep=True)
+                found = _Found(seen.checked, seen.problems, seen.left_out)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "partition": pa.array([row["partition"]], pa.int32()),
+                        "base_offset": pa.array([entry.base_offset], pa.int64()),
+                        "found": pa.array([msgspec.json.encode(found)], pa.binary()),
+                    }
+                )
+
+    return check

@@ -1,0 +1,86 @@
+"""The commands as people type them, on executors that are processes of their own, and our code as
+the zip that is shipped to them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_reader.java import ensure_java
+from spark_reader.jobs.package import build_zip
+
+CLUSTER = "local-cluster[2,1,1024]"
+CHILD = """
+import json, sys
+import pyarrow as pa
+from spark_reader.jobs.session import job_session
+from tierlog.cli.main import run
+
+def where(batches):
+    import record_format.arrow
+    import spark_reader.reading
+    for batch in batches:
+        files = [record_format.arrow.__file__, spark_reader.reading.__file__]
+        yield pa.RecordBatch.from_pydict({"file": files})
+
+with job_session("cluster", master=sys.argv[1]) as session:
+    rows = session.range(2, numPartitions=2).mapInArrow(where, "file string").collect()
+    print(json.dumps(sorted({row.file for row in rows})))
+    for command in json.loads(sys.argv[2]):  # each finds the session that is there
+        assert run(command) == 0, command
+        print()
+"""
+
+
+@pytest.mark.spark
+def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
+    environment |= {"JAVA_HOME": str(ensure_java(dict(os.environ))), "SPARK_LOCAL_IP": "127.0.0.1"}
+    drawn, out = tmp_path / "stats.svg", tmp_path / "out"
+    store = ("--store", tiers.store_url)
+    commands = [
+        ("replay", "flights", *store, "--server", tiers.url, "--to-parquet", str(out)),
+        ("storage", "verify", "flights", "--spark", *store),
+        ("stats", "flights", *store, "--picture", str(drawn)),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, CLUSTER, json.dumps(commands)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    files, replayed, verified, counted = [
+        json.loads(line) for line in done.stdout.split("\n") if line
+    ]
+    assert len(files) == 2
+    assert all("/tierlog.zip/" in file for file in files), files
+    assert replayed["records"] == 4800
+    assert any(path.name.startswith("date=") for path in out.iterdir())
+    assert verified["ok"] is True
+    cold = sum(tiers.cold_end("flights", partition) for partition in range(3))
+    assert verified["checked"]["records"] == cold
+    assert sum(one["records"] for one in counted["hours"]) == cold
+    assert drawn.read_text().startswith("<svg")
+
+
+def test_the_zip_is_the_same_for_the_same_code(tmp_path):
+    one, two = build_zip(tmp_path / "one.zip"), build_zip(tmp_path / "two.zip")
+    assert one.read_bytes() == two.read_bytes()
+    code = "import pyspark_tierlog, record_format; print(record_format.__file__)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(one)},
+        cwd=Path(one).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.stdout.startswith(str(one))

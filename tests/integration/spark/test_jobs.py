@@ -1,0 +1,185 @@
+"""The jobs that run on Spark, on the session of these tests."""
+
+import json
+from base64 import b64decode
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow.dataset as ds
+import pytest
+
+from record_format.errors import InvalidRequest
+from spark_reader.jobs import replay as replay_module
+from spark_reader.jobs.hadoop_files import HadoopFolder
+from spark_reader.jobs.replay import ToFiles, ToTopic, replay
+from spark_reader.jobs.stats import stats
+from spark_reader.jobs.stats_picture import picture
+from spark_reader.jobs.verify import verify
+from tests.fakes.two_tiers import two_tiers
+from tierlog.client import Client
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
+]
+
+HOUR_MS = 3_600_000
+
+
+def source(tiers, **given):
+    both = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
+    return both | {"splitBytes": "32k"} | given
+
+
+def written(tiers, topic="flights"):
+    return [
+        (partition, one.offset, one.key, one.value, one.timestamp)
+        for (name, partition), listed in tiers.written.items()
+        if name == topic
+        for one in listed
+    ]
+
+
+def replayed(folder):
+    """The rows of a Parquet folder, with the hour that their path says."""
+    partitioning = ds.partitioning(flavor="hive")
+    table = ds.dataset(str(folder), format="parquet", partitioning=partitioning).to_table()
+    rows = []
+    for row in table.to_pylist():
+        moment = row["timestamp"]
+        assert (str(row["date"]), row["hour"]) == (f"{moment:%Y-%m-%d}", moment.hour)
+        at = round(moment.timestamp() * 1000)
+        rows.append((row["partition"], row["offset"], row["key"], row["value"], at))
+    return sorted(rows)
+
+
+def dying_count(frame):
+    """Spark has written the step, and nobody noted it."""
+
+    def dies():
+        raise OSError("killed before it was noted")
+
+    return replay_module.really_counted(frame)[0], dies
+
+
+def dying_move(folder, name, to):
+    """The second file of the second step is not moved any more."""
+    if "step-00001" in name and folder.moved:
+        raise OSError("killed among the files")
+    folder.moved = "step-00001" in name
+    folder.really_move(name, to)
+
+
+def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
+    spark, tiers, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(replay_module, "really_counted", replay_module._counted, raising=False)
+    monkeypatch.setattr(HadoopFolder, "really_move", HadoopFolder.move, raising=False)
+    monkeypatch.setattr(HadoopFolder, "moved", False, raising=False)
+    target = ToFiles(folder=(tmp_path / "out").as_uri())
+
+    def run(**given):
+        asked = source(tiers, **given)
+        return replay(spark, asked, target, step_bytes=450_000, say=lambda _: None)
+
+    for where, what, dying, told in (
+        (replay_module, "_counted", dying_count, "before it was noted"),
+        (HadoopFolder, "move", dying_move, "among the files"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, dying)
+            with pytest.raises(OSError, match=told):
+                run()
+    report = run()
+    assert (report.steps, report.resumed, report.records) == (2, 1, 4800)
+    assert replayed(tmp_path / "out") == sorted(written(tiers))
+    assert run().resumed == 2
+    with pytest.raises(InvalidRequest, match="belongs to another replay: endingOffsets"):
+        run(endingOffsets='{"flights": {"0": 10}}')
+    with pytest.raises(InvalidRequest, match="is not empty"):
+        replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), say=lambda _: None)
+
+
+def test_a_range_of_offsets_becomes_json_lines(spark, tiers, tmp_path):
+    target = ToFiles(folder=(tmp_path / "out").as_uri(), kind="json", base64=True)
+    given = {"assign": '{"flights": [1]}', "startingOffsets": '{"flights": {"1": 1490}}'}
+    asked = {k: v for k, v in source(tiers).items() if k != "subscribe"} | given
+    assert replay(spark, asked, target, say=lambda _: None).records == 110
+    lines = [
+        json.loads(line)
+        for file in (tmp_path / "out").glob("date=*/hour=*/*.json")
+        for line in file.read_text().splitlines()
+    ]
+    found = sorted((line["offset"], b64decode(line["value"])) for line in lines)
+    assert found == [(one.offset, one.value) for one in tiers.written["flights", 1][1490:]]
+
+
+def test_a_topic_becomes_another_in_order(spark, tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("flights", partitions=2)
+        tiers.produce("flights", 500)
+        tiers.offload("flights")
+        tiers.create("copy", partitions=2)
+        target = ToTopic(
+            options={"server": tiers.url, "topic": "copy"}, notes=(tmp_path / "notes").as_uri()
+        )
+        reports = [
+            replay(spark, source(tiers), target, step_bytes=64_000, say=lambda _: None)
+            for _ in range(2)
+        ]
+        assert [(one.records, one.steps, one.resumed) for one in reports] == [
+            (1000, 2, 0),
+            (1000, 2, 2),
+        ]
+        with Client(tiers.url) as client:
+            copied = [
+                (one.partition, one.offset, one.key, one.value, one.timestamp)
+                for one in client.consume("copy")
+            ]
+        assert sorted(copied) == sorted(written(tiers))
+
+
+def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("flights", partitions=2)
+        tiers.produce("flights", 500)
+        tiers.offload("flights")
+        asked = {"store": tiers.store_url, "subscribe": "flights"}
+        report = verify(spark, asked, clock=lambda: 0)
+        cold = sum(tiers.cold_end("flights", partition) for partition in (0, 1))
+        assert (report.ok, report.problems) == (True, [])
+        assert (report.checked.records, report.checked.partitions) == (cold, 2)
+
+        logs = sorted(Path(tiers.store_url.removeprefix("file://")).rglob("*.log"))
+        body = bytearray(logs[1].read_bytes())
+        body[-1] ^= 1
+        logs[1].write_bytes(body)
+        logs[-1].unlink()
+        report = verify(spark, asked, clock=lambda: 0)
+        kinds = [(one.kind, one.partition) for one in report.problems]
+        assert kinds == [("chunk-corrupt", 0), ("object-missing", 1)]
+        assert report.problems[0].object_key.endswith(logs[1].name)
+
+
+def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
+    rows = stats(spark, source(tiers))
+    expected = {}
+    for partition, _, key, value, at in written(tiers):
+        hour = expected.setdefault((at // HOUR_MS * HOUR_MS, partition), [0, 0, 0, 0])
+        for index, amount in enumerate((1, len(key or b""), len(value), key is None)):
+            hour[index] += amount
+    found = {
+        (row.hour_ms, row.partition): [
+            row.records,
+            row.key_bytes,
+            row.value_bytes,
+            row.without_key,
+        ]
+        for row in rows
+    }
+    assert found == expected
+    assert all(row.value_p50 == row.value_max == 100 for row in rows)
+    drawn = ElementTree.fromstring(picture(rows, title="a <b> & c"))
+    bars = [one for one in drawn if one.tag.endswith("rect")]
+    assert len(bars) == 1 + 3 + 2 * len(rows)  # background, legend, two panels
+    assert ElementTree.fromstring(picture([], title="nothing")) is not None

@@ -1,0 +1,158 @@
+"""`tierlog replay`: a range of a topic into files by date and hour, or into another topic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlog.cli.client_options import OutputOption
+from tierlog.cli.output import Output, note, print_json, print_members
+from tierlog.cli.spark_options import (
+    ConfOption,
+    EndpointOption,
+    MasterOption,
+    PartitionsOption,
+    RegionOption,
+    ServerOption,
+    SourceOption,
+    StoreOption,
+    TokenFileOption,
+    job,
+    pairs,
+    source_options,
+    task_bar,
+)
+
+if TYPE_CHECKING:
+    from spark_reader.jobs.replay import ToTopic
+
+app = typer.Typer(add_completion=False)
+
+Places = "One of --to-parquet, --to-json and --to-topic."
+
+
+@app.command()
+def replay(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    *,
+    to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
+    to_json: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
+    to_topic: Annotated[str | None, typer.Option(metavar="NAME", help=Places)] = None,
+    notes: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="With --to-topic: where it is kept what is done."),
+    ] = None,
+    to_server: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
+    ] = None,
+    by_key: Annotated[
+        bool,
+        typer.Option("--by-key", help="With --to-topic: partitions by key, not by their numbers."),
+    ] = False,
+    base64: Annotated[
+        bool, typer.Option("--base64", help="With --to-json: bytes rather than text.")
+    ] = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="With files: their column headers too.")
+    ] = False,
+    from_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="From the first record at or after it.")
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Up to the first record at or after it.")
+    ] = None,
+    from_offset: Annotated[int | None, typer.Option(min=0, help="With --partition.")] = None,
+    to_offset: Annotated[
+        int | None, typer.Option(min=0, help="With --partition; exclusive.")
+    ] = None,
+    partition: PartitionsOption = None,
+    step_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much of the log a step is.")
+    ] = "4g",
+    store: StoreOption = None,
+    server: ServerOption = None,
+    s3_endpoint: EndpointOption = None,
+    s3_region: RegionOption = None,
+    token_file: TokenFileOption = None,
+    option: SourceOption = None,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Write a range of a topic elsewhere, in steps; given again, it goes on where it ended."""
+    from spark_reader.jobs.replay import ToFiles
+    from spark_reader.jobs.replay import replay as run_replay
+    from spark_reader.option_values import size
+
+    target: ToFiles | ToTopic
+    if [to_parquet, to_json, to_topic].count(None) != 2:
+        raise typer.BadParameter(f"say where to: {Places}")
+    if to_topic is not None:
+        target = _to_topic(to_topic, to_server or server, token_file, notes, by_key=by_key)
+    elif to_json is not None:
+        target = ToFiles(folder=_url(to_json), kind="json", base64=base64)
+    else:
+        target = ToFiles(folder=_url(to_parquet or ""))
+    source = source_options(
+        topic,
+        store=store,
+        server=server,
+        endpoint=s3_endpoint,
+        region=s3_region,
+        token_file=token_file,
+        partitions=partition,
+        more={
+            "startingTimestamp": from_time,
+            "endingTimestamp": to_time,
+            "startingOffsets": _offsets(topic, partition, from_offset),
+            "endingOffsets": _offsets(topic, partition, to_offset),
+            "includeHeaders": "true" if headers else None,
+            **pairs(option),
+        },
+    )
+    step = size("--step-bytes", step_bytes)
+    with (
+        job("tierlog replay", master=master, conf=conf) as session,
+        task_bar(f"replay {topic}") as progress,
+    ):
+        report = run_replay(session, source, target, step_bytes=step, progress=progress, say=note)
+    if output.is_json:
+        print_json({name: getattr(report, name) for name in report.__dataclass_fields__})
+    else:
+        print_members([(n, getattr(report, n)) for n in report.__dataclass_fields__])
+
+
+def _to_topic(
+    name: str,
+    server: str | None,
+    token_file: Path | None,
+    notes: str | None,
+    *,
+    by_key: bool,
+) -> ToTopic:
+    from spark_reader.jobs.replay import ToTopic
+
+    if server is None:
+        raise typer.BadParameter("--to-topic needs --to-server or --server")
+    if notes is None:
+        raise typer.BadParameter("--to-topic needs --notes: a folder that says what is done")
+    options = {"server": server, "topic": name, "compression": "lz4"}
+    if token_file is not None:
+        options["tokenFile"] = str(token_file)
+    return ToTopic(options=options, notes=_url(notes), keep_partitions=not by_key)
+
+
+def _url(folder: str) -> str:
+    """A path of this machine becomes whole: Spark would look below its own default file system."""
+    return folder if "://" in folder else Path(folder).absolute().as_uri()
+
+
+def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> str | None:
+    if offset is None:
+        return None
+    if not partitions:
+        raise typer.BadParameter("an offset is a partition's own: give --partition with it")
+    return json.dumps({topic: {str(number): offset for number in partitions}})

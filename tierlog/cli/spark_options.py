@@ -1,0 +1,163 @@
+"""What the commands share that run on Spark: which rows, which cluster, and a progress bar.
+
+* The options of the source have the names of the other commands; any other of its options goes
+  through `--option NAME=VALUE`.
+* Without `--server` the bucket alone is read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from record_format.errors import ConfigurationError
+from tierlog.cli.offline import EndpointOption, RegionOption
+
+if TYPE_CHECKING:
+    from spark_reader.jobs.session import Progress
+
+__all__ = [
+    "ConfOption",
+    "EndpointOption",
+    "MasterOption",
+    "PartitionsOption",
+    "RegionOption",
+    "ServerOption",
+    "SourceOption",
+    "StoreOption",
+    "TokenFileOption",
+    "job",
+    "pairs",
+    "source_options",
+    "task_bar",
+]
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", envvar="TIERLOG_STORE", help="The bucket: s3://… or file:///….", metavar="URL"
+    ),
+]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="TIERLOG_SERVER",
+        help="The broker, for what is not in the bucket yet; without it the bucket alone is read.",
+        metavar="URL",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="TIERLOG_TOKEN_FILE", help="File that holds a token."),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        help="Spark's master; this machine's cores by default, spark-submit's where that started "
+        "this.",
+        metavar="URL",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None, typer.Option("--conf", help="Spark's configuration.", metavar="KEY=VALUE")
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Any other option of the source.", metavar="NAME=VALUE"),
+]
+PartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option("--partition", "-p", min=0, help="One or more; all by default."),
+]
+
+
+def source_options(
+    topic: str,
+    *,
+    store: str | None,
+    server: str | None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    token_file: Path | None = None,
+    partitions: Sequence[int] | None = None,
+    more: Mapping[str, str | None] | None = None,
+) -> dict[str, str]:
+    """The options of the Spark source; what is None is left out."""
+    given: dict[str, str | None] = {
+        "store": store,
+        "server": server,
+        "endpoint": endpoint,
+        "region": region,
+        "tokenFile": None if token_file is None else str(token_file),
+        "subscribe": None if partitions else topic,
+        "assign": json.dumps({topic: sorted(partitions)}) if partitions else None,
+        "tier": None if server else "cold",
+        **(more or {}),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def pairs(given: Sequence[str] | None) -> dict[str, str]:
+    """`NAME=VALUE`, each."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+@contextmanager
+def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterator[Any]:
+    """A Spark session for a command; what Spark cannot do is one line."""
+    try:
+        from pyspark.errors import PySparkException
+
+        from spark_reader.jobs.session import job_session
+    except ImportError as error:
+        text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
+        raise ConfigurationError(text) from error
+    try:
+        with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
+            yield session
+    except PySparkException as error:
+        raise ConfigurationError(_last_line(str(error))) from error
+
+
+def _quiet(config: dict[str, str]) -> dict[str, str]:
+    return {"spark.log.level": "ERROR", **config}
+
+
+def _last_line(text: str) -> str:
+    """Of a Python traceback inside Spark's error, what it says at its end."""
+    before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
+    lines = [line.strip() for line in before_java.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("record_format.", "spark_reader."))]
+    return (told or lines or [text])[-1]
+
+
+@contextmanager
+def task_bar(title: str) -> Iterator[Progress | None]:
+    """Spark's tasks, on a terminal's stderr; nowhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+        update: Callable[[int, int], None] = lambda done, tasks: progress.update(  # noqa: E731
+            task, completed=done, total=tasks
+        )
+        yield update

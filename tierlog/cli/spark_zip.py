@@ -1,0 +1,20 @@
+"""`tierlog spark-zip`: our code as one file, for `spark-submit --py-files`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def spark_zip(
+    file: Annotated[Path, typer.Argument(metavar="FILE")] = Path("tierlog.zip"),
+) -> None:
+    """Write what executors import as one zip; the packages it stands on are not in it."""
+    from spark_reader.jobs.package import build_zip
+
+    typer.echo(build_zip(file))

@@ -1,0 +1,105 @@
+"""`tierlog stats`: what a topic is made of, by hour and partition, as a table and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlog.cli.client_options import OutputOption
+from tierlog.cli.output import Output, moment, note, print_json, print_table, size
+from tierlog.cli.spark_options import (
+    ConfOption,
+    EndpointOption,
+    MasterOption,
+    PartitionsOption,
+    RegionOption,
+    ServerOption,
+    SourceOption,
+    StoreOption,
+    TokenFileOption,
+    job,
+    pairs,
+    source_options,
+    task_bar,
+)
+
+if TYPE_CHECKING:
+    from spark_reader.jobs.stats import HourStats
+
+app = typer.Typer(add_completion=False)
+
+SHOWN = 48
+
+
+@app.command()
+def stats(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    *,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw it, as SVG.")
+    ] = None,
+    from_time: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    to_time: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    partition: PartitionsOption = None,
+    store: StoreOption = None,
+    server: ServerOption = None,
+    s3_endpoint: EndpointOption = None,
+    s3_region: RegionOption = None,
+    token_file: TokenFileOption = None,
+    option: SourceOption = None,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Records, bytes, keys and sizes by hour of the records' time and by partition."""
+    from spark_reader.jobs.stats import stats as run_stats
+    from spark_reader.jobs.stats_picture import picture as draw
+
+    source = source_options(
+        topic,
+        store=store,
+        server=server,
+        endpoint=s3_endpoint,
+        region=s3_region,
+        token_file=token_file,
+        partitions=partition,
+        more={"startingTimestamp": from_time, "endingTimestamp": to_time, **pairs(option)},
+    )
+    with (
+        job("tierlog stats", master=master, conf=conf) as session,
+        task_bar(f"stats {topic}") as progress,
+    ):
+        rows = run_stats(session, source, progress=progress)
+    if picture is not None:
+        picture.write_text(draw(rows, title=f"Topic {topic}"))
+        note(f"drawn in {picture}")
+    if output.is_json:
+        print_json({"topic": topic, "hours": [row._asdict() for row in rows]})
+        return
+    _print(topic, rows)
+
+
+def _print(topic: str, rows: list[HourStats]) -> None:
+    columns = ("hour", "partition", "records", "bytes", "tombstones", "keys, about")
+    sizes = ("value p50, about", "p99, about", "largest")
+    cells = [
+        (
+            moment(row.hour_ms),
+            row.partition,
+            row.records,
+            size(row.size_bytes),
+            row.tombstones,
+            row.distinct_keys_estimate,
+            size(row.value_p50),
+            size(row.value_p99),
+            size(row.value_max),
+        )
+        for row in rows
+    ]
+    left_out = len(cells) - SHOWN
+    caption = f"and {left_out} earlier ones: --output json has them all" if left_out > 0 else ""
+    print_table(topic, columns + sizes, cells[-SHOWN:], caption=caption)
+    records, total = sum(row.records for row in rows), sum(row.size_bytes for row in rows)
+    note(f"{topic}: {records:,} records, {size(total)} of keys and values")
