@@ -55,7 +55,7 @@ def _targets(columns: RecordColumns, *, sticky: int, count: int) -> list[int]:
 
 
 def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
-    values, keys, headers, timestamps, _ = columns
+    values, keys, headers, timestamps = columns[:4]
     chosen_keys: list[Content] | None = None if keys is None else [keys[row] for row in rows]
     chosen_headers: list[Headers | None] | None = (
         None if headers is None else [headers[row] for row in rows]
@@ -65,4 +65,7 @@ def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
         chosen_keys,
         chosen_headers,
         None if timestamps is None else [timestamps[row] for row in rows],
+        rows=rows,
+        lines=columns.lines,
+        has_members=columns.has_members,
     )

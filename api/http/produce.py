@@ -250,7 +250,7 @@ def _by_partition(
     for index, chosen in enumerate(columns.partitions or ()):
         if chosen not in (None, number):
             strict_json.refuse_field(
-                f"records[{index}].partition", f"{chosen}, but the path says partition {number}"
+                columns.place(index, "partition"), f"{chosen}, but the path says partition {number}"
             )
     return {number: columns}
 

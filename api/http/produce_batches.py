@@ -99,7 +99,9 @@ def build_appends(
 
 def _build(columns: RecordColumns, rules: TopicRules, producer: Producer | None) -> ProducedBatches:
     if rules.needs_keys and (columns.keys is None or None in columns.keys):
-        raise _invalid("key", "a topic that is compacted takes only records with a key")
+        row = 0 if columns.keys is None else columns.keys.index(None)
+        problem = "a topic that is compacted takes only records with a key"
+        raise _invalid(columns.place(row, "key"), problem)
     return build_produced(
         columns.values,
         timestamps=_timestamps(columns, rules),
@@ -123,7 +125,7 @@ def _timestamps(columns: RecordColumns, rules: TopicRules) -> list[int]:
             problem = timestamp_problem(timestamp, rules)
             if problem:
                 index = timestamps.index(timestamp)
-                raise _invalid(f"records[{index}].timestamp", problem)
+                raise _invalid(columns.place(index, "timestamp"), problem)
     return timestamps
 
 

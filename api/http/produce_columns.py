@@ -65,6 +65,16 @@ class RecordColumns(NamedTuple):
     headers: list[Headers | None] | None = None
     timestamps: list[int | None] | None = None
     partitions: list[int | None] | None = None
+    rows: Sequence[int] | None = None  # where the records stood in the request; None: in order
+    lines: Sequence[int] | None = None  # their lines; None: the request has no lines
+    has_members: bool = True  # a record is an object, not its value alone
+
+    def place(self, row: int, member: str) -> str:
+        """`records[3].key`, or `line 4.key`: the place in the request that `row` came from."""
+        row = row if self.rows is None else self.rows[row]
+        if not self.has_members:
+            return f"line {self.lines[row]}" if self.lines is not None else member
+        return f"line {self.lines[row]}.{member}" if self.lines else f"records[{row}].{member}"
 
 
 _RECORDS: Final = msgspec.json.Decoder(RecordsIn)
@@ -79,7 +89,7 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     _check_count(body.count(b"{"), limit=records_max * _CANDIDATES_A_RECORD)
     records = strict_json.decode(body, _RECORDS).records
     _check_count(len(records), limit=records_max)
-    return _columns(records, (), "records[{}]")
+    return _columns(records, None)
 
 
 def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -92,25 +102,27 @@ def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColum
         except (msgspec.DecodeError, RecursionError) as error:
             strict_json.refuse(error, within=f"line {number}")
         numbers.append(number)
-    return _columns(records, numbers, "line {}")
+    return _columns(records, numbers)
 
 
 def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """NDJSON, one value a line."""
     values: list[Content] = []
+    numbers: list[int] = []
     for number, line in _lines(body, records_max=records_max):
+        numbers.append(number)
         try:
             values.append(content_of(_ANY.decode(line)))
         except (msgspec.DecodeError, RecursionError) as error:
             strict_json.refuse(error, within=f"line {number}")
     if not values:
         raise _no_record()
-    return RecordColumns(values)
+    return RecordColumns(values, lines=numbers, has_members=False)
 
 
 def single_value(body: bytes | bytearray, *, key: Content) -> RecordColumns:
     """The body as it is: an empty body is an empty value."""
-    return RecordColumns([bytes(body)], None if key is None else [key])
+    return RecordColumns([bytes(body)], None if key is None else [key], has_members=False)
 
 
 def decode_base64(text: str, *, loc: str) -> bytes:
@@ -129,13 +141,11 @@ def content_of(raw: msgspec.Raw) -> Content:
     return None if text == b"null" else text
 
 
-def _columns(records: Sequence[RecordIn], numbers: Sequence[int], place: str) -> RecordColumns:
-    """`numbers` are the records' lines; where there are none a record's place is its index."""
+def _columns(records: Sequence[RecordIn], lines: Sequence[int] | None) -> RecordColumns:
+    """`lines` are the records' lines; where there are none a record's place is its index."""
     if not records:
         raise _no_record()
-
-    def at(index: int, member: str) -> str:
-        return f"{place.format(numbers[index] if numbers else index)}.{member}"
+    at = RecordColumns([], lines=lines).place
 
     values: list[Content] = []
     keys: list[Content] = []
@@ -163,6 +173,7 @@ def _columns(records: Sequence[RecordIn], numbers: Sequence[int], place: str) ->
         [_partition(r, at(i, "partition")) for i, r in enumerate(records)]
         if any(record.partition is not UNSET for record in records)
         else None,
+        lines=lines,
     )
 
 
@@ -214,7 +225,7 @@ def _partition(record: RecordIn, loc: str) -> int | None:
 
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
     """(number from 1, line without blanks around it) of the lines that are not blank."""
-    _check_text(body)
+    _check_text(body, has_lines=True)
     _check_count(body.count(b"\n"), limit=records_max * _CANDIDATES_A_RECORD)
     lines = [
         (number, line)
@@ -225,15 +236,18 @@ def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, byte
     return lines
 
 
-def _check_text(body: bytes | bytearray) -> None:
+def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
     """Source text is kept unparsed, so what is not UTF-8 has to be found here."""
     if body.isascii():
         return
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        detail = f"the body is not UTF-8: {error.reason} at byte {error.start}"
-        raise InvalidRequest(detail, problems=(FieldProblem("", detail),)) from error
+        msg = f"the body is not UTF-8: {error.reason} at byte {error.start}"
+        line = body.count(b"\n", 0, error.start) + 1
+        loc = f"line {line}" if has_lines else ""
+        detail = f"{loc}: {msg}" if loc else msg
+        raise InvalidRequest(detail, problems=(FieldProblem(loc, msg),)) from error
 
 
 def _check_count(count: int, *, limit: int) -> None:
