@@ -48,6 +48,7 @@ class HttpMetrics:
         # Labels are looked up under a lock: what a request needs is looked up once.
         self._answered: dict[tuple[str, str, str], Counter] = {}
         self._seconds: dict[tuple[str, str], Histogram] = {}
+        self._fetched: dict[str, tuple[Counter, Counter]] = {}
 
     def answered(self, method: str, path: str, status: str, *, seconds: float) -> None:
         """Count a request. All three are of few values: never text that a client made up."""
@@ -62,9 +63,13 @@ class HttpMetrics:
         histogram.observe(seconds)
 
     def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
-        self.fetched_bytes.labels(tier).inc(size_bytes)
-        if records:
-            self.fetched_records.labels(tier).inc(records)
+        """Count what was read for an answer."""
+        counters = self._fetched.get(tier)
+        if counters is None:
+            counters = self.fetched_bytes.labels(tier), self.fetched_records.labels(tier)
+            self._fetched[tier] = counters
+        counters[0].inc(size_bytes)
+        counters[1].inc(records)
 
     def sample(self, name: str, value_of: Callable[[], float]) -> None:
         """A gauge whose value is asked for when it is shown."""

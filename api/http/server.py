@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import resource
 import secrets
 import socket
 import threading
@@ -30,6 +31,7 @@ from record_format.errors import InvalidRequest, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
+_DESCRIPTORS = 1 << 18
 _CLOSE = (b"connection", b"close")
 
 
@@ -48,9 +50,23 @@ def serve(
     on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. Call from the main thread."""
+    raise_descriptor_limit()
     cut_silent_clients(sock, settings)
     with _server(app, settings, tls=tls, on_started=on_started) as server:
         server.run(sockets=[sock])
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many open files as it may allow itself.
+
+    The usual soft limit of 1,024 is for programs that use select(2); a broker has a descriptor, or
+    two, for each connection and each segment that is read.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,0 +1,53 @@
+"""Large answers in their turns."""
+
+import asyncio
+from collections import Counter
+
+from api.http.send_turns import TURN_BYTES, SendTurns
+
+WINDOW = TURN_BYTES // 2
+
+
+def drain(turns: SendTurns, sent: Counter[int], number: int, left: int) -> None:
+    """A sender whose socket takes all, and which asks again until nothing is left."""
+    loop = asyncio.get_running_loop()
+
+    def send() -> int:
+        nonlocal left
+        left -= 1
+        sent[number] += 1
+        if left:
+            turns.ask(send, loop)
+        return WINDOW
+
+    turns.ask(send, loop)
+
+
+def test_all_get_their_turn_and_the_loop_is_asked_between():
+    async def case() -> None:
+        turns, sent = SendTurns(), Counter[int]()
+        for number in range(8):
+            drain(turns, sent, number, left=20)
+        passes = 0
+        while sum(sent.values()) < 8 * 20:
+            await asyncio.sleep(0)  # whoever else there is has a turn of the loop
+            passes += 1
+            assert sum(sent.values()) <= passes * TURN_BYTES // WINDOW
+            assert max(sent.values()) - min(sent[number] for number in range(8)) <= 1
+        assert passes >= 8 * 20 * WINDOW // TURN_BYTES
+        assert not turns.busy
+
+    asyncio.run(case())
+
+
+def test_one_that_had_nothing_to_send_does_not_stop_the_others():
+    async def case() -> None:
+        turns, sent = SendTurns(), Counter[int]()
+        for _ in range(5):
+            turns.ask(lambda: 0, asyncio.get_running_loop())
+        drain(turns, sent, 1, left=3)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sent[1] == 3
+
+    asyncio.run(case())
