@@ -145,13 +145,13 @@ class Bucket:
         return self._uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
 
     def _foreign(self, found: Cluster) -> str:
-        where = f"{self.store.url} belongs to cluster {found.cluster_id}"
-        if self._folder.is_new:
-            return (
-                f"{where}, and data folder {self._folder.path} is empty: to go on with that "
-                f"cluster, tierlog storage restore --store {self.store.url} --data-dir NEW"
-            )
-        return f"{where}, data folder {self._folder.path} to {self._folder.cluster_id}"
+        folder = f"data folder {self._folder.path}"
+        whose = "is empty" if self._folder.is_new else f"to {self._folder.cluster_id}"
+        return (
+            f"{self.store.url} belongs to cluster {found.cluster_id}, and {folder} {whose}: "
+            "to go on with the store's cluster, "
+            f"tierlog storage restore --store {self.store.url} --data-dir NEW"
+        )
 
     # --- partitions -------------------------------------------------------------------------------
 

@@ -1,0 +1,25 @@
+"""A store of another cluster is refused, and the way on is named."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from record_format.errors import ConfigurationError
+
+
+def opened(root: Path, *, data: str, store: str) -> Broker:
+    settings = BrokerSettings(data_dir=root / data, cache_bytes=1 << 20, disk_reserve_bytes=0)
+    return Broker.open(settings, store=open_store(f"file://{root / store}"))
+
+
+@pytest.mark.parametrize("data", ["used", "new"])
+def test_a_store_of_another_cluster_is_refused_and_restore_is_named(
+    tmp_path: Path, data: str
+) -> None:
+    opened(tmp_path, data="one", store="store-one").close()
+    opened(tmp_path, data="used", store="store-used").close()
+    with pytest.raises(ConfigurationError, match="tierlog storage restore --store file:"):
+        opened(tmp_path, data=data, store="store-one")
