@@ -9,6 +9,8 @@
 * A key is a path below the root: `check_key` lets no component through that could lead elsewhere.
   A symbolic link that an operator put inside the folder is followed.
 * It keeps no checksums: whoever must be sure reads back.
+* Of a folder that went away (an unmounted disk) no object is missing: nothing can be said of any.
+  It is told by `.tierlog-tmp`, which is made when the store is opened and stays.
 * Several processes may share the folder. Temp files older than a day are swept when it is opened.
 """
 
@@ -123,6 +125,7 @@ class FolderStore:
                 try:
                     path.unlink()
                 except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    self._check_there()
                     continue
                 except PermissionError:
                     if not path.is_dir():
@@ -157,12 +160,14 @@ class FolderStore:
             try:
                 return self._stat(key, path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._check_there()
                 return None
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
         found: ObjectStats = []
         with self._counted("list", prefix):
+            self._check_there()
             for key in _walk(self._root, "", prefix=prefix, start_after=start_after):
                 if len(found) == limit:
                     break
@@ -178,6 +183,7 @@ class FolderStore:
             try:
                 below = sorted((self._root / prefix).iterdir(), key=lambda path: f"{path.name}/")
             except (FileNotFoundError, NotADirectoryError):
+                self._check_there()
                 return []
             found = (
                 p.name for p in below if p.is_dir() and self._holds_objects(f"{prefix}{p.name}/")
@@ -194,6 +200,11 @@ class FolderStore:
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
+
+    def _check_there(self) -> None:
+        """Raises OSError where it is the whole store that is gone, not an object."""
+        if not self._temp.is_dir():
+            raise OSError(errno.ENOENT, "the store's folder is gone; is its disk mounted?")
 
     def _stat(self, key: str, path: Path) -> ObjectStat:
         status = path.stat()
@@ -258,6 +269,7 @@ class FolderStore:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
+                self._check_there()
                 raise MissingObject("the object is not in the store", file=key) from None
             try:
                 if path.is_dir():

@@ -13,7 +13,12 @@ from cold_tier.object_keys import new_unique, parse_segment, segment_keys
 from cold_tier.open import open_store
 from cold_tier.retry import RetryPolicy
 from cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
-from record_format.errors import ConfigurationError, ObjectExists, StoreUnavailable
+from record_format.errors import (
+    ConfigurationError,
+    MissingObject,
+    ObjectExists,
+    StoreUnavailable,
+)
 
 
 def test_nothing_appears_under_a_key_before_it_is_whole(tmp_path, monkeypatch):
@@ -160,3 +165,29 @@ def _down():
 
 def test_a_body_with_its_crc_given_is_taken_where_it_is_right(tmp_path):
     FolderStore(tmp_path).put("k", b"abc", crc32c=crc32c(b"abc"))
+
+
+def test_a_folder_that_went_away_is_unavailable_and_lacks_no_object(tmp_path):
+    root = tmp_path / "mounted"
+    store = FolderStore(root)
+    store.put("a/k", b"body")
+    root.rename(tmp_path / "away")
+    for stands_empty in (False, True):
+        if stands_empty:
+            root.mkdir()  # the mount point alone
+        for call in (
+            lambda: store.get("a/k", max_bytes=9),
+            lambda: list(store.get_range("a/k", 0, 1)),
+            lambda: store.head("a/k"),
+            lambda: store.list("", limit=9),
+            lambda: store.folders("a/", limit=9),
+            lambda: store.delete(["a/k"]),
+            lambda: store.put("a/new", b"x"),
+        ):
+            with pytest.raises(StoreUnavailable):
+                call()
+    root.rmdir()
+    (tmp_path / "away").rename(root)
+    assert store.get("a/k", max_bytes=9) == b"body"
+    with pytest.raises(MissingObject):
+        store.get("a/other", max_bytes=9)
