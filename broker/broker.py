@@ -23,7 +23,14 @@ from broker.background import BackgroundTask
 from broker.bucket import Bucket
 from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
-from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from broker.data_folder import (
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DataFolder,
+    new_id,
+    refused,
+)
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.findings import VerifyReport
 from broker.groups import Groups
@@ -160,8 +167,10 @@ class Broker:
             bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
             broker = cls(folder, settings, bucket=bucket, clock=clock)
             broker._open_topics()
-        except BaseException:
+        except BaseException as error:
             folder.close(clean=False)
+            if isinstance(error, OSError):
+                raise refused(folder.path, error) from error
             raise
         for task in broker._tasks:
             task.start()

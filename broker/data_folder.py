@@ -62,6 +62,12 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     probed_ms: int
 
 
+def refused(path: Path, error: OSError) -> ConfigurationError:
+    """What a start says of a folder that it may not, or cannot, use: read-only, not ours, full."""
+    place = f"{error.filename}: " if error.filename else ""
+    return ConfigurationError(f"data folder {path}: {place}{error.strerror}")
+
+
 def new_id() -> str:
     """A random UUID as Kafka writes them; never beginning with a dash (Kafka's Uuid.randomUuid)."""
     while True:
@@ -79,13 +85,19 @@ class DataFolder:
             (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
             self._lock_fd = _take_lock(path / ".lock")
         except OSError as error:
-            raise ConfigurationError(f"data folder {path}: {error.strerror}") from error
+            raise refused(path, error) from error
         self.path = path
         self._checkpoint_lock = threading.Lock()
-        self.is_new = not (path / "meta.properties").exists()
-        self.cluster_id = self._read_or_make_identity()
-        self.owner = self._read_or_make_owner()
-        self.was_clean = self._consume_clean_marker()
+        try:
+            self.is_new = not (path / "meta.properties").exists()
+            self.cluster_id = self._read_or_make_identity()
+            self.owner = self._read_or_make_owner()
+            self.was_clean = self._consume_clean_marker()
+        except BaseException as error:
+            os.close(self._lock_fd)
+            if isinstance(error, OSError):
+                raise refused(path, error) from error
+            raise
 
     @property
     def cache(self) -> Path:

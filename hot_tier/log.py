@@ -14,6 +14,7 @@ folder has them for all partitions), and starts no thread.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,9 +46,10 @@ from hot_tier.segment_views import (
 )
 from hot_tier.steady import steady
 from record_format.compacting import KeyTable
-from record_format.errors import OffsetPastEnd
+from record_format.errors import ConfigurationError, OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
 
+NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 UNFLUSHED_SEGMENTS_MAX = 16  # each of them keeps a descriptor
 
 
@@ -100,8 +102,8 @@ class PartitionLog:
         `start_offset`: where a new, empty log begins. `repair`: cut also where flushed bytes are
         bad. `open_files` may be shared by many logs.
 
-        Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder),
-        DiskFull, LogOfflineError (the disk failed).
+        Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
+        one that may not be written), DiskFull, LogOfflineError (the disk failed).
         """
         state = LogState(
             folder=folder,
@@ -118,6 +120,9 @@ class PartitionLog:
             found.check_topic_id(topic_id)
             report = open_log(state, found, request)
         except OSError as error:
+            if error.errno in NOT_ALLOWED:
+                place = error.filename or folder
+                raise ConfigurationError(f"{place}: {error.strerror}") from error
             raise disk_error(state, error) from error
         log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
         if state.log_start_offset > state.log_end_offset:

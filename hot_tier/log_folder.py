@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -62,6 +63,8 @@ class LogFolder:
         if not path.is_dir():
             path.mkdir(parents=True)
             disk.sync_folder(path.parent)
+        if not os.access(path, os.W_OK | os.X_OK):  # a start may need no write; the first roll does
+            raise PermissionError(errno.EACCES, "may not be written", str(path))
         swapped = folder._scan()
         if swapped:
             for base_offset in sorted(swapped):

@@ -1,12 +1,17 @@
-"""A read that does not wait for the disk: the one place that knows which systems have it.
+"""What of a file is in memory, and reads that do not wait for the disk: the one place that knows
+which systems can say.
 
 * Linux: preadv2 with RWF_NOWAIT. Elsewhere, and on a file system that cannot tell, every answer is
   "would wait": the caller then reads on a thread that may. Slower, and as correct.
+* `resident_bytes` maps the file to ask mincore(2), and touches no page of it: nothing is read, and
+  a file that is cut meanwhile raises no signal.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 from typing import Final
 
@@ -31,3 +36,48 @@ def pread_nowait(fd: int, size_bytes: int, position: int) -> bytes:
             raise BlockingIOError(errno.EAGAIN, "this file system cannot say it") from error
         raise
     return bytes(memoryview(buffer)[:read])
+
+
+def resident_bytes(fd: int) -> int:
+    """How many bytes of a file lie in the page cache, in whole pages but for the file's last.
+
+    Linux tells only who may write to the file; to others all of it counts. Raises OSError.
+    """
+    size_bytes = os.fstat(fd).st_size
+    return sum(
+        _resident_in(fd, start, min(_WINDOW_BYTES, size_bytes - start))
+        for start in range(0, size_bytes, _WINDOW_BYTES)
+    )
+
+
+_WINDOW_BYTES: Final = 1 << 30
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def _resident_in(fd: int, position: int, size_bytes: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_longlong,
+    )
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, position)
+    if address == _MAP_FAILED:
+        raise _failure()
+    try:
+        pages = ctypes.create_string_buffer(-(-size_bytes // mmap.PAGESIZE))
+        if libc.mincore(address, size_bytes, pages):
+            raise _failure()
+    finally:
+        libc.munmap(address, size_bytes)
+    in_memory = [byte & 1 for byte in pages.raw]
+    resident = sum(in_memory) * mmap.PAGESIZE
+    past_end = -size_bytes % mmap.PAGESIZE
+    return resident - past_end if in_memory[-1] else resident
+
+
+def _failure() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))

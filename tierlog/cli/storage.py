@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +33,16 @@ Store = Annotated[
 ]
 
 
+Cache = Annotated[
+    bool,
+    typer.Option("--cache", help="How much of each local file is in this machine's memory."),
+]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="The broker's data folder, for --cache."),
+]
+
+
 @app.command("report")
 @client_command
 def report(client: Client, output: OutputOption = Output.AUTO) -> None:
@@ -57,9 +69,13 @@ def segments(
     partition: Partition = None,
     store: Store = None,
     s3_endpoint: EndpointOption = None,
+    cache: Cache = False,
+    data_dir: CacheFolder = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Every segment, oldest first: where it begins, how large it is, and in which tier it lies."""
+    if cache and data_dir is None:
+        raise typer.BadParameter("--cache takes --data-dir: it asks this machine's page cache")
     if store is not None:
         found = _offline_segments(topic, partition, store=store, endpoint=s3_endpoint)
     else:
@@ -70,13 +86,24 @@ def segments(
             {
                 "topic": topic,
                 "partitions": [
-                    {"partition": one, "segments": listed} for one, listed in found.items()
+                    {"partition": one, "segments": listed}
+                    | ({"cached_bytes": _cached(data_dir, topic, one, listed)} if cache else {})
+                    for one, listed in found.items()
                 ],
             }
         )
         return
-    columns = ("partition", "offsets", "records", "size", "from", "to", "tier", "crc32c")
-    rows = [
+    columns: tuple[str, ...] = (
+        "partition",
+        "offsets",
+        "records",
+        "size",
+        "from",
+        "to",
+        "tier",
+        "crc32c",
+    )
+    rows: list[tuple[object, ...]] = [
         (
             one,
             f"{segment.base_offset} - {segment.last_offset}",
@@ -90,6 +117,12 @@ def segments(
         for one, listed in found.items()
         for segment in listed
     ]
+    if cache:
+        columns = (*columns, "in memory")
+        in_memory = [
+            b for one, listed in found.items() for b in _cached(data_dir, topic, one, listed)
+        ]
+        rows = [(*row, _share(b)) for row, b in zip(rows, in_memory, strict=True)]
     print_table(topic, columns, rows)
 
 
@@ -144,6 +177,28 @@ def _manifest(client: Client, topic: str, partition: int, version: int | None) -
         )
         entries += page.segments
     return document | {"segments": entries, "next_from_offset": None}
+
+
+def _cached(
+    data_dir: Path | None, topic: str, partition: int, listed: Sequence[Segment]
+) -> list[int | None]:
+    """Bytes of each segment's `.log` that are in the page cache; None where it is not local."""
+    from record_format.page_cache import resident_bytes
+
+    assert data_dir is not None, "--cache takes it"
+    found: list[int | None] = []
+    for segment in listed:
+        path = data_dir / f"{topic}-{partition}" / f"{segment.base_offset:020d}.log"
+        try:
+            with path.open("rb") as file:
+                found.append(resident_bytes(file.fileno()))
+        except FileNotFoundError:
+            found.append(None)
+    return found
+
+
+def _share(cached_bytes: int | None) -> str | None:
+    return None if cached_bytes is None else size(cached_bytes)
 
 
 def _offline_segments(

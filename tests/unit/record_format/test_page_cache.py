@@ -3,7 +3,7 @@ import os
 import pytest
 
 from record_format import page_cache
-from record_format.page_cache import pread_nowait
+from record_format.page_cache import pread_nowait, resident_bytes
 
 
 @pytest.fixture
@@ -31,3 +31,19 @@ def test_where_the_file_system_cannot_tell_every_read_would_wait(fd, monkeypatch
     monkeypatch.setattr(page_cache, "NOWAIT", 1 << 30)  # no flag that a kernel knows
     with pytest.raises(BlockingIOError):
         pread_nowait(fd, 10, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs a cache that can be emptied")
+def test_what_of_a_file_is_in_memory_is_counted_by_pages(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1_000_003))
+    opened = os.open(path, os.O_RDWR)
+    os.fsync(opened)
+    assert resident_bytes(opened) == 1_000_003
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    dropped = resident_bytes(opened)
+    os.pread(opened, 1_000_003, 0)
+    assert dropped <= resident_bytes(opened) == 1_000_003  # tmpfs drops nothing
+    os.ftruncate(opened, 0)
+    assert resident_bytes(opened) == 0
+    os.close(opened)
