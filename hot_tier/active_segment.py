@@ -219,7 +219,8 @@ class ActiveSegment:
         limit = min(config.segment_bytes, MAX_SEGMENT_BYTES)
         if end.size_bytes > limit - size_bytes:
             return "segment.bytes"
-        if self._waited_ms(pending, max_timestamp, now_ms) > config.segment_ms - self.jitter_ms:
+        waited_ms = self._waited_ms(pending, max_timestamp, now_ms)
+        if waited_ms > config.effective_segment_ms - self.jitter_ms:
             return "segment.ms"
         if self.index_is_full(pending):
             return "segment.index.bytes"

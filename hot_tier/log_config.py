@@ -332,6 +332,13 @@ class LogConfig:
         return "delete" in self.cleanup_policy.split(",")
 
     @property
+    def effective_segment_ms(self) -> int:
+        """What is active is not compacted, so a topic's lag bounds its segments' age too."""
+        return (
+            min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
+        )
+
+    @property
     def log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
 

@@ -110,7 +110,7 @@ class LogState:
             return self.producers.first_unstable_offset()
 
     def jitter_ms(self) -> int:
-        most = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        most = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
         return self.random.randrange(most) if most > 0 else 0
 
     def go_offline(self, error: OSError) -> LogOfflineError:

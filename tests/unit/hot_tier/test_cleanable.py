@@ -1,0 +1,156 @@
+"""What compaction may work on, and when it is worth it."""
+
+import pytest
+
+from hot_tier.append import Append
+from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
+from hot_tier.segment import Segment, SegmentEnd
+from record_format.key_table import PlainKeyTable
+from tests.fakes.partition_logs import NOW_MS, batch, produced
+
+COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
+
+
+def put(log, *pairs, **fields):
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    (result,) = log.append([Append(produced(batch(values, keys=keys, **fields)))])
+    return result
+
+
+def test_the_active_segment_is_never_cleaned(open_log):
+    log = open_log(config=COMPACT)
+    put(log, (b"a", b"1"))
+    log.flush()
+    assert log.cleanable(None).dirty_bytes == 0
+    log.roll(reason="test")
+    assert log.cleanable(None).end_offset == 1
+
+
+def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
+    log = open_log(config=COMPACT | {"min.compaction.lag.ms": 1000})
+    for age_ms in (5000, 100, 5000):
+        put(log, (b"a", b"1"), timestamps=[NOW_MS - age_ms])
+        log.roll(reason="test")
+    assert log.cleanable(None).end_offset == 1
+
+
+def test_an_open_transaction_holds_compaction_back(open_log):
+    log = open_log(config=COMPACT)
+    put(log, (b"a", b"1"))
+    log.roll(reason="test")
+    data = batch([b"x"], keys=[b"a"], producer_id=5, producer_epoch=0, base_sequence=0)
+    data[22] |= 0x10  # transactional; no coordinator runs here, so the gate would not take it
+    from record_format.batch import parse_header, set_max_timestamp
+    from record_format.produced import ProducedBatches
+
+    header = parse_header(data)
+    header = set_max_timestamp(data, header, timestamp=header.max_timestamp)
+    log.append([Append(ProducedBatches(data, [header], [NOW_MS]))])
+    log.roll(reason="test")
+    assert log.cleanable(None).end_offset == 1
+
+
+def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
+    log = open_log(config=COMPACT)
+    for _ in range(3):
+        put(log, (b"a", b"1"))
+        log.roll(reason="test")
+    assert log.cleanable(2).first_dirty_offset == 2
+    assert log.cleanable(99).first_dirty_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("clean", "dirty", "ratio", "due"),
+    [(0, 0, 0.0, False), (50, 50, 0.5, False), (49, 51, 0.5, True), (99, 1, 0.0, True)],
+)
+def test_a_round_is_due_above_the_dirty_ratio(clean, dirty, ratio, due):
+    cleanable = Cleanable(0, 10, clean, dirty, None)
+    assert cleanable.is_due(min_dirty_ratio=ratio, max_lag_ms=2**63 - 1, now_ms=NOW_MS) is due
+
+
+def test_the_greatest_lag_makes_it_due_whatever_the_ratio(open_log):
+    log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
+    put(log, (b"a", b"1"), timestamps=[NOW_MS - 2000])
+    log.roll(reason="test")
+    cleanable = log.cleanable(None)
+    assert cleanable.oldest_dirty_ms == NOW_MS - 2000
+    assert cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=1000, now_ms=NOW_MS)
+    assert not cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=3000, now_ms=NOW_MS)
+
+
+def test_the_greatest_lag_rolls_the_active_segment(open_log):
+    log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
+    put(log, (b"a", b"1"), timestamps=[NOW_MS - 5000])
+    put(log, (b"a", b"2"), timestamps=[NOW_MS - 3000])
+    assert [segment.base_offset for segment in log.segments()] == [0, 1]
+
+
+def test_groups_stay_within_a_segment_s_size_its_index_and_the_borders(tmp_path):
+    sizes = [40, 40, 40, 90, 10, 10]
+    segments = []
+    for number, size in enumerate(sizes):
+        segments.append(Segment(tmp_path, number * 10, SegmentEnd(size, number * 10 + 10)))
+        (tmp_path / f"{number * 10:020d}.index").write_bytes(bytes(8))
+
+    def bases(**limits):
+        given = {"segment_bytes": 100, "index_bytes": 80, "borders": frozenset(), **limits}
+        groups = group_segments(segments, GroupLimits(**given))
+        return [[segment.base_offset for segment in group] for group in groups]
+
+    assert bases() == [[0, 10], [20], [30, 40], [50]]
+    assert bases(index_bytes=8) == [[0], [10], [20], [30], [40], [50]]
+    assert bases(borders=frozenset((10, 50))) == [[0], [10, 20], [30, 40], [50]]
+
+
+def test_offsets_of_a_group_fit_31_bits(tmp_path):
+    first = Segment(tmp_path, 0, SegmentEnd(10, 2**31 - 5))
+    second = Segment(tmp_path, 2**31 - 5, SegmentEnd(10, 2**31 + 5))
+    limits = GroupLimits(1000, 1000, frozenset())
+    assert len(group_segments([first, second], limits)) == 2
+
+
+def test_segments_are_grouped_and_none_is_empty(open_log, records_of):
+    log = open_log(config=COMPACT | {"segment.bytes": 1024})
+    for number in range(40):
+        put(log, (b"key", b"%0200d" % number))
+    log.roll(reason="test")
+    assert len(log.segments()) > 5
+    done = log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    assert done.complete
+    views = log.segments()
+    assert all(view.size_bytes for view in views[:-1])
+    assert [record.value for record in records_of(log)] == [b"%0200d" % 39]
+    assert views[-2].last_offset == 39
+    assert log.log_end_offset == 40
+
+
+def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(open_log):
+    log = open_log(config=COMPACT)
+    fields = {"producer_id": 7, "producer_epoch": 0}
+    put(log, (b"a", b"1"), base_sequence=0, **fields)
+    put(log, (b"a", b"2"), base_sequence=1, **fields)
+    put(log, (b"a", b"3"))
+    log.roll(reason="test")
+    log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    log.close()
+    again = open_log(config=COMPACT, clean=False)
+    assert put(again, (b"a", b"2"), base_sequence=1, **fields).duplicate
+    assert put(again, (b"a", b"4"), base_sequence=2, **fields).base_offset == 3
+
+
+def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, records_of):
+    log = open_log(config=COMPACT)
+    for value in (b"1", b"2"):
+        put(log, (b"a", value))
+    log.roll(reason="test")
+    path = log.segments()[0].path
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    from record_format.errors import CorruptBatch
+
+    with pytest.raises(CorruptBatch) as bad:
+        log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    assert str(path) in str(bad.value)
+    assert path.read_bytes() == data
+    assert not [p for p in path.parent.iterdir() if p.suffix == ".cleaned"]
