@@ -38,6 +38,9 @@ FORMS: Final = (
     media_types.EVENTS,
 )
 _ATTEMPTS: Final = 3
+# So many records are looked for in so many bytes first: a megabyte is not read to show one record.
+FEW_RECORDS: Final = 100
+FEW_BYTES: Final = 16 << 10
 
 
 class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +56,13 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def committed(self) -> bool:
         return self.isolation == "read_committed"
+
+    def for_few(self) -> FetchQuery:
+        """The same with less to read, where few records are asked for; else itself."""
+        limit = self.record_limit
+        if limit is None or limit > FEW_RECORDS or self.min_bytes > 1:
+            return self
+        return msgspec.structs.replace(self, max_bytes=min(self.max_bytes, FEW_BYTES))
 
     @property
     def record_limit(self) -> int | None:
@@ -73,10 +83,37 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
         return await tail_of(context, exchange, [partition], whole_topic=False)
     query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
-    found = await _fetch_enough(context, exchange, partition, position, query)
     if form == media_types.BATCHES:
+        found = await _fetch_enough(context, exchange, partition, position, query)
         return await _batches_answer(context, found, query)
-    return await _records_answer(context, partition, found, query, form)
+    few = query.for_few()
+    found = await _fetch_enough(context, exchange, partition, position, few)
+    page = await _written(context, partition, found, few, form)
+    if few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0):
+        found, page = await _more(context, partition, found, page, query=query, form=form)
+    return _records_answer(context, partition, found, page, form)
+
+
+async def _more(
+    context: Context,
+    partition: Partition,
+    found: Found,
+    page: WrittenPage,
+    *,
+    query: FetchQuery,
+    form: str,
+) -> tuple[Found, WrittenPage]:
+    """What all of `max_bytes` holds, where the few bytes that were read first were too few."""
+    if page.next_offset >= found.fetched.end_offset:
+        return found, page
+    try:
+        fetched = await read(
+            context, partition, found.offset, max_bytes=query.max_bytes, committed=query.committed
+        )
+    except OffsetTrimmed:
+        return found, page  # what was there is an answer
+    found = Found(fetched, found.offset)
+    return found, await _written(context, partition, found, query, form)
 
 
 async def _fetch_enough(
@@ -161,10 +198,9 @@ async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> 
     return FileAnswer(200, headers, fetched.slices)
 
 
-async def _records_answer(
-    context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
+def _records_answer(
+    context: Context, partition: Partition, found: Found, page: WrittenPage, form: str
 ) -> Answer:
-    page = await _written(context, partition, found, query, form)
     context.metrics.fetched(found.fetched.tier, found.fetched.size_bytes, records=page.records)
     body: bytes = page.content
     if form == media_types.JSON:

@@ -276,3 +276,17 @@ def _until(condition: object) -> None:
     while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
         time.sleep(0.005)
     assert condition()  # type: ignore[operator]
+
+
+def test_few_records_are_few_whatever_their_size(api: Api) -> None:
+    topic = api.topic()
+    for number in range(12):
+        api.values(topic, str(number).ljust(5000))
+    for limit in (1, 2, 4, 11, 12, 100):
+        answer = api.fetch(topic, max_records=limit).json()
+        got = [int(record["value"]) for record in answer["records"]]
+        assert got == list(range(min(limit, 12)))
+        assert answer["next_offset"] == len(got)
+    answer = api.fetch(topic, max_records=11, max_bytes=12_000, accept=NDJSON)
+    assert answer.headers["log-next-offset"] == str(len(answer.text.splitlines())) == "2"
+    assert api.fetch(topic, max_records=1, max_bytes=1).json()["next_offset"] == 1
