@@ -89,6 +89,11 @@ class Context:
         inside = partial(contextvars.copy_context().run, call)
         return asyncio.get_running_loop().run_in_executor(threads, inside)
 
+    def full_key(self, key: str) -> str:
+        """The whole key in the bucket of what the store calls `key`."""
+        bucket = self.broker.bucket
+        return key if bucket is None else bucket.store.full_key(key)
+
     def next_turn(self, topic: str) -> int:
         """Count the requests to a topic: records without a key stick to one partition each."""
         turns = self._turns.get(topic)

@@ -166,26 +166,30 @@ async def _answer(
             context.metrics.fetched(fetched.tier, fetched.size_bytes, records=records)
 
     def write() -> bytes:
-        shown = [_shown(exchange, place, wanted) for place in places]
+        shown = [_shown(context, exchange, place, wanted=wanted) for place in places]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
     return Answer(200, [JSON, NO_STORE], await context.compute(size, write))
 
 
-def _shown(exchange: Exchange, place: Place | Refused, wanted: FetchMany) -> bytes:
+def _shown(
+    context: Context, exchange: Exchange, place: Place | Refused, *, wanted: FetchMany
+) -> bytes:
     if isinstance(place, Refused):
-        return _shown_error(exchange, place)
+        return _shown_error(context, exchange, place)
     assert place.fetched is not None, "it was read"
     try:
         page = record_json.read_page(place.fetched, offset=place.offset, max_bytes=place.max_bytes)
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
-        return _shown_error(exchange, refused)
+        return _shown_error(context, exchange, refused)
     return document(place.partition, place.fetched, page, wanted.encoding)
 
 
-def _shown_error(exchange: Exchange, refused: Refused) -> bytes:
-    problem = problems.to_problem(refused.error, request_id=exchange.request_id)
+def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:
+    problem = problems.to_problem(
+        refused.error, request_id=exchange.request_id, full_key=context.full_key
+    )
     return msgspec.json.encode(
         {
             "topic": refused.topic,

@@ -121,7 +121,12 @@ class TierlogApp(FastAPI):
 
     def _refusal(self, exchange: Exchange, error: Exception) -> Answer:
         writing = exchange.method not in _READING
-        problem = problems.to_problem(error, request_id=exchange.request_id, writing=writing)
+        problem = problems.to_problem(
+            error,
+            request_id=exchange.request_id,
+            writing=writing,
+            full_key=self.context.full_key,
+        )
         self.context.metrics.errors.labels(problem.code).inc()
         if problem.status >= 500:
             self._log(exchange, error, problem.code)

@@ -153,10 +153,20 @@ def kind_of(error: Exception) -> Kind:
     return INTERNAL
 
 
-def to_problem(error: Exception, *, request_id: str, writing: bool = False) -> Problem:
-    """The problem document of an exception. `writing`: the call may have changed something."""
+def to_problem(
+    error: Exception,
+    *,
+    request_id: str,
+    writing: bool = False,
+    full_key: Callable[[str], str] = str,
+) -> Problem:
+    """The problem document of an exception.
+
+    `writing`: the call may have changed something. `full_key` makes an object's name within the
+    store's prefix its whole key in the bucket, as `/segments` shows it.
+    """
     if isinstance(error, refusals.AppendedInPart):
-        problem = to_problem(error.cause, request_id=request_id, writing=writing)
+        problem = to_problem(error.cause, request_id=request_id, writing=writing, full_key=full_key)
         problem.document["results"] = error.results
         return problem
     kind = kind_of(error)
@@ -169,6 +179,8 @@ def to_problem(error: Exception, *, request_id: str, writing: bool = False) -> P
     }
     if kind.members is not None:
         document.update(kind.members(error))
+    if kind.members is _object_key and document["object_key"]:
+        document["object_key"] = full_key(str(document["object_key"]))
     if kind is INTERNAL:
         document["request_id"] = request_id
     if writing and isinstance(error, (errors.LogOfflineError, errors.OutcomeUnknownError)):

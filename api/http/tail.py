@@ -173,7 +173,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
                 context.access.recheck(exchange)
                 events = await tail.next_events()
             except TierlogError as error:
-                yield _error_event(exchange, error)
+                yield _error_event(context, exchange, error)
                 return
             if events:
                 yield events
@@ -184,8 +184,8 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
                 poll.restart(wait_ms=heartbeat_ms)
 
 
-def _error_event(exchange: Exchange, error: TierlogError) -> bytes:
-    problem = problems.to_problem(error, request_id=exchange.request_id)
+def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> bytes:
+    problem = problems.to_problem(error, request_id=exchange.request_id, full_key=context.full_key)
     return b"event: error\ndata: %b\n\n" % problem.body()
 
 

@@ -1,0 +1,24 @@
+"""An object is called by its whole key in the bucket, wherever an answer names it."""
+
+from pathlib import Path
+
+from tests.integration.http.conftest import Api, problem, records_path
+
+
+def test_a_missing_object_is_named_by_the_key_that_segments_shows(api: Api) -> None:
+    topic = api.cold_topic()
+    first = api.get(f"/v1/topics/{topic}/partitions/0/segments").json()["segments"][0]
+    key = first["object_key"]
+    away = Path(key).rename(key + ".away")
+    try:
+        found = problem(api.fetch(topic, offset=0), 502, "cold-object-missing")
+        assert found["object_key"] == key
+        one = {"topic": topic, "partition": 0, "offset": 0}
+        answer = api.post("/v1/fetch", json={"partitions": [one]})
+        assert answer.json()["partitions"][0]["error"]["object_key"] == key
+        tail = records_path(topic).replace("records", "tail")
+        with api.stream("GET", tail, params={"offset": 0}) as events:
+            error = next(line for line in events.iter_lines() if line.startswith("data: "))
+        assert f'"object_key":"{key}"' in error
+    finally:
+        away.rename(key)
