@@ -1,0 +1,58 @@
+"""Every piece of Python in the guides runs as it is printed, but for the addresses."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.two_tiers import two_tiers
+
+GUIDES = Path(__file__).parents[3] / "docs" / "guides"
+
+
+def code_of(page):
+    return re.findall(r"^```python\n(.*?)^```$", (GUIDES / page).read_text(), re.MULTILINE | re.S)
+
+
+def run(page, tiers, folder, **known):
+    """The pieces in order, in one namespace."""
+    addresses = {
+        "s3://bucket/prefix": tiers.store_url,
+        "http://127.0.0.1:8640": tiers.url,
+        "/data/": f"{folder}/",
+    }
+    for code in code_of(page):
+        for printed, real in addresses.items():
+            code = code.replace(printed, real)
+        try:
+            exec(compile(code, page, "exec"), known)
+        except ModuleNotFoundError as missing:
+            if missing.name not in {"polars", "duckdb"}:  # not among our own packages
+                raise
+    return known
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
+def test_moving_a_job_from_kafkas_source(spark, tmp_path):
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("flights")
+        tiers.produce("flights", 300)
+        tiers.offload("flights")
+        tiers.create("copy")
+        known = run("from-kafka-source.md", tiers, tmp_path, spark=spark)
+        assert known["part"].count() == 100 + 50 + 300
+        copied = sum(
+            tiers.broker.partition("copy", number).offsets().log_end_offset for number in range(3)
+        )
+        assert copied == 900
+
+
+def test_reading_with_plain_python(tiers, tmp_path):
+    known = run("read-with-python.md", tiers, tmp_path)
+    cold = sum(tiers.cold_end("flights", partition) for partition in range(3))
+    assert known["table"].num_rows == cold
+    assert known["rows"] == 4800 - 100
+    assert known["per_hour"].sum() == cold
+    assert list((tmp_path / "flights").rglob("*.parquet"))

@@ -1,0 +1,60 @@
+import json
+from itertools import pairwise
+
+import pytest
+
+from record_format.errors import CorruptDataError
+from spark_reader.catalog import PartitionFacts
+from spark_reader.jobs.replay_plan import ReplayPlan, cut_steps, from_json, options_of
+from spark_reader.plan import Split
+from spark_reader.ranges import OffsetRange
+
+
+def asked(partition, start, end):
+    facts = PartitionFacts(
+        topic="t",
+        topic_id="id",
+        partition=partition,
+        log_start_offset=0,
+        end_offset=end,
+        cold_end_offset=end,
+        manifest=None,
+    )
+    return OffsetRange(facts, start, end)
+
+
+def splits(partition, *borders):
+    return [
+        Split(topic="t", partition=partition, start_offset=start, end_offset=end, chunks=())
+        for start, end in pairwise(borders)
+    ]
+
+
+@pytest.mark.parametrize("step_bytes", [1, 100, 200, 350, 10_000])
+def test_steps_together_are_the_range_and_follow_each_other(step_bytes):
+    ranges = [asked(0, 5, 1000), asked(1, 0, 40), asked(2, 7, 7)]
+    cut = [*splits(0, 5, 200, 410, 600, 790, 1000), *splits(1, 0, 40)]
+    steps = cut_steps(ranges, cut, split_bytes=100, step_bytes=step_bytes)
+    for place in (0, 1):
+        parts = [step["t"][place] for step in steps if place in step["t"]]
+        assert parts[0][0] == ranges[place].start_offset
+        assert parts[-1][1] == ranges[place].end_offset
+        assert all(left[1] == right[0] for left, right in pairwise(parts))
+    assert not any(2 in step["t"] for step in steps)
+    assert len(steps) <= max(1, -(-600 // step_bytes))
+
+
+def test_nothing_to_read_is_no_step():
+    assert cut_steps([asked(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
+
+
+def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
+    plan = ReplayPlan(asked={"subscribe": "t"}, steps=[{"t": {0: (0, 5), 3: (1, 2)}}])
+    assert from_json(plan.to_json(), file="plan.json") == plan
+    assert json.loads(options_of(plan.steps[0])["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
+    newer = plan.to_json().replace('"format_version": 1', '"format_version": 2')
+    with pytest.raises(CorruptDataError, match="a replay plan of format 2"):
+        from_json(newer, file="plan.json")
+    for broken in ("", "[]", "{}", plan.to_json().replace("[", "{", 1)):
+        with pytest.raises(CorruptDataError, match=r"plan\.json: is no replay plan"):
+            from_json(broken, file="plan.json")
