@@ -17,7 +17,7 @@ from types import FrameType
 import structlog
 
 from api.http.app import create_app
-from api.http.server import Tls, bind, serve
+from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
 from cold_tier.open import open_store
 from record_format import native
@@ -78,6 +78,7 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def _open_broker(settings: Settings) -> Broker:
+    raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
     settings.broker.data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     return Broker.open(settings.broker, store=store)
