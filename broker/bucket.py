@@ -28,11 +28,11 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits, probe
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from hot_tier.segment_views import SegmentFiles
-from manifest.keys import PartitionKeys, topic_folder
+from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
-from record_format.errors import ConfigurationError, StoreUnavailable
+from record_format.errors import ConfigurationError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
 
@@ -87,8 +87,7 @@ class Bucket:
         try:
             checker.submit(bucket.check).result(settings.store_start_timeout_ms / 1000)
         except (StoreUnavailable, FutureTimeout) as error:
-            bucket.unavailable = str(error) or "the store does not answer"
-            log.warning("store not reached at start", store=store.url, error=bucket.unavailable)
+            bucket._note_unavailable(StoreUnavailable(str(error)))
         finally:
             checker.shutdown(wait=False)
         return bucket
@@ -153,6 +152,11 @@ class Bucket:
             f"tierlog storage restore --store {self.store.url} --data-dir NEW"
         )
 
+    def _note_unavailable(self, error: TierlogError) -> None:
+        if self.unavailable is None:
+            log.warning("store unavailable", store=self.store.url, error=str(error))
+        self.unavailable = str(error) or "the store does not answer"
+
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
@@ -165,6 +169,7 @@ class Bucket:
             full_key=self.store.full_key,
             copy_path=self._folder.manifest_copy(record.topic_id, partition),
             clock=self._clock,
+            on_unavailable=self._note_unavailable,
         )
 
     # --- topics -----------------------------------------------------------------------------------
@@ -180,7 +185,7 @@ class Bucket:
             log.error("store refused: nothing is offloaded", error=self.refusal)
             return False
         except StoreUnavailable as error:
-            self.unavailable = str(error)
+            self._note_unavailable(error)
             raise
         for record in registry.live():
             if record.dirty:

@@ -72,8 +72,10 @@ class ColdLog:
         full_key: Callable[[str], str],
         copy_path: Path,
         clock: Callable[[], int],
+        on_unavailable: Callable[[StoreUnavailable], None],
     ) -> None:
         self._manifests, self._reader, self._upload = manifests, reader, upload
+        self._on_unavailable = on_unavailable
         self._pins = Pins(manifests, clock=clock)
         self._full_key, self._copy_path, self._clock = full_key, copy_path, clock
         self._lock = threading.Lock()
@@ -270,16 +272,20 @@ class ColdLog:
         No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
         """
         manifest = self._manifest_for_reading()
-        entry = self._manifests.find(manifest, offset)
-        if entry is None:
-            return ColdRead((), max(offset, manifest.end_offset))
-        read = self._reader.read(
-            cold_segment(entry),
-            max(offset, entry.base_offset),
-            max_bytes=max_bytes,
-            end_offset=end_offset,
-            following=self._following(manifest, entry),
-        )
+        try:
+            entry = self._manifests.find(manifest, offset)
+            if entry is None:
+                return ColdRead((), max(offset, manifest.end_offset))
+            read = self._reader.read(
+                cold_segment(entry),
+                max(offset, entry.base_offset),
+                max_bytes=max_bytes,
+                end_offset=end_offset,
+                following=self._following(manifest, entry),
+            )
+        except StoreUnavailable as error:
+            self._on_unavailable(error)
+            raise
         return ColdRead(read.slices, read.next_offset)
 
     def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:

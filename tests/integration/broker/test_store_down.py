@@ -61,6 +61,20 @@ def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
     assert partition.read(15, max_bytes=1).tier == "cold"
 
 
+def test_a_store_that_goes_down_later_is_listed_as_degraded_until_it_is_back(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    assert house.broker.readiness().degraded == []
+    house.set_down(True)
+    with pytest.raises(StoreUnavailable):
+        house.broker.partition("t", 0).read(0, max_bytes=1)
+    assert "store unavailable" in house.broker.readiness().degraded[0]
+    assert house.broker.readiness().reasons == []
+    house.set_down(False)
+    house.wait_for(lambda: house.broker.readiness().degraded == [])
+
+
 def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house)
