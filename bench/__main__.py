@@ -24,6 +24,8 @@ CLAIMS: Final = (
     "record_fetch",
     "latency",
     "tails",
+    "cold_read",
+    "offload",
     "spark_scan",
     "hot_append",
     "hot_durable",

@@ -100,7 +100,7 @@ http {{
 def nginx(folder: Path, *, root: Path) -> Iterator[Server]:
     """One nginx process that serves `root` with sendfile."""
     path = program("nginx")
-    port = _free_port()
+    port = free_port()
     config = folder / "nginx.conf"
     config.write_text(_NGINX_CONFIG.format(folder=folder, root=root, port=port))
     command = [path, "-p", str(folder), "-e", str(folder / "nginx-error.log"), "-c", str(config)]
@@ -109,7 +109,7 @@ def nginx(folder: Path, *, root: Path) -> Iterator[Server]:
         yield Server(child.pid, "127.0.0.1", port)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

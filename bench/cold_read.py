@@ -1,0 +1,367 @@
+"""Claim: the cold tier is read about as fast as the bucket gives it, by one reader or a hundred.
+
+* Measured through the broker: the first sequential read of a topic that is only in the bucket, its
+  cache empty (a new broker each round), and the second; requests for one record; memory with 100
+  readers at once; the first read again with 50 ms added to each request to the store.
+* Measured in this process: fetches of chunks, 50 ms away, where 2% of the GETs wait 2 s.
+* Peer of the first read: a loop of 8 MiB ranged GETs by boto3 with as many in flight, nothing
+  written. Of the second: the same bytes hot. One versitygw on loopback for all.
+
+`python -m bench cold_read`; takes about three minutes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from bench import children, s3
+from bench.children import Server
+from bench.records import batch_of_size
+from bench.report import Report, Target
+from bench.rounds import cpu_seconds_of
+from bench.s3 import Bucket, SlowProxy
+from bench.wire import percentile
+from cold_tier.open import open_store
+from cold_tier.ranged_reader import ChunkRef, RangedReader
+from cold_tier.read_ahead import WINDOW_MAX
+from record_format.batch import parse_header
+from tierlog.client import Client
+
+ROUNDS: Final = 3
+MIB: Final = 1 << 20
+BATCH_BYTES: Final = 16 << 10
+SEGMENT_BYTES: Final = 128 * MIB
+TOPIC_BYTES: Final = 512 * MIB
+CHUNK_BYTES: Final = 8 * MIB
+FETCH_BYTES: Final = 8 * MIB
+READERS: Final = 100
+READERS_S: Final = 8.0
+DELAY_S: Final = 0.05
+SLOW_S, SLOW_EVERY, FETCHES = 2.0, 50, 400
+RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
+
+
+class Pass(NamedTuple):
+    """One reading of `size_bytes`."""
+
+    size_bytes: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def mb_per_s(self) -> float:
+        return self.size_bytes / 1e6 / self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_s / (self.size_bytes / 1e9)
+
+
+class Round(NamedTuple):
+    first: Pass
+    second: Pass
+    hot: Pass
+    bare: Pass
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    report = Report(name="cold_read", title="Reads of the cold tier", peer="peer")
+    with s3.versitygw(folder) as bucket:
+        _fill(folder, bucket)
+        key = _a_log(bucket)
+        seen = [_round(folder, bucket, key) for _ in range(rounds + 1)][1:]
+        _add_passes(report, seen)
+        _count_requests(report, folder, bucket)
+        _many_readers(report, folder, bucket)
+        _far_away(report, folder, bucket, rounds=rounds)
+        _late_answers(report, bucket, key)
+    return report
+
+
+# --- what is there to read ---------------------------------------------------------------------
+
+
+def _fill(folder: Path, bucket: Bucket) -> None:
+    batch = batch_of_size(BATCH_BYTES)
+    body = batch * (FETCH_BYTES // BATCH_BYTES)
+    config = {"segment.bytes": SEGMENT_BYTES, "retention.ms": -1}
+    with (
+        children.broker(folder, *bucket.flags) as broker,
+        Client(broker.url, timeout_s=120) as client,
+    ):
+        for topic, kept in ("hot", -2), ("cold", 0):
+            client.create_topic(topic, config={**config, "local.retention.bytes": kept})
+            for _ in range(TOPIC_BYTES // len(body)):
+                client.produce_batches(topic, body, partition=0, acks="1")
+            client.offload(topic, wait_ms=60_000)
+        for _ in range(600):
+            if all(one.tier == "cold" for one in list(client.segments("cold", 0))[:-1]):
+                return
+            time.sleep(0.1)
+    raise RuntimeError("the topic did not become cold")
+
+
+def _a_log(bucket: Bucket) -> str:
+    """The key of one segment of the cold topic, from the bucket's root."""
+    client: Any = s3.client(bucket)
+    found = client.list_objects_v2(Bucket=s3.BUCKET, Prefix="bench/topics/cold/")["Contents"]
+    logs = [one["Key"] for one in found if one["Size"] == SEGMENT_BYTES]
+    return str(logs[0])
+
+
+def _broker(folder: Path, bucket: Bucket) -> Any:
+    """A broker whose cache is empty."""
+    shutil.rmtree(folder / "data" / "tierlog" / "cache", ignore_errors=True)
+    return children.broker(folder, *bucket.flags, "--cache-bytes", str(4 << 30))
+
+
+# --- one reader ----------------------------------------------------------------------------------
+
+
+def _round(folder: Path, bucket: Bucket, key: str) -> Round:
+    with _broker(folder, bucket) as broker:
+        _settle(broker)
+        first = _read_all(broker, "cold")
+        _settle(broker)
+        second, hot = _read_all(broker, "cold"), _read_all(broker, "hot")
+    return Round(first, second, hot, _bare(bucket, key))
+
+
+def _settle(broker: Server) -> None:
+    """Wait until what a start brings with it (kernels, the probe) is over."""
+    before = -1.0
+    while cpu_seconds_of(broker.pid) - before > 0.02:
+        before = cpu_seconds_of(broker.pid)
+        time.sleep(0.4)
+
+
+def _read_all(broker: Server, topic: str) -> Pass:
+    offset, size, cpu_before = 0, 0, cpu_seconds_of(broker.pid)
+    began = time.perf_counter()
+    reader = Reader(broker, topic)
+    end = TOPIC_BYTES - SEGMENT_BYTES  # the last segment is active and local
+    while size < end:
+        offset, got = reader.read(offset)
+        size += got
+    seconds = time.perf_counter() - began
+    reader.close()
+    return Pass(size, seconds, cpu_seconds_of(broker.pid) - cpu_before)
+
+
+class Reader:
+    """Raw batches from one offset on, over one connection; the bytes are thrown away."""
+
+    def __init__(self, broker: Server, topic: str) -> None:
+        self._connection = http.client.HTTPConnection(broker.host, broker.port, timeout=120)
+        self._path = f"/v1/topics/{topic}/partitions/0/records?offset=%d&max_bytes=%d"
+        self._buffer = bytearray(MIB)
+
+    def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
+        """(next offset, bytes)."""
+        self._connection.request("GET", self._path % (offset, max_bytes), headers={"Accept": RAW})
+        answer = self._connection.getresponse()
+        size = 0
+        while got := answer.readinto(self._buffer):
+            size += got
+        if answer.status != 200 or not size:
+            raise RuntimeError(f"offset {offset}: {answer.status} {bytes(self._buffer[:300])!r}")
+        return int(answer.headers["Log-Next-Offset"]), size
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _bare(bucket: Bucket, key: str) -> Pass:
+    """Ranged GETs of the same size in order, as many in flight; the bodies are thrown away."""
+    client: Any = s3.client(bucket)
+
+    def get(position: int) -> int:
+        span = f"bytes={position}-{position + CHUNK_BYTES - 1}"
+        body = client.get_object(Bucket=s3.BUCKET, Key=key, Range=span)["Body"]
+        return sum(len(piece) for piece in body.iter_chunks(256 << 10))
+
+    places = list(range(0, SEGMENT_BYTES, CHUNK_BYTES)) * 3
+    size, began, cpu_began = 0, time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(WINDOW_MAX + 1) as pool:
+        ahead: deque[Future[int]] = deque()
+        for place in places:
+            ahead.append(pool.submit(get, place))
+            if len(ahead) > WINDOW_MAX:
+                size += ahead.popleft().result()
+        size += sum(future.result() for future in ahead)
+    return Pass(size, time.perf_counter() - began, time.process_time() - cpu_began)
+
+
+def _add_passes(report: Report, seen: Sequence[Round]) -> None:
+    def add(what: str, ours: str, peer: str, **targets: Target | None) -> None:
+        own, other = [getattr(r, ours) for r in seen], [getattr(r, peer) for r in seen]
+        report.add(
+            what,
+            "MB/s",
+            [one.mb_per_s for one in own],
+            [one.mb_per_s for one in other],
+            target=targets["speed"],
+        )
+        report.add(
+            f"{what}, server",
+            "CPU s/GB",
+            [one.cpu_s_per_gb for one in own],
+            [one.cpu_s_per_gb for one in other],
+            target=targets["cpu"],
+        )
+
+    add(
+        "first read (peer: bare GETs)",
+        "first",
+        "bare",
+        speed=Target(value=0.7),
+        cpu=Target(value=2.0, at_most=True, of_ratio=False),
+    )
+    add(
+        "second read (peer: hot)",
+        "second",
+        "hot",
+        speed=Target(value=0.95),
+        cpu=Target(value=1.1, at_most=True),
+    )
+
+
+# --- requests, memory ----------------------------------------------------------------------------
+
+
+def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
+    """GETs for one record: of a broker that has read nothing, and once more in another chunk."""
+    records = parse_header(batch_of_size(BATCH_BYTES)).record_count
+    proxy = SlowProxy(bucket, lambda _: 0.0)
+    with _broker(folder, proxy.bucket) as broker:
+        _settle(broker)
+        reader, counts = Reader(broker, "cold"), []
+        for place in (SEGMENT_BYTES // 2, SEGMENT_BYTES // 4):
+            before = proxy.gets
+            reader.read(place // BATCH_BYTES * records, max_bytes=1)
+            counts.append(float(proxy.gets - before))
+        reader.close()
+    proxy.close()
+    for what, count, most in zip(
+        ("one record, nothing cached", "one record, index loaded"), counts, (3, 1), strict=True
+    ):
+        target = Target(value=most, at_most=True, of_ratio=False)
+        report.add(what, "requests", [count], target=target)
+
+
+def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
+    with _broker(folder, bucket) as broker:
+        _settle(broker)
+        before, most = _resident_mib(broker.pid), 0.0
+        totals, threads = [0] * READERS, []
+        ends = time.monotonic() + READERS_S
+        for number in range(READERS):
+            threads.append(threading.Thread(target=_read_on, args=(broker, number, totals, ends)))
+            threads[-1].start()
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, _resident_mib(broker.pid))
+            time.sleep(0.05)
+    report.add(
+        f"{READERS} readers, memory growth",
+        "MiB",
+        [most - before],
+        target=Target(value=128, at_most=True, of_ratio=False),
+    )
+    report.add(
+        f"{READERS} readers, slowest of the mean",
+        "share",
+        [min(totals) / mean(totals)],
+        target=Target(value=0.3, of_ratio=False),
+    )
+
+
+def _read_on(broker: Server, number: int, totals: list[int], ends: float) -> None:
+    records = parse_header(batch_of_size(BATCH_BYTES)).record_count
+    batches = (TOPIC_BYTES - SEGMENT_BYTES) // BATCH_BYTES
+    offset = batches * number // READERS * records
+    reader = Reader(broker, "cold")
+    while time.monotonic() < ends:
+        offset, size = reader.read(offset % (batches * records), max_bytes=MIB)
+        totals[number] += size
+    reader.close()
+
+
+def _resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+# --- a store that is far away, or late -----------------------------------------------------------
+
+
+def _far_away(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> None:
+    speeds = []
+    for _ in range(rounds):
+        proxy = SlowProxy(bucket, lambda _: DELAY_S)
+        with _broker(folder, proxy.bucket) as broker:
+            _settle(broker)
+            speeds.append(_read_all(broker, "cold").mb_per_s)
+        proxy.close()
+    target = Target(value=100, of_ratio=False)
+    report.add("first read, 50 ms more a request", "MB/s", speeds, target=target)
+
+
+def _late_answers(report: Report, bucket: Bucket, key: str) -> None:
+    def some_late(number: int) -> float:
+        return SLOW_S if number % SLOW_EVERY == SLOW_EVERY - 1 else DELAY_S
+
+    undelayed, _ = _fetches(bucket, key, lambda _: DELAY_S)
+    late, hedged = _fetches(bucket, key, some_late)
+    report.add(
+        "2% of GETs 2 s late, p99 of a chunk (peer: p50 of none late)",
+        "ms",
+        [percentile(late, 0.99)],
+        [percentile(undelayed, 0.5)],
+        target=Target(value=3, at_most=True),
+    )
+    share = Target(value=5, at_most=True, of_ratio=False)
+    report.add("2% of GETs 2 s late, more requests", "%", [hedged * 100], target=share)
+
+
+def _fetches(
+    bucket: Bucket, key: str, delay_s: Callable[[int], float]
+) -> tuple[list[float], float]:
+    """Milliseconds of each fetch of a chunk, one after the other, and the share of hedges."""
+    proxy = SlowProxy(bucket, delay_s)
+    store = open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)
+    reader, taken = RangedReader(store), []
+    chunks = [_chunk(store, key, number) for number in range(SEGMENT_BYTES // CHUNK_BYTES)]
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(FETCHES):
+            began = time.perf_counter()
+            path = reader.fetch(
+                chunks[number % len(chunks)], lambda: Path(folder) / secrets.token_hex(4)
+            )
+            taken.append((time.perf_counter() - began) * 1000)
+            path.unlink()
+    hedged = reader.counts.hedged / FETCHES
+    reader.close()
+    proxy.close()
+    return taken, hedged
+
+
+def _chunk(store: Any, key: str, number: int) -> ChunkRef:
+    position = number * CHUNK_BYTES
+    body = b"".join(store.get_range(key, position, position + CHUNK_BYTES))
+    return ChunkRef(key, "bench", number, position, CHUNK_BYTES, crc32c(body))

@@ -1,0 +1,123 @@
+"""A real S3 server for claims about the bucket, and a proxy that makes it slow.
+
+* versitygw, built once by `localstack/s3_server.py`; without it, and without Go, skipped.
+* The proxy passes bytes through as they are and holds each request's head back for as long as it is
+  told: what is slow is the way to the answer, not the line. It counts the GETs it passes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import boto3
+from botocore.config import Config
+
+from bench.children import ROOT, MissingPeer, free_port, running
+
+BUCKET: Final = "tierlog"
+PART_BYTES: Final = 16 << 20
+_KEYS: Final = {
+    "AWS_ACCESS_KEY_ID": "tierlog",
+    "AWS_SECRET_ACCESS_KEY": "tierlog-secret",
+    "AWS_REGION": "us-east-1",
+}
+_READY_S: Final = 60
+_PIECE: Final = 256 << 10
+
+
+class Bucket(NamedTuple):
+    endpoint: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For `children.broker`."""
+        return ("--store", f"s3://{BUCKET}/bench", "--s3-endpoint", self.endpoint)
+
+
+@contextmanager
+def versitygw(folder: Path) -> Iterator[Bucket]:
+    """The server on a port of its own with an empty bucket, and its keys in the environment."""
+    built = list((ROOT / ".cache" / "s3").glob("versitygw-*/versitygw"))
+    if not built and shutil.which("go") is None:
+        raise MissingPeer("versitygw is not built: localstack/s3_server.py builds it, with Go")
+    port = free_port()
+    program = str(ROOT / "localstack" / "s3_server.py")
+    command = [sys.executable, program, "--port", str(port), "--data-dir", str(folder / "s3")]
+    os.environ.update(_KEYS)
+    log = folder / "s3.log"
+    with running(command, log=log) as child:
+        deadline = time.monotonic() + _READY_S
+        while b"listens on" not in log.read_bytes():
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"no S3 server: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield Bucket(f"http://127.0.0.1:{port}")
+
+
+def client(bucket: Bucket) -> object:
+    """boto3's own, as it comes."""
+    config = Config(s3={"addressing_style": "path"}, max_pool_connections=32)
+    return boto3.client("s3", endpoint_url=bucket.endpoint, config=config)
+
+
+class SlowProxy:
+    """`delay_s(n)` says how long the nth request waits. Runs in threads until it is closed."""
+
+    def __init__(self, bucket: Bucket, delay_s: Callable[[int], float]) -> None:
+        host, _, port = bucket.endpoint.removeprefix("http://").partition(":")
+        self._upstream, self._delay_s = (host, int(port)), delay_s
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._lock, self.gets, self._requests = threading.Lock(), 0, 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._upstream)
+            for sock in near, far:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, to_store: bool) -> None:
+        buffer = memoryview(bytearray(_PIECE))
+        try:
+            while size := source.recv_into(buffer):
+                if to_store:
+                    self._hold_back(bytes(buffer[:5]))
+                sink.sendall(buffer[:size])
+        except OSError:
+            pass  # the other half has ended it
+        for sock in source, sink:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def _hold_back(self, head: bytes) -> None:
+        """A request begins a message: clients here send the next one after the answer."""
+        if not head.startswith((b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELET")):
+            return
+        with self._lock:
+            number, self._requests = self._requests, self._requests + 1
+            self.gets += head.startswith(b"GET ")
+        time.sleep(self._delay_s(number))
