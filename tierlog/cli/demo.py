@@ -351,7 +351,7 @@ def _leave_running(stage: Stage) -> None:
     server = shlex.quote(stage.server)
     _say(
         f"""
-  It goes on at {stage.server}; the API is described at {stage.server}/docs
+  The console: {stage.server}/        the API: {stage.server}/docs
 
     tierlog consume {TOPIC} --server {server} --format json --max-records 3
     tierlog storage segments {TOPIC} --server {server}
