@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -38,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 DELETE_BATCH: Final = 1000
 PROBE_KEPT_MS: Final = 7 * 86_400_000
+LOOK_EVERY_S: Final = 15.0  # at a store that answered
+LOOK_AGAIN_S: Final = 2.0  # at one that did not
 
 
 class Bucket:
@@ -67,6 +70,7 @@ class Bucket:
         self.is_ours = False
         self.refusal: str | None = None
         self.unavailable: str | None = None
+        self._looked_s = float("-inf")
 
     @classmethod
     def open(
@@ -187,11 +191,25 @@ class Bucket:
         except StoreUnavailable as error:
             self._note_unavailable(error)
             raise
+        self._look()
         for record in registry.live():
             if record.dirty:
                 self._publish(record)
                 registry.settled(record)
         return True
+
+    def _look(self) -> None:
+        """Now and then, whether the store still answers: for what a broker says of itself."""
+        pause_s = LOOK_EVERY_S if self.unavailable is None else LOOK_AGAIN_S
+        if time.monotonic() - self._looked_s < pause_s:
+            return
+        try:
+            if self.store.head(CLUSTER_KEY) is None:
+                raise StoreUnavailable(f"{self.store.url} has no {CLUSTER_KEY} any more")
+            self.unavailable = None
+        except (StoreUnavailable, ConfigurationError) as error:
+            self._note_unavailable(error)
+        self._looked_s = time.monotonic()
 
     def delete_topic(self, record: TopicRecord) -> None:
         """Say `deleted`, then delete the objects, the topic object last. May be done again."""
