@@ -26,7 +26,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
-from cold_tier.probe import StoreTraits, probe
+from cold_tier.probe import RACE_S, StoreTraits, probe
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from hot_tier.segment_views import SegmentFiles
 from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
@@ -38,6 +38,7 @@ from record_format.errors import ConfigurationError, StoreUnavailable, TierlogEr
 log = structlog.get_logger(__name__)
 
 DELETE_BATCH: Final = 1000
+FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 LOOK_EVERY_S: Final = 15.0  # at a store that answered
 LOOK_AGAIN_S: Final = 2.0  # at one that did not
@@ -137,7 +138,9 @@ class Bucket:
         same_store = kept is not None and kept.store == (self.store.url, single)
         if kept and same_store and 0 <= self._clock() - kept.probed_ms < PROBE_KEPT_MS:
             return kept.traits
-        traits = probe(self.store, allow_single_writer=single)
+        # A folder's create is link(2), in our own code: a short race looks for an odd file system.
+        race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
+        traits = probe(self.store, allow_single_writer=single, race_s=race_s)
         self._folder.write_probe(
             ProbeResult(store=(self.store.url, single), traits=traits, probed_ms=self._clock())
         )
