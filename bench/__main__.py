@@ -27,6 +27,7 @@ CLAIMS: Final = (
     "cold_read",
     "offload",
     "spark_scan",
+    "spark_decode",
     "hot_append",
     "hot_durable",
     "hot_recovery",
