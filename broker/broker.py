@@ -32,7 +32,6 @@ from broker.data_folder import (
     refused,
 )
 from broker.disk_reserve import CHECK_S, DiskReserve
-from broker.findings import VerifyReport
 from broker.groups import Groups
 from broker.janitor import Janitor
 from broker.log_opener import LogOpener
@@ -59,6 +58,7 @@ from record_format.errors import (
     TopicExists,
     UnknownTopic,
 )
+from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
 

@@ -28,7 +28,6 @@ import structlog
 from crc32c import crc32c as crc32c_of
 
 from broker.bucket_check import CheckOptions, check_partition
-from broker.findings import Problem, ProblemKind
 from broker.partition import Partition
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
@@ -42,6 +41,7 @@ from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError, OffsetTrimmed
+from record_format.findings import Problem, ProblemKind
 
 log = structlog.get_logger(__name__)
 
