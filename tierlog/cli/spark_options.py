@@ -142,7 +142,9 @@ def _last_line(text: str) -> str:
     before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
     lines = [line.strip() for line in before_java.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("record_format.", "spark_reader."))]
-    return (told or lines or [text])[-1]
+    if told:  # without the name of the class
+        return told[-1].partition(": ")[2] or told[-1]
+    return (lines or [text])[-1]
 
 
 @contextmanager
