@@ -27,9 +27,9 @@ def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
     house.broker.create_topic("t", config=SMALL)
     values = fill(house, "t", 400)
     before = house.records("t")
-    progress = offload_all(house, "t")
+    offload_all(house, "t")  # some may have gone up before it was asked for
     log = house.broker.partition("t", 0)
-    assert progress.uploaded_segments > 5
+    assert log.cold.manifest.segment_count > 5
     assert log.offsets().local_log_start_offset > 0, "most of it must be cold"
     after = house.records("t")
     assert after == before
