@@ -105,10 +105,20 @@ class Bucket:
             found = load_cluster(self.store)
             if found is not None and found.cluster_id != self._folder.cluster_id:
                 raise ConfigurationError(self._foreign(found))
-            traits = self._probe()
+            known = self._folder.read_probe()
+            if found is None and known is not None and known.store[0] == self.store.url:
+                raise StoreUnavailable(
+                    f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
+                    "it the right bucket, and is it mounted?"
+                )
+            traits = self._probe(known)
             if found is None:
                 cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
                 create_cluster(self.store, cluster)
+            if known is None or known.traits is not traits:
+                self._remember(
+                    traits
+                )  # last: from here on a store without the object is no new one
             limits = UploadLimits(
                 part_bytes=self._settings.offload_part_bytes,
                 chunk_bytes=self._settings.cache_chunk_bytes,
@@ -131,20 +141,19 @@ class Bucket:
         self.check()
         return self.store
 
-    def _probe(self) -> StoreTraits:
+    def _probe(self, known: ProbeResult | None) -> StoreTraits:
         """The store's traits; asked anew when the store is another or the answer is a week old."""
         single = self._settings.allow_single_writer_store
-        kept = self._folder.read_probe()
-        same_store = kept is not None and kept.store == (self.store.url, single)
-        if kept and same_store and 0 <= self._clock() - kept.probed_ms < PROBE_KEPT_MS:
-            return kept.traits
+        same_store = known is not None and known.store == (self.store.url, single)
+        if known and same_store and 0 <= self._clock() - known.probed_ms < PROBE_KEPT_MS:
+            return known.traits
         # A folder's create is link(2), in our own code: a short race looks for an odd file system.
         race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
-        traits = probe(self.store, allow_single_writer=single, race_s=race_s)
-        self._folder.write_probe(
-            ProbeResult(store=(self.store.url, single), traits=traits, probed_ms=self._clock())
-        )
-        return traits
+        return probe(self.store, allow_single_writer=single, race_s=race_s)
+
+    def _remember(self, traits: StoreTraits) -> None:
+        store = (self.store.url, self._settings.allow_single_writer_store)
+        self._folder.write_probe(ProbeResult(store=store, traits=traits, probed_ms=self._clock()))
 
     def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
         assert self._uploader is not None, "nothing is uploaded before the store was checked"
@@ -177,6 +186,7 @@ class Bucket:
             copy_path=self._folder.manifest_copy(record.topic_id, partition),
             clock=self._clock,
             on_unavailable=self._note_unavailable,
+            is_ours=lambda: self.is_ours,
         )
 
     # --- topics -----------------------------------------------------------------------------------

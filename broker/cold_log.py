@@ -40,6 +40,7 @@ from record_format.errors import (
     FencedError,
     InvalidConfig,
     ManifestConflict,
+    MissingObject,
     StoreUnavailable,
     UnknownManifestVersion,
 )
@@ -73,9 +74,10 @@ class ColdLog:
         copy_path: Path,
         clock: Callable[[], int],
         on_unavailable: Callable[[StoreUnavailable], None],
+        is_ours: Callable[[], bool],
     ) -> None:
         self._manifests, self._reader, self._upload = manifests, reader, upload
-        self._on_unavailable = on_unavailable
+        self._on_unavailable, self._is_ours = on_unavailable, is_ours
         self._pins = Pins(manifests, clock=clock)
         self._full_key, self._copy_path, self._clock = full_key, copy_path, clock
         self._lock = threading.Lock()
@@ -286,6 +288,11 @@ class ColdLog:
         except StoreUnavailable as error:
             self._on_unavailable(error)
             raise
+        except MissingObject as error:
+            if self._is_ours():
+                raise
+            # Not known to be ours: an empty mount point lacks everything and lost nothing.
+            raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
         return ColdRead(read.slices, read.next_offset)
 
     def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:

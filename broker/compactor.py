@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from broker.data_folder import DataFolder, TopicPartition
+from broker.data_folder import CLEANER_CHECKPOINT, DataFolder, TopicPartition
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from hot_tier.cleanable import Cleanable
@@ -28,7 +28,6 @@ from record_format.key_table import make_key_table
 
 log = structlog.get_logger(__name__)
 
-CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 FIRST_WAIT_MS = 60_000
 MAX_WAIT_MS = 3_600_000
 LOCK_WAIT_S = 0.2

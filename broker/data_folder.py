@@ -46,6 +46,7 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 
 # What a take-over set apart: `<topic>-<partition>.diverged-<epoch>`, Kafka's files in it.
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")

@@ -26,7 +26,14 @@ import structlog
 
 from broker.bucket import Bucket
 from broker.cold_log import ColdLog
-from broker.data_folder import DIVERGED, LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    DIVERGED,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DataFolder,
+    new_id,
+)
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
@@ -273,9 +280,23 @@ class LogOpener:
                 continue  # what a take-over set apart is of nobody
             if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
                 found.setdefault(match["topic"], {})[int(match["partition"])] = path
+        self._refuse_unclean_compacted(found)
         for topic, folders in found.items():
             registry.put(self._adopted(topic, folders))
             log.info("topic adopted", topic=topic, partitions=sorted(folders))
+
+    def _refuse_unclean_compacted(self, found: Mapping[str, Mapping[int, Path]]) -> None:
+        """An adopted topic deletes by retention; its recovery would take the gaps that Kafka's
+        cleaner left above the recovery point for a lost tail, and cut there.
+        """
+        if self._folder.was_clean:
+            return
+        for topic, partition in self._folder.read_checkpoint(CLEANER_CHECKPOINT):
+            if partition in found.get(topic, {}):
+                raise ConfigurationError(
+                    f"{topic}-{partition}: Kafka's cleaner worked on it and Kafka was not stopped "
+                    "cleanly; start and stop Kafka on this folder once, then adopt it"
+                )
 
     def _adopted(self, topic: str, folders: Mapping[int, Path]) -> TopicRecord:
         count = max(folders) + 1

@@ -116,6 +116,8 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
 
 async def delete_topic(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
+    if context.broker.topic(exchange.topic).record.internal:
+        raise Forbidden(f"{exchange.topic} is internal: it is not deleted over HTTP")
     await context.change(context.broker.delete_topic, exchange.topic)
     return Answer(204, [])
 

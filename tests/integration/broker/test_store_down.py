@@ -1,5 +1,7 @@
 """The store being down stops offload and cold reads, nothing else (DESIGN.md, invariant 8)."""
 
+import shutil
+
 import pytest
 
 from record_format.errors import OffsetTrimmed, StoreUnavailable
@@ -73,6 +75,23 @@ def test_a_store_that_goes_down_later_is_listed_as_degraded_until_it_is_back(hou
     assert house.broker.readiness().reasons == []
     house.set_down(False)
     house.wait_for(lambda: house.broker.readiness().degraded == [])
+
+
+def test_a_bucket_that_is_empty_where_it_was_used_before_is_unavailable_not_begun_anew(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.close()
+    (house.root / "bucket").rename(house.root / "elsewhere")
+    house.broker = house.open()
+    assert "is it mounted" in house.broker.readiness().degraded[0]
+    with pytest.raises(StoreUnavailable):
+        house.broker.partition("t", 0).read(0, max_bytes=1)
+    assert not (house.root / "bucket" / "cluster.json").exists()
+    shutil.rmtree(house.root / "bucket", ignore_errors=True)
+    (house.root / "elsewhere").rename(house.root / "bucket")
+    house.wait_for(lambda: house.broker.readiness().degraded == [])
+    assert house.broker.partition("t", 0).read(0, max_bytes=1).tier == "cold"
 
 
 def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(house):

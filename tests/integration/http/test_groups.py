@@ -124,6 +124,15 @@ def test_the_internal_topic_is_hidden_and_not_produced_to(api: Api) -> None:
     problem(answer, 403, "forbidden")
 
 
+def test_the_internal_topic_is_not_deleted(api: Api) -> None:
+    topic = api.topic()
+    api.put(
+        "/v1/groups/kept/offsets", json={"offsets": [{"topic": topic, "partition": 0, "offset": 0}]}
+    )
+    problem(api.delete("/v1/topics/__consumer_offsets"), 403, "forbidden")
+    assert api.get("/v1/groups/kept").status_code == 200
+
+
 def test_the_internal_topic_is_not_trimmed_and_keeps_its_partitions(api: Api) -> None:
     commit(api, "kept", row(api.topic()))
     where = "/v1/topics/__consumer_offsets"

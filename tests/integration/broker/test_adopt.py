@@ -1,0 +1,51 @@
+"""A data folder that a real Kafka wrote, taken over as it is."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from record_format.errors import ConfigurationError
+from tests.integration.broker.conftest import House
+
+KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
+
+
+def copied(tmp_path, *names, clean):
+    data = tmp_path / "kafka" / "data"
+    data.mkdir(parents=True)
+    for name in names:
+        shutil.copytree(KAFKA / name, data / name)
+    for file in (KAFKA / "_broker").iterdir():
+        if clean or file.name != ".kafka_cleanshutdown":
+            shutil.copy(file, data / file.name)
+    if clean:
+        (data / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
+    return tmp_path / "kafka"
+
+
+def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
+    house = House(copied(tmp_path, "compacted-keep-0", "keyed-0", clean=True))
+    try:
+        assert [topic.name for topic in house.broker.list_topics()] == ["compacted-keep", "keyed"]
+        assert len(house.records("keyed")) == 51
+        assert house.broker.topic("keyed").config.retention_ms == -1
+    finally:
+        house.broker.close()
+
+
+def test_an_unclean_folder_that_the_cleaner_worked_on_is_refused_not_cut(tmp_path):
+    root = copied(tmp_path, "compacted-keep-0", clean=False)
+    before = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
+    with pytest.raises(ConfigurationError, match="not stopped cleanly"):
+        House(root)
+    after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
+    assert after == before
+
+
+def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):
+    house = House(copied(tmp_path, "keyed-0", clean=False))
+    try:
+        assert len(house.records("keyed")) == 51
+    finally:
+        house.broker.close()
