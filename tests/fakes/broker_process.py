@@ -17,18 +17,22 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`tierlog serve` on `root`/data, with `root`/bucket as store; one port for all its lives."""
+    """`tierlog serve` on `root`/data, by default with `root`/bucket as store; one port for all its
+    lives.
+    """
 
-    def __init__(self, root: Path, *flags: str) -> None:
-        self.root, self.flags, self.port = root, flags, free_port()
+    def __init__(self, root: Path, *flags: str, store: str | None = None, **env: str) -> None:
+        self.root, self.flags, self.port, self.env = root, flags, free_port(), env
+        self.store = store or f"file://{root}/bucket"
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "BrokerProcess":
         command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
-        command += ["--data-dir", str(self.root / "data"), "--store", f"file://{self.root}/bucket"]
+        command += ["--data-dir", str(self.root / "data"), "--store", self.store]
         command += ["--listen", f"127.0.0.1:{self.port}", *self.flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")}
+        environment |= self.env
         with (self.root / "broker.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2]

@@ -1,0 +1,71 @@
+"""`tierlog serve` on a real S3 server: offload, cold reads, kill -9, and the bucket alone."""
+
+import os
+import secrets
+
+import httpx
+import pytest
+
+import tierlog
+from tests.fakes.broker_process import BrokerProcess
+
+pytestmark = pytest.mark.s3
+
+CONFIG = {"segment.bytes": 16384, "local.retention.bytes": 32768, "retention.ms": -1}
+NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+
+
+@pytest.fixture
+def s3():
+    """What the environment says of the server; `localstack/s3_server.py --exec` sets it."""
+    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
+    if not all(found.values()):
+        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
+    return found
+
+
+@pytest.fixture
+def broker(tmp_path, s3):
+    process = BrokerProcess(
+        tmp_path,
+        "--s3-endpoint",
+        s3["ENDPOINT"],
+        store=f"s3://{s3['BUCKET']}/serve-{secrets.token_hex(4)}",
+        AWS_ACCESS_KEY_ID=s3["ACCESS_KEY"],
+        AWS_SECRET_ACCESS_KEY=s3["SECRET_KEY"],
+        AWS_DEFAULT_REGION="us-east-1",
+    )
+    yield process.start()
+    process.kill()
+
+
+def test_a_log_goes_to_the_bucket_and_reads_the_same_from_there(broker, s3):
+    values = [f"{i} " + "x" * 200 for i in range(1000)]
+    with httpx.Client(base_url=broker.url, timeout=60) as http:
+        assert http.post("/v1/topics", json={"name": "t", "config": CONFIG}).status_code == 201
+        for start in range(0, 1000, 50):
+            records = [{"value": value} for value in values[start : start + 50]]
+            answer = http.post("/v1/topics/t/records", json={"records": records})
+            assert answer.status_code == 200, answer.text
+        offloaded = http.post("/v1/topics/t/offload", params={"wait_ms": 60_000}).json()
+        assert offloaded["remaining_segments"] == 0
+        assert http.get("/v1/topics/t/partitions/0/records").headers["log-tier"] == "cold"
+        checked = http.post("/v1/topics/t/verify", params={"deep": 1}).json()
+        assert checked["ok"], checked
+    broker.kill()
+    broker.start()
+    with tierlog.Client(broker.url) as client:
+        read = [record.value.decode() for record in client.consume("t")]
+    assert read == values
+    assert broker.stop() == 0
+    table = tierlog.read_arrow(
+        "t",
+        store=broker.store,
+        columns=["value"],
+        tier="cold",
+        endpoint=s3["ENDPOINT"],
+        accessKeyId=s3["ACCESS_KEY"],
+        secretAccessKey=s3["SECRET_KEY"],
+        region="us-east-1",
+    ).read_all()
+    assert [value.decode() for value in table["value"].to_pylist()] == values
