@@ -134,7 +134,7 @@ class _Count:
 
         assert isinstance(answer, Produced)
         self.records += answer.accepted or 0
-        self.warnings.update(map(str, answer.warnings))
+        self.warnings.update(answer.warnings)
         for result in answer.results:
             self.records += result.records
             known = self.partitions.setdefault(

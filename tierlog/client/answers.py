@@ -70,23 +70,12 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     duplicate: bool = False
 
 
-class ProduceWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """`older-than-retention`: what was taken would expire at once."""
-
-    code: str
-    partition: int = -1
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.detail}" if self.detail else self.code
-
-
 class Produced(msgspec.Struct, frozen=True, kw_only=True):
     """Under acks=0 `results` is empty and `accepted` counts the records, which may yet be lost."""
 
     topic: str
     results: tuple[ProduceResult, ...] = ()
-    warnings: tuple[ProduceWarning | str, ...] = ()
+    warnings: tuple[str, ...] = ()
     accepted: int | None = None
 
 
