@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test check format s3 bench docs clean
+.PHONY: help setup demo test soak check format s3 bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
 	@echo "make test     the tests"
-	@echo "make check    format, lint, types, the directions between the rooms"
+	@echo "make soak     the long test, on a real S3 server: MINUTES=10"
+	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
 	@echo "make docs     the reference in docs/, out of the code's own tables"
@@ -33,11 +34,16 @@ demo: setup
 test: setup
 	$(BIN)/pytest -q -m "not soak" $(TESTS)
 
+soak: setup
+	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
+	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s -m soak tests/soak
+
 check: setup
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit.py
 
 format: setup
 	$(BIN)/ruff format

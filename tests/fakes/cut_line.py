@@ -1,0 +1,78 @@
+"""A line of TCP that can be cut: between a broker and its store, when the network fails."""
+
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+PIECE_BYTES = 1 << 16
+
+
+class CutLine:
+    """Forwards one loopback port to `target` (a URL). While it is cut, nothing connects and what
+    was connected is reset. A context manager.
+    """
+
+    def __init__(self, target: str) -> None:
+        parts = urlsplit(target)
+        self._target = (parts.hostname, parts.port)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self._lock = threading.Lock()
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._is_cut = False
+
+    def __enter__(self) -> "CutLine":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.close()
+        self.cut()
+
+    def cut(self) -> None:
+        with self._lock:
+            self._is_cut = True
+            for pair in self._pairs:
+                for end in pair:
+                    with suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        with self._lock:
+            self._is_cut = False
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._forward, args=(near,), daemon=True).start()
+
+    def _forward(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            if self._is_cut:
+                return
+            with socket.create_connection(self._target) as far:
+                with self._lock:
+                    self._pairs.add((near, far))
+                try:
+                    back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+                    back.start()
+                    _pump(near, far)
+                    back.join()
+                finally:
+                    with self._lock:
+                        self._pairs.discard((near, far))
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    """Bytes one way until their end. Where `target` takes no more they are thrown away: a server
+    may answer and close before it has read a body, and its answer must still come through.
+    """
+    with suppress(OSError):
+        while piece := source.recv(PIECE_BYTES):
+            with suppress(OSError):
+                target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
