@@ -38,7 +38,7 @@ import msgspec
 from cold_tier.probe import StoreTraits
 from hot_tier.durable_file import sync_folder, write_durably
 from manifest.state import EpochStart
-from record_format import checkpoint_files, sealed_json
+from record_format import checkpoint_files, sealed_json, typed_json
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot
 
@@ -147,7 +147,7 @@ class DataFolder:
         if not path.exists():
             return None
         document = sealed_json.unseal(path.read_bytes(), kind="store-probe", file=str(path))
-        return msgspec.json.decode(document, type=ProbeResult)
+        return typed_json.decode(document, ProbeResult)
 
     def write_probe(self, result: ProbeResult) -> None:
         sealed = sealed_json.seal(msgspec.json.encode(result), kind="store-probe")
@@ -209,7 +209,7 @@ def read_epochs(data_dir: Path) -> dict[str, tuple[EpochStart, ...]]:
     if not path.exists():
         return {}
     document = sealed_json.unseal(path.read_bytes(), kind="epochs", file=str(path))
-    return msgspec.json.decode(document, type=dict[str, tuple[EpochStart, ...]])
+    return typed_json.decode(document, dict[str, tuple[EpochStart, ...]])
 
 
 def write_epochs(data_dir: Path, epochs: Epochs) -> None:

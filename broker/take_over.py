@@ -33,7 +33,7 @@ from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
 from manifest.epochs import assign, parting_offset
 from manifest.state import EpochStart, Manifest
-from record_format import sealed_json
+from record_format import sealed_json, typed_json
 from record_format.errors import (
     ConfigurationError,
     ManifestConflict,
@@ -75,7 +75,7 @@ class TakeOvers:
         self._pending: dict[str, Pending] = {}
         if self._path.exists():
             document = sealed_json.unseal(self._path.read_bytes(), kind=KIND, file=str(self._path))
-            self._pending = msgspec.json.decode(document, type=dict[str, Pending])
+            self._pending = typed_json.decode(document, dict[str, Pending])
 
     def get(self, name: str) -> Pending | None:
         return self._pending.get(name)

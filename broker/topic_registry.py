@@ -18,7 +18,7 @@ import msgspec
 
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
-from record_format import sealed_json
+from record_format import sealed_json, typed_json
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class TopicRegistry:
         self._by_id: dict[str, TopicRecord] = {}
         if path.exists():
             document = sealed_json.unseal(path.read_bytes(), kind="topics", file=str(path))
-            records = msgspec.json.decode(document, type=_Topics).topics
+            records = typed_json.decode(document, _Topics).topics
             self._by_id = {record.topic_id: record for record in records}
 
     def live(self) -> list[TopicRecord]:

@@ -24,7 +24,7 @@ from msgspec.structs import replace as altered
 from manifest.invariants import violation
 from manifest.keys import PartitionKeys, version_key
 from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
-from record_format import sealed_json
+from record_format import sealed_json, typed_json
 from record_format.errors import CorruptManifest
 
 KIND_MANIFEST = "manifest"
@@ -137,7 +137,7 @@ def keys_of(manifest: Manifest) -> PartitionKeys:
 def _decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
     raw = sealed_json.unseal(data, kind=kind, file=file)
     try:
-        return msgspec.json.decode(raw, type=document)
+        return typed_json.decode(raw, document)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise CorruptManifest(str(problem), file=file) from problem
 

@@ -18,7 +18,7 @@ from manifest.keys import JSON, base_offset_of, is_pin_name
 from manifest.paging import names_object
 from manifest.state import Manifest, PageRef
 from manifest.store import ManifestStore, random_name
-from record_format import sealed_json
+from record_format import sealed_json, typed_json
 from record_format.errors import (
     CorruptManifest,
     InvalidRequest,
@@ -140,6 +140,6 @@ class Pins:
             return None
         document = sealed_json.unseal(data, kind=KIND_PIN, file=key)
         try:
-            return msgspec.json.decode(document, type=Pin)
+            return typed_json.decode(document, Pin)
         except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
             raise CorruptManifest(str(problem), file=key) from problem

@@ -24,7 +24,7 @@ from msgspec.structs import replace as altered
 from manifest.keys import CLUSTER_KEY, TOPICS, topic_versions
 from manifest.store import random_name
 from manifest.versions import Created, Objects, VersionChain
-from record_format import sealed_json
+from record_format import sealed_json, typed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -221,6 +221,6 @@ def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
 def _decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
     raw = sealed_json.unseal(data, kind=kind, file=file)
     try:
-        return msgspec.json.decode(raw, type=document)
+        return typed_json.decode(raw, document)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise CorruptManifest(str(problem), file=file) from problem

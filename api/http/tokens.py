@@ -28,6 +28,7 @@ import structlog
 
 from api.http.grants import Grant, Scope
 from hot_tier.durable_file import sync_folder
+from record_format import typed_json
 from record_format.errors import ConfigurationError
 
 log = structlog.get_logger(__name__)
@@ -71,7 +72,7 @@ def read_entries(path: Path) -> tuple[TokenEntry, ...]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = typed_json.decode(data, _Document)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not a file of tokens: {error}") from error
     if document.format_version != FORMAT_VERSION:

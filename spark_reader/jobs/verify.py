@@ -20,6 +20,7 @@ from cold_tier.segment_check import check_segment
 from manifest.keys import PartitionKeys
 from manifest.partition_check import ManifestCheck
 from manifest.state import SegmentEntry
+from record_format import typed_json
 from record_format.findings import Checked, Findings, Problem, VerifyReport
 from spark_reader.access import Access, Connections
 from spark_reader.catalog import Catalog, TopicFacts
@@ -90,7 +91,7 @@ def _on_executors(
         _check_with(access), "partition int, base_offset bigint, found binary"
     )
     for row in checked.orderBy("partition", "base_offset").toLocalIterator():
-        found = msgspec.json.decode(bytes(row["found"]), type=_Found)
+        found = typed_json.decode(bytes(row["found"]), _Found)
         findings = Findings(row["partition"])
         findings.checked, findings.problems = found.checked, found.problems
         findings.left_out = found.left_out
@@ -106,7 +107,7 @@ def _check_with(
         store = Connections(access).store
         for batch in batches:
             for row in batch.to_pylist():
-                entry = msgspec.json.decode(row["entry"], type=SegmentEntry)
+                entry = typed_json.decode(row["entry"], SegmentEntry)
                 seen = check_segment(store, entry, partition=row["partition"], deep=True)
                 found = _Found(seen.checked, seen.problems, seen.left_out)
                 yield pa.RecordBatch.from_pydict(

@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from record_format import typed_json
 from record_format.errors import InvalidRequest
 from tierlog.client.records import NewRecord
 
@@ -127,7 +128,7 @@ def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def _check_json(line: bytes, number: int) -> None:
     try:
-        msgspec.json.decode(line, type=msgspec.Raw)
+        typed_json.decode(line, msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"line {number}: {error}") from error
 
@@ -155,7 +156,7 @@ def _enveloped(line: bytes, number: int) -> NewRecord:
     from tierlog.client.times import to_ms
 
     try:
-        found = msgspec.json.decode(line, type=_Envelope)
+        found = typed_json.decode(line, _Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"line {number}: {error}") from error
     return NewRecord(
@@ -172,7 +173,7 @@ def _text_or_source(raw: msgspec.Raw) -> bytes | None:
     source = bytes(raw).strip()
     if source == b"null":
         return None
-    return msgspec.json.decode(source, type=str).encode() if source[:1] == b'"' else source
+    return typed_json.decode(source, str).encode() if source[:1] == b'"' else source
 
 
 def _headers(

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from record_format import typed_json
 from record_format.batch import iter_headers
 from record_format.errors import InvalidTopicName
 from tierlog.client import answers
@@ -356,7 +357,7 @@ class _Trimmed(msgspec.Struct):
 def reader(kind: type[T]) -> Callable[[Reply], T]:
     def read(reply: Reply) -> T:
         try:
-            return msgspec.json.decode(reply.body, type=kind)
+            return typed_json.decode(reply.body, kind)
         except msgspec.DecodeError as error:
             raise UnexpectedAnswer(
                 f"an answer that is none of this API ({error}): is that a tierlog broker?"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from record_format import errors
+from record_format import errors, typed_json
 from record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
 from tierlog.client.wire import Place, Reply, Request
 
@@ -108,7 +108,7 @@ def error_of_problem(problem: Problem, reply: Reply, place: Place) -> TierlogErr
 def parse_problem(body: bytes) -> Problem | None:
     """None where the body is no problem document."""
     try:
-        problem = msgspec.json.decode(body, type=Problem)
+        problem = typed_json.decode(body, Problem)
     except msgspec.DecodeError:
         return None
     return problem if problem.code else None

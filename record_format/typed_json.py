@@ -1,0 +1,27 @@
+"""JSON into a type, from any thread.
+
+msgspec works out how to decode a type when it first meets it, and two threads that meet it at once
+can end the process with SIGSEGV (seen in 0.22, by `make soak`). So a decoder is made either when a
+module is imported, or here, one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+
+_lock: Final = threading.Lock()
+_decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
+
+
+def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
+    """`data` as a `kind`. Raises msgspec's DecodeError, ValidationError, or UnicodeDecodeError."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _lock:
+            decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    return cast(T, decoder.decode(data))
