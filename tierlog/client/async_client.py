@@ -299,6 +299,10 @@ class AsyncClient:
     async def storage_report(self) -> dict[str, object]:
         return await self.call(calls.storage_report())
 
+    async def metrics(self) -> str:
+        """The broker's metrics, in Prometheus' text format."""
+        return await self.call(calls.metrics())
+
     async def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
         """Both tiers against the manifest; `deep` reads every byte, which may take long."""
         return await self.call(calls.verify(topic, deep=deep))

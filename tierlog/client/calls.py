@@ -299,6 +299,10 @@ def storage_report() -> Call[dict[str, object]]:
     return Call(Request("GET", "/v1/storage"), reader(dict[str, object]))
 
 
+def metrics() -> Call[str]:
+    return Call(Request("GET", "/metrics"), lambda reply: reply.body.decode())
+
+
 def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
     request = Request(
         "POST",

@@ -309,6 +309,10 @@ class Client:
     def storage_report(self) -> dict[str, object]:
         return self.call(calls.storage_report())
 
+    def metrics(self) -> str:
+        """The broker's metrics, in Prometheus' text format."""
+        return self.call(calls.metrics())
+
     def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
         """Both tiers against the manifest; `deep` reads every byte, which may take long."""
         return self.call(calls.verify(topic, deep=deep))

@@ -1,0 +1,70 @@
+"""`tierlog top`: rates out of two readings of /metrics."""
+
+from rich.console import Console
+
+from tierlog.cli.top import load_between, picture, read
+
+BEFORE = """
+# TYPE tierlog_produced_records counter
+tierlog_produced_records_total 1000.0
+# TYPE tierlog_fetched_bytes counter
+tierlog_fetched_bytes_total{tier="hot"} 500.0
+tierlog_fetched_bytes_total{tier="cold"} 0.0
+# TYPE tierlog_log_flush_seconds histogram
+tierlog_log_flush_seconds_sum 1.0
+tierlog_log_flush_seconds_count 10.0
+# TYPE tierlog_partition_log_end_offset gauge
+tierlog_partition_log_end_offset{topic="a",partition="0"} 10.0
+tierlog_partition_log_end_offset{topic="a",partition="1"} 20.0
+# TYPE tierlog_partitions gauge
+tierlog_partitions{state="serving"} 3.0
+"""
+NOW = """
+# TYPE tierlog_produced_records counter
+tierlog_produced_records_total 1400.0
+# TYPE tierlog_fetched_bytes counter
+tierlog_fetched_bytes_total{tier="hot"} 700.0
+tierlog_fetched_bytes_total{tier="cold"} 50.0
+# TYPE tierlog_log_flush_seconds histogram
+tierlog_log_flush_seconds_sum 1.5
+tierlog_log_flush_seconds_count 20.0
+# TYPE tierlog_partition_log_end_offset gauge
+tierlog_partition_log_end_offset{topic="a",partition="0"} 14.0
+tierlog_partition_log_end_offset{topic="a",partition="1"} 26.0
+tierlog_partition_log_end_offset{topic="new",partition="0"} 7.0
+# TYPE tierlog_partitions gauge
+tierlog_partitions{state="serving"} 2.0
+tierlog_partitions{state="offline"} 1.0
+# TYPE tierlog_topic_bytes gauge
+tierlog_topic_bytes{topic="a",tier="hot"} 100.0
+tierlog_topic_bytes{topic="a",tier="cold"} 900.0
+"""
+
+
+def between(before: str, now: str):
+    return load_between(read(before, at_s=10.0), read(now, at_s=12.0))
+
+
+def test_rates_are_differences_over_time():
+    load = between(BEFORE, NOW)
+    assert load.produced_records_per_s == 200
+    assert (load.hot_fetched_bytes_per_s, load.cold_fetched_bytes_per_s) == (100, 25)
+    assert load.flush_ms == 50
+    assert load.commit_ms is None
+    busy, new = load.topics
+    assert (busy.topic, busy.offsets_per_s) == ("a", 5)
+    assert (busy.hot_bytes, busy.cold_bytes) == (100, 900)
+    assert (new.topic, new.offsets_per_s) == ("new", 0)
+
+
+def test_a_counter_that_fell_counts_from_zero():
+    assert between(NOW, BEFORE).produced_records_per_s == 500
+
+
+def test_what_is_wrong_stands_in_the_picture():
+    console = Console(width=120, record=True)
+    console.print(picture(between(BEFORE, NOW), rows=1))
+    shown = console.export_text()
+    assert "2 serving, 1 offline" in shown
+    assert "not available" in shown
+    assert "1 more not shown" in shown
