@@ -45,6 +45,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
+        "bench": Entry("bench", "How fast a broker is, from here.", "Broker"),
         "top": Entry("top", "What a broker does right now.", "Broker"),
         "replay": Entry("replay", "A range into Parquet, JSON or another topic.", "On Spark"),
         "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark"),

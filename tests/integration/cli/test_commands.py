@@ -172,3 +172,26 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
     tierlog.ok("topic", "create", "short")
     assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")
+
+
+def test_bench_counts_what_it_produced_and_fetched_and_leaves_no_topic(tierlog):
+    before = tierlog.ok("topic", "list")
+    arguments = ("--records", "2500", "--record-bytes", "50", "--batch", "500", "--partitions", "2")
+    phases = json.loads(tierlog.ok("bench", *arguments))["phases"]
+    assert [(one["phase"], one["records"]) for one in phases] == [
+        ("produce", 2500),
+        ("fetch", 2500),
+    ]
+    assert phases[0]["requests"] == 5
+    assert tierlog.ok("topic", "list") == before
+    assert "--acks is all or 1" in tierlog.fails(2, "bench", "--acks", "2")
+
+
+def test_top_tells_what_the_broker_does(tierlog):
+    tierlog.ok("topic", "create", "watched")
+    tierlog.ok("produce", "watched", stdin=b"x\n" * 100)
+    load = json.loads(tierlog.ok("top", "--every", "0.1"))
+    assert load["store_available"] is True
+    assert load["partitions"]["serving"] >= 1
+    (watched,) = [one for one in load["topics"] if one["topic"] == "watched"]
+    assert watched["hot_bytes"] > 0
