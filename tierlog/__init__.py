@@ -52,7 +52,18 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("record_format.errors")
     if name == "read_arrow":  # takes the extra `arrow`
-        return import_module("spark_reader.arrow_reader").read_arrow
+        return _read_arrow()
     if name in __all__:
         return getattr(import_module("tierlog.client"), name)
     raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
+
+
+def _read_arrow() -> Any:
+    try:
+        return import_module("spark_reader.arrow_reader").read_arrow
+    except ModuleNotFoundError as error:
+        from tierlog.extras import how_to_install
+
+        if (hint := how_to_install(error)) is None:
+            raise
+        raise ModuleNotFoundError(f"tierlog.read_arrow: {hint}", name=error.name) from error

@@ -21,19 +21,13 @@ import typer
 
 from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
 from tierlog.cli.output import Output, print_json, print_table, size
+from tierlog.extras import OPTIONAL
 
 app = typer.Typer(add_completion=False)
 
 FOUND_PROBLEMS = 3
 SYNCS = 20
 LITTLE_DISK = 1 << 30
-
-_PACKAGES = {
-    "numba": "native kernels (arrow)",
-    "pyarrow": "Arrow and Parquet (arrow)",
-    "pyspark": "Spark (spark)",
-    "moto": "the demo's S3 server (demo)",
-}
 
 
 class Verdict(NamedTuple):
@@ -84,9 +78,10 @@ def _machine() -> Iterator[Verdict]:
 
 
 def _packages() -> Iterator[Verdict]:
-    for name, purpose in _PACKAGES.items():
+    for name, (purpose, extra) in OPTIONAL.items():
         there = importlib.util.find_spec(name) is not None
-        yield Verdict(name, True if there else None, purpose)
+        detail = purpose if there else f"{purpose}: pip install 'tierlog[{extra}]'"
+        yield Verdict(name, True if there else None, detail)
 
 
 def _java() -> Verdict:

@@ -19,16 +19,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from record_format.errors import OutcomeUnknownError, TierlogError
+from tierlog.extras import how_to_install
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
 class Entry(NamedTuple):
-    """Where a command lives, and what the list of commands says of it."""
+    """Where a command lives, what the list of commands says of it, and the extra that it needs."""
 
     module: str
     summary: str
     panel: str
+    extra: str = ""
 
 
 COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
@@ -36,7 +38,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
         "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
         "demo": Entry(
-            "demo", "The whole way on the flights of 2013, hot, cold and Spark.", "Broker"
+            "demo", "The whole way on the flights of 2013, hot, cold and Spark.", "Broker", "demo"
         ),
         "topic": Entry(
             "topic", "Create, list, describe, alter, delete topics.", "Topics and records"
@@ -47,8 +49,10 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
         "bench": Entry("bench", "How fast a broker is, from here.", "Broker"),
         "top": Entry("top", "What a broker does right now.", "Broker"),
-        "replay": Entry("replay", "A range into Parquet, JSON or another topic.", "On Spark"),
-        "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark"),
+        "replay": Entry(
+            "replay", "A range into Parquet, JSON or another topic.", "On Spark", "spark"
+        ),
+        "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark", "spark"),
         "spark-zip": Entry("spark_zip", "Our code as one zip, for executors.", "On Spark"),
         "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
         "token": Entry("token", "Who may call a broker: create, list, revoke tokens.", "Broker"),
@@ -140,6 +144,11 @@ def run(arguments: list[str]) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return _reader_has_enough()
         raise
+    except ModuleNotFoundError as error:
+        entry = COMMANDS.get(arguments[0]) if arguments else None
+        if (hint := how_to_install(error, extra=entry.extra if entry else "")) is None:
+            raise
+        return _say(hint)
     except OutcomeUnknownError as error:
         return _say(f"{error} (outcome unknown)")
     except (TierlogError, OSError) as error:

@@ -1,0 +1,63 @@
+"""Without an extra: one line that says what to install, never a traceback."""
+
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from tierlog.extras import OPTIONAL
+
+ROOT = Path(__file__).parents[3]
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_without(names: set[str], code: str) -> subprocess.CompletedProcess:
+    code = WITHOUT.format(names=names) + code
+    return subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["demo"], "pyarrow is not installed: pip install 'tierlog[demo]'"),
+        (
+            ["stats", "t", "--store", "file:///x"],
+            "pyspark is not installed: pip install 'tierlog[spark]'",
+        ),
+        (
+            ["produce", "t", __file__, "--format", "parquet"],
+            "pyarrow is not installed: pip install 'tierlog[arrow]'",
+        ),
+    ],
+)
+def test_a_command_says_what_it_lacks(arguments, hint):
+    ran = run_without(
+        set(OPTIONAL), f"from tierlog.cli.main import run\nsys.exit(run({arguments!r}))"
+    )
+    assert (ran.returncode, ran.stderr) == (1, f"tierlog: {hint}\n")
+
+
+def test_read_arrow_says_what_it_lacks():
+    ran = run_without(set(OPTIONAL), "import tierlog\ntierlog.read_arrow")
+    assert ran.stderr.splitlines()[-1].startswith(
+        "ModuleNotFoundError: tierlog.read_arrow: pyarrow is not installed: pip install"
+    )
+
+
+def test_every_optional_package_is_of_the_extra_that_is_named():
+    declared = requires("tierlog")
+    for name, (_, extra) in OPTIONAL.items():
+        assert any(line.startswith(name) and f"extra == '{extra}'" in line for line in declared), (
+            name
+        )
