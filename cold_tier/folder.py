@@ -35,6 +35,7 @@ from cold_tier.object_store import (
     Names,
     ObjectStat,
     ObjectStats,
+    Piece,
     check_key,
     check_prefix,
 )
@@ -144,13 +145,15 @@ class FolderStore:
         self._ledger.count("get", key, requests=0, received_bytes=len(body))
         return body
 
-    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+    def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview | None = None
+    ) -> Iterator[Piece]:
         assert 0 <= start < end
         with self._open(key) as fd:
             size_bytes = os.fstat(fd).st_size
             if end > size_bytes:
                 raise CorruptObject(f"ends at {size_bytes}, before {end}", file=key)
-            for piece in _pieces(fd, start, end, key=key):
+            for piece in _pieces(fd, start, end, key=key, into=into):
                 self._ledger.count("get", key, requests=0, received_bytes=len(piece))
                 yield piece
 
@@ -319,10 +322,16 @@ def _may_hold(folder_key: str, *, prefix: str, start_after: str) -> bool:
     return folder_key > start_after or start_after.startswith(folder_key)
 
 
-def _pieces(fd: int, start: int, end: int, *, key: str) -> Iterator[bytes]:
+def _pieces(
+    fd: int, start: int, end: int, *, key: str, into: memoryview | None = None
+) -> Iterator[Piece]:
     position = start
     while position < end:
-        piece = os.pread(fd, min(PIECE_BYTES, end - position), position)
+        wanted = min(PIECE_BYTES, end - position)
+        if into is None:
+            piece: Piece = os.pread(fd, wanted, position)
+        else:
+            piece = into[: os.preadv(fd, [into[:wanted]], position)]
         if not piece:
             raise CorruptObject(f"ends at {position}, before {end}", file=key)
         position += len(piece)

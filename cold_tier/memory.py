@@ -108,7 +108,14 @@ class MemoryStore:
         self._ledger.count("get", key, received_bytes=len(body))
         return body
 
-    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+    def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview | None = None,  # noqa: ARG002
+    ) -> Iterator[bytes]:
         assert 0 <= start < end
         body = self._body(key)
         if end > len(body):

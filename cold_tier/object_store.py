@@ -30,12 +30,14 @@ __all__ = [
     "ObjectStat",
     "ObjectStats",
     "ObjectStore",
+    "Piece",
     "check_key",
     "check_prefix",
     "crc32c_checksum",
 ]
 
 PIECE_BYTES = 256 * 1024
+Piece: TypeAlias = bytes | memoryview
 MAX_KEY_BYTES = 900  # S3 takes 1,024; the rest is the prefix's
 MAX_COMPONENT_BYTES = 255  # what file systems take, and S3 servers that stand on them
 RESERVED_COMPONENT = ".tierlog-tmp"
@@ -124,8 +126,13 @@ class ObjectStore(Protocol):
         """The whole object. Raises MissingObject; CorruptObject where it is above `max_bytes`."""
         ...
 
-    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+    def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview | None = None
+    ) -> Iterator[Piece]:
         """The bytes [start, end) in pieces of at most 256 KiB, whole or an error; one attempt.
+
+        With `into`, a buffer of at least 256 KiB, a piece may be a view of it, which the next one
+        overwrites: nothing is allocated. Without, pieces are bytes and may be kept.
 
         Nothing is sent before the first `next`; close the iterator when leaving it early. Raises
         MissingObject; CorruptObject where the object ends before `end`; StoreUnavailable where the

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import ObjectStore
+from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import RetryPolicy
 from record_format.errors import CorruptObject, DiskFull, StoreUnavailable, TierlogError
 
@@ -218,7 +218,12 @@ class RangedReader:
         self, chunk: ChunkRef, temp: Path, stop: threading.Event, *, deadline: float
     ) -> None:
         received = crc = 0
-        pieces = self._store.get_range(chunk.log_key, chunk.position, chunk.end_position)
+        pieces = self._store.get_range(
+            chunk.log_key,
+            chunk.position,
+            chunk.end_position,
+            into=memoryview(bytearray(PIECE_BYTES)),
+        )
         try:
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -307,7 +312,7 @@ def _set_aside(fd: int, size_bytes: int, path: Path) -> None:
             raise _disk_error(path, error) from error
 
 
-def _write_all(fd: int, piece: bytes, path: Path) -> None:
+def _write_all(fd: int, piece: Piece, path: Path) -> None:
     rest = memoryview(piece)
     try:
         while rest:

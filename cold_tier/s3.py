@@ -1,42 +1,26 @@
-"""S3, or what speaks it: the only file that imports boto3.
+"""S3, or what speaks it, as an ObjectStore.
 
-* boto3 repeats nothing: its own repeat of a conditional PUT answers 412 to its own success. What
-  may be repeated is repeated here, by `RetryPolicy`, and counted.
+* Nothing is repeated but here, by `RetryPolicy`, where it may be; and every attempt is counted.
 * Every write carries a CRC-32C of its bytes, computed here, in a header (no botocore[crt] is
   needed).
 * A ranged answer is believed only when its Content-Range is the one asked for.
-* Foreign exceptions are mapped in `_answer` and `_raise` and nowhere else.
+* Ranges are received by `s3_ranges`, past boto3, which has the word where that way does not lead to
+  the object.
+* Foreign exceptions are mapped in `answer_of` and `_raise` and nowhere else.
 
 Thread-safe: boto3's clients are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    CredentialRetrievalError,
-    EndpointConnectionError,
-    HTTPClientError,
-    MetadataRetrievalError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProxyConnectionError,
-    SSLError,
-)
-from botocore.parsers import ResponseParserError
-from botocore.response import StreamingBody
+from botocore.exceptions import BotoCoreError
 from crc32c import crc32c as crc32c_of
-from urllib3.exceptions import HTTPError
 
 from cold_tier.object_store import (
     PIECE_BYTES,
@@ -44,11 +28,14 @@ from cold_tier.object_store import (
     Names,
     ObjectStat,
     ObjectStats,
+    Piece,
     check_key,
     check_prefix,
 )
 from cold_tier.retry import RetryPolicy
 from cold_tier.s3_answers import check_range, checksum_of, now_of
+from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
+from cold_tier.s3_connection import NotPlain
 from cold_tier.s3_faults import Answer, Fault, advice, classify, reason
 from cold_tier.s3_multipart import (
     MULTIPART_FROM_BYTES,
@@ -58,6 +45,7 @@ from cold_tier.s3_multipart import (
     read_part,
 )
 from cold_tier.s3_options import S3Options
+from cold_tier.s3_ranges import Answering, Ranges, Refused
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ConfigurationError,
@@ -68,23 +56,12 @@ from record_format.errors import (
     StoreUnavailable,
 )
 
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-
 T = TypeVar("T")
+P = TypeVar("P", bytes, Piece)
 
 LIST_PAGE = 1000
 DELETE_PAGE = 1000
 PART_BYTES = 16 * 1024 * 1024
-
-_NEVER_CONNECTED = (
-    ConnectTimeoutError,
-    EndpointConnectionError,
-    ProxyConnectionError,
-    CredentialRetrievalError,  # whoever gives out credentials does not answer
-    MetadataRetrievalError,
-)
-_FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 
 
 class S3Store:
@@ -96,9 +73,16 @@ class S3Store:
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
         self._ledger = StoreLedger()
         try:
-            self._client = _make_client(options)
+            self._client = make_client(options)
+            sign = url_signer(options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {self.url}: {error}") from error
+        self._ranges = Ranges(
+            lambda key: sign(bucket, self.full_key(key)),
+            options,
+            endpoint=self._client.meta.endpoint_url,
+            ca_file=ca_file(options),
+        )
 
     @property
     def url(self) -> str:
@@ -112,6 +96,7 @@ class S3Store:
         return self._prefix + key
 
     def close(self) -> None:
+        self._ranges.close()
         self._client.close()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -199,7 +184,8 @@ class S3Store:
             with closing(answer["Body"]) as stream:
                 if size_bytes > max_bytes:
                     raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
-                body = b"".join(self._pieces(key, stream, size_bytes))
+                pieces = stream.iter_chunks(PIECE_BYTES)
+                body = b"".join(self._counted(key, pieces, size_bytes))
             given = checksum_of(answer)
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
@@ -209,17 +195,33 @@ class S3Store:
 
         return self._repeat("get", key, send)
 
-    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+    def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview | None = None
+    ) -> Iterator[Piece]:
         assert 0 <= start < end
         check_key(key)
+        if not self._ranges.lead_to_objects:
+            yield from self._range_by_boto3(key, start, end)
+            return
+        try:
+            answer = self._once("get", key, lambda: self._ranges.open(key, start, end))
+        except NotPlain:
+            yield from self._range_by_boto3(key, start, end)
+            self._ranges.boto3_answered(key)
+            return
+        given = {"ContentRange": answer.content_range, "ContentLength": answer.size_bytes}
+        with closing(answer):
+            check_range(given, start, end, key=key)
+            yield from self._counted(key, _pieces_of(answer, into), end - start)
 
+    def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
         def send() -> Any:
             return self._client.get_object(**self._at(key), Range=f"bytes={start}-{end - 1}")
 
         answer = self._once("get", key, send)
         with closing(answer["Body"]) as stream:
             check_range(answer, start, end, key=key)
-            yield from self._pieces(key, stream, end - start)
+            yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
 
     def head(self, key: str) -> ObjectStat | None:
         check_key(key)
@@ -331,8 +333,10 @@ class S3Store:
             answer = send()
             failures = 0
             return answer
-        except _FOREIGN as error:
-            self._raise(_answer(error), operation, key, creates=creates, cause=error)
+        except Refused as refused:
+            self._raise(refused.answer, operation, key, cause=refused)
+        except FOREIGN as error:
+            self._raise(answer_of(error), operation, key, creates=creates, cause=error)
         finally:
             self._ledger.count(operation, key, failures=failures, sent_bytes=sent_bytes)
 
@@ -361,13 +365,14 @@ class S3Store:
             raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause
         raise StoreUnavailable(f"{key}: {operation}: {reason(answer)}") from cause
 
-    def _pieces(self, key: str, stream: StreamingBody, size_bytes: int) -> Iterator[bytes]:
+    def _counted(self, key: str, pieces: Iterator[P], size_bytes: int) -> Iterator[P]:
+        """The pieces, as far as they come; an error where they are not `size_bytes` in all."""
         received = 0
         try:
-            for piece in stream.iter_chunks(PIECE_BYTES):
+            for piece in pieces:
                 received += len(piece)
                 yield piece
-        except (BotoCoreError, HTTPError, OSError) as error:
+        except FOREIGN as error:
             raise StoreUnavailable(f"{key}: the answer broke off after {received} bytes") from error
         finally:
             self._ledger.count("get", key, requests=0, received_bytes=received)
@@ -375,58 +380,7 @@ class S3Store:
             raise StoreUnavailable(f"{key}: the answer has {received} bytes, not {size_bytes}")
 
 
-def _make_client(options: S3Options) -> S3Client:
-    session = boto3.session.Session(
-        aws_access_key_id=options.access_key_id,
-        aws_secret_access_key=options.secret_access_key,
-        aws_session_token=options.session_token,
-        region_name=options.region,
-        profile_name=options.profile,
-    )
-    own_server = options.endpoint is not None
-    path_style = own_server if options.path_style is None else options.path_style
-    config = Config(
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=options.connect_timeout_s,
-        read_timeout=options.read_timeout_s,
-        max_pool_connections=options.max_connections,
-        tcp_keepalive=True,
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={
-            "addressing_style": "path" if path_style else "auto",
-            # Under TLS the CRC is enough; without it the signature covers the bytes too.
-            "payload_signing_enabled": bool(own_server and not _is_tls(options.endpoint)),
-        },
-    )
-    return session.client(
-        "s3", endpoint_url=options.endpoint, config=config, verify=options.ca_bundle
-    )
-
-
-def _is_tls(endpoint: str | None) -> bool:
-    return endpoint is not None and endpoint.lower().startswith("https:")
-
-
-def _answer(error: Exception) -> Answer:
-    """The facts of a foreign exception."""
-    if isinstance(error, ClientError):
-        return _answer_of_store(error.response)
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return Answer(0, "NoCredentials")
-    if isinstance(error, _NEVER_CONNECTED):
-        return Answer(0, "never-connected", str(error))
-    if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Answer(0, "bad-setting", f"its certificate is not trusted: {error}")
-    if isinstance(error, HTTPClientError | HTTPError | OSError | ResponseParserError):
-        return Answer(0, "broke-off", str(error))
-    return Answer(0, "bad-setting", str(error))
-
-
-def _answer_of_store(response: Any) -> Answer:
-    fault: Mapping[str, str] = response.get("Error", {})
-    about = response.get("ResponseMetadata", {})
-    region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region") or fault.get("Region") or ""
-    return Answer(
-        about.get("HTTPStatusCode", 0), fault.get("Code", ""), fault.get("Message", ""), region
-    )
+def _pieces_of(answer: Answering, into: memoryview | None) -> Iterator[Piece]:
+    if into is not None:
+        return answer.pieces(into)
+    return (bytes(piece) for piece in answer.pieces(memoryview(bytearray(PIECE_BYTES))))

@@ -125,7 +125,7 @@ class FaultyObjectStore:
         body = self._store.get(key, max_bytes=max_bytes)
         return _flipped(body, fault.position) if isinstance(fault, WrongBytes) else body
 
-    def get_range(self, key: str, start: int, end: int) -> Iterator[bytes]:
+    def get_range(self, key: str, start: int, end: int, *, into=None) -> Iterator[bytes]:
         fault = self._next("get_range", key)
         return self._ranged(fault, key, start, end)
 

@@ -3,14 +3,17 @@ rarely give.
 
     with scripted_s3([Say(503, code="SlowDown"), Say(200)]) as (endpoint, asked): ...
 
-The last answer is given again and again. `asked` holds (method, path, headers) of every request.
+The last answer is given again and again. `tls` is a certificate and its key. `asked` holds (method,
+path, headers) of every request.
 """
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 @dataclass
@@ -35,7 +38,9 @@ class HangUp:
 
 
 @contextmanager
-def scripted_s3(script: list) -> Iterator[tuple[str, list]]:
+def scripted_s3(
+    script: list, *, tls: tuple[Path, Path] | None = None
+) -> Iterator[tuple[str, list]]:
     asked: list = []
     lock = threading.Lock()
 
@@ -68,10 +73,14 @@ def scripted_s3(script: list) -> Iterator[tuple[str, list]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", asked
     finally:
         server.shutdown()
         thread.join()

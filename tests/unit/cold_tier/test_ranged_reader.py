@@ -213,8 +213,8 @@ def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
     class SlowAfterItsFirstPiece:
         """The first GET gives one piece and then waits until the other has won."""
 
-        def get_range(self, key, start, end):
-            pieces = store.get_range(key, start, end)
+        def get_range(self, key, start, end, *, into=None):
+            pieces = store.get_range(key, start, end, into=into)
             if begun.is_set():
                 yield from pieces
                 return
