@@ -25,7 +25,7 @@ class Wire:
 
     def __init__(self, server: Server) -> None:
         self._host = f"{server.host}:{server.port}"
-        self.sock = socket.create_connection((server.host, server.port), timeout=30)
+        self.sock = socket.create_connection((server.host, server.port), timeout=120)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Wire:
@@ -51,6 +51,23 @@ class Wire:
             raise RuntimeError(f"not a success: {answer[:500]!r}")
         return Timed(seconds, body)
 
+    def drain(self, request: bytes, buffer: memoryview) -> tuple[bytes, int]:
+        """Send it and throw the body away: the answer's head, and the body's bytes. As cheap as a
+        client can be. Raises RuntimeError where it is no success.
+        """
+        self.sock.sendall(request)
+        head, _, body = self._head_and_more().partition(b"\r\n\r\n")
+        size = left = _content_length(head)
+        if not head.startswith(b"HTTP/1.1 2"):
+            raise RuntimeError(f"not a success: {head + body[:500]!r}")
+        left -= len(body)
+        while left > 0:
+            got = self.sock.recv_into(buffer, min(left, len(buffer)))
+            if not got:
+                raise RuntimeError("the server closed the connection")
+            left -= got
+        return head, size
+
     def start_stream(self, request: bytes) -> None:
         """Send a request for events, and read up to the first of its body."""
         self.sock.sendall(request)
@@ -67,9 +84,7 @@ class Wire:
         return data
 
     def _receive(self) -> bytes:
-        answer = self.read_some()
-        while b"\r\n\r\n" not in answer:
-            answer += self.read_some()
+        answer = self._head_and_more()
         head, _, body = answer.partition(b"\r\n\r\n")
         size = _content_length(head)
         parts, left = [answer], size - len(body)
@@ -78,6 +93,12 @@ class Wire:
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
+
+    def _head_and_more(self) -> bytes:
+        answer = self.read_some()
+        while b"\r\n\r\n" not in answer:
+            answer += self.read_some()
+        return answer
 
 
 def _content_length(head: bytes) -> int:
