@@ -26,6 +26,7 @@ CLAIMS: Final = (
     "tails",
     "cold_read",
     "offload",
+    "manifest",
     "spark_scan",
     "spark_decode",
     "hot_append",

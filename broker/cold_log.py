@@ -221,6 +221,13 @@ class ColdLog:
         else:
             self.trim(log_start_offset)
 
+    def merge_pages(self) -> None:
+        """Bring small pages of the manifest together, now and then, so that no commit has to."""
+        if self.claimed and self.manifest is not None:
+            merging = self._manifests.merging(self.manifest)
+            if merging is not None:
+                self.commit(merging)
+
     @property
     def pages(self) -> transitions.PageSource:
         """What transitions of this partition's manifest read its pages by."""

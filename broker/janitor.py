@@ -73,7 +73,9 @@ class Janitor:
                 return  # the store is down: the next round asks again
 
     def look_after(self, partition: Partition) -> None:
-        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago."""
+        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
+        tidy the manifest's pages.
+        """
         if partition.leadership_lost:
             return
         partition.log.maybe_roll(self._clock())
@@ -84,6 +86,8 @@ class Janitor:
         partition.log.reap(self._clock())
         idle_ms = self._settings.producer_id_expiration_ms
         partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
+        if partition.cold is not None:
+            partition.cold.merge_pages()  # last: what fails here holds up no retention
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Move the log start: durable when this returns, in the bucket too where that is up."""

@@ -1,8 +1,9 @@
 """Older entries in pages: how a partition with a million segments commits in one small PUT.
 
 * The newest entries stay inline (at most INLINE_MAX). Overflow becomes small pages of SMALL_PAGE
-  entries; a run of RUN_MAX pages that are not half full becomes full ones. So each entry is
-  written three times in its life, and a commit writes one small page now and then.
+  entries, which a commit writes now and then: every commit is small.
+* A run of RUN_MAX pages that are not half full becomes a full one, in a step of its own that no
+  upload waits for (`mergeable`). So each entry is written three times in its life.
 * The list of removed objects overflows in the same way, into pages of its own.
 * A page is immutable and has a unique name. It is written before the commit that names it; where
   that commit is lost, nobody names it and it goes by age.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
@@ -27,7 +28,6 @@ from manifest.state import (
     Manifest,
     PageRef,
     Reason,
-    RemovedObject,
     RemovedPage,
     RemovedPageKind,
     SegmentEntry,
@@ -52,11 +52,9 @@ class Folded(NamedTuple):
     objects: tuple[tuple[str, bytes], ...]
 
 
-def fold(
-    manifest: Manifest, *, pages: PageSource, unique: Callable[[], str], now_ms: int
-) -> Folded:
+def fold(manifest: Manifest, *, unique: Callable[[], str]) -> Folded:
     """Move what is too much to stay inline into pages. `unique` gives new name parts."""
-    loose = _small_pages_merged(_overflow_paged(manifest), pages=pages, now_ms=now_ms)
+    loose = _overflow_paged(manifest)
     keys = keys_of(manifest)
     written: list[PageRef] = []
     objects: list[tuple[str, bytes]] = []
@@ -65,7 +63,7 @@ def fold(
             written.append(page)
             continue
         for entries in _chunks(page.entries, PAGE_ENTRIES):
-            ref, body = _page(keys, entries, unique=unique())
+            ref, body = packed_page(keys, entries, unique=unique())
             written.append(ref)
             objects.append((ref.key, body))
     folded, removed_objects = _removed_paged(altered(loose, pages=tuple(written)), unique=unique)
@@ -83,22 +81,15 @@ def _overflow_paged(manifest: Manifest) -> Manifest:
     return altered(manifest, segments=inline, pages=(*manifest.pages, *loose))
 
 
-def _small_pages_merged(manifest: Manifest, *, pages: PageSource, now_ms: int) -> Manifest:
-    merged: list[PageRef | LoosePage] = []
-    removed: list[RemovedObject] = []
+def mergeable(manifest: Manifest) -> tuple[PageRef, ...]:
+    """The oldest run of small pages that would fill a large one; empty where none is so long."""
     runs = groupby(manifest.pages, key=lambda page: page.entry_count * 2 < PAGE_ENTRIES)
     for small, group in runs:
-        run = list(group)
-        if not small or len(run) < RUN_MAX:
-            merged += run
-            continue
-        entries = tuple(entry for page in run for entry in live_entries(page, pages))
-        merged.append(LoosePage(entries=entries))
-        replaced = [page.key for page in run if isinstance(page, PageRef)]
-        removed += [RemovedObject(key, now_ms, Reason.REPLACED) for key in replaced]
-    if not removed and len(merged) == len(manifest.pages):
-        return manifest
-    return altered(manifest, pages=tuple(merged), removed=(*manifest.removed, *removed))
+        run = [page for page in group if isinstance(page, PageRef)]
+        if small and len(run) >= RUN_MAX:
+            counts = accumulate(page.entry_count for page in run)
+            return tuple(run[: sum(count <= PAGE_ENTRIES for count in counts)])
+    return ()
 
 
 def _removed_paged(
@@ -120,9 +111,10 @@ def _removed_paged(
     return altered(manifest, removed=kept, removed_pages=(*manifest.removed_pages, *refs)), objects
 
 
-def _page(
+def packed_page(
     keys: PartitionKeys, entries: tuple[SegmentEntry, ...], *, unique: str
 ) -> tuple[PageRef, bytes]:
+    """A page of these entries: what names it, and the object under its key."""
     body = encode_page(keys, entries)
     ages = [entry.age_timestamp for entry in entries]
     ref = PageRef(

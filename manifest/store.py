@@ -32,7 +32,7 @@ from manifest.codec import (
 )
 from manifest.invariants import where
 from manifest.keys import PartitionKeys
-from manifest.paging import PageCache, find_entry, fold, iter_entries
+from manifest.paging import PageCache, find_entry, fold, iter_entries, mergeable, packed_page
 from manifest.state import (
     Manifest,
     PageRef,
@@ -41,7 +41,14 @@ from manifest.state import (
     SegmentEntry,
     first_at,
 )
-from manifest.transitions import Claim, create, record_gap, take_claim
+from manifest.transitions import (
+    Claim,
+    create,
+    live_entries,
+    merge_pages,
+    record_gap,
+    take_claim,
+)
 from manifest.versions import (
     Created,
     Objects,
@@ -232,6 +239,21 @@ class ManifestStore:
                 current = self._reloaded(base)
         raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
 
+    def merging(self, manifest: Manifest) -> Transition | None:
+        """Write the large page that a run of small ones makes; None where no run is long enough.
+
+        The transition, to be committed, puts it in their place. What is written here and never
+        committed goes by age.
+        """
+        run = mergeable(manifest)
+        if not run:
+            return None
+        entries = tuple(entry for page in run for entry in live_entries(page, self))
+        merged, body = packed_page(self.keys, entries, unique=self._options.unique())
+        self._put_page(merged.key, body)
+        now_ms = self._options.clock()
+        return lambda current: merge_pages(current, run, merged, now_ms=now_ms)
+
     def check_fence(self, base: Manifest) -> Manifest:
         """The manifest in force: `base` while nothing is newer. FencedError: another owns it."""
         if self.versions.newest(at_least=base.version) == base.version:
@@ -275,7 +297,7 @@ class ManifestStore:
     def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
         """PUT `after` as the version that follows `before`. None: another writer was first."""
         now_ms = self._options.clock()
-        folded = fold(after, pages=self, unique=self._options.unique, now_ms=now_ms)
+        folded = fold(after, unique=self._options.unique)
         for key, body in folded.objects:
             self._put_page(key, body)
         for version in range(before.version + 1, before.version + 1 + CUT_VERSIONS_MAX):

@@ -301,6 +301,28 @@ def _with_run(
     return altered(manifest, pages=around, segments=tuple(inline_after))
 
 
+def merge_pages(
+    manifest: Manifest, run: Sequence[PageRef], merged: PageRef, *, now_ms: int
+) -> Manifest:
+    """`merged`, which has the live entries of the pages `run`, in their place.
+
+    Where they are not all there as they were (retention moved on): the manifest as it is.
+    """
+    require(manifest)
+    assert sum(page.entry_count for page in run) == merged.entry_count, "merging keeps every entry"
+    first = next((n for n, page in enumerate(manifest.pages) if page == run[0]), 0)
+    end = first + len(run)
+    if manifest.pages[first:end] != tuple(run):
+        return manifest
+    removed = [RemovedObject(page.key, now_ms, Reason.REPLACED) for page in run]
+    after = altered(
+        manifest,
+        pages=(*manifest.pages[:first], merged, *manifest.pages[end:]),
+        removed=(*manifest.removed, *removed),
+    )
+    return require_step(manifest, after)
+
+
 def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
     """A restore steps over [the manifest's end, end_offset): those offsets are never written."""
     require(manifest)

@@ -48,6 +48,18 @@ def test_a_read_across_the_seam_is_mixed_and_whole(house):
     assert fetched.next_offset > start
 
 
+def test_pages_of_the_manifest_come_together_and_lose_nothing(house, monkeypatch):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "RUN_MAX": 4, "PAGE_ENTRIES": 4}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    house.broker.create_topic("t", config=SMALL)
+    values = fill(house, "t", 400)
+    offload_all(house, "t")
+    cold = house.broker.partition("t", 0).cold
+    house.broker.janitor.look_after(house.broker.partition("t", 0))
+    assert max(page.entry_count for page in cold.manifest.pages) == 4
+    assert [record.value for record in house.records("t")] == values
+
+
 def test_time_lookup_in_the_cold_tier_finds_the_record(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 400)

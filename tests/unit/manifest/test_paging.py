@@ -11,6 +11,8 @@ from manifest.paging import (
     INLINE_MAX,
     PAGE_ENTRIES,
     REMOVED_MAX,
+    RUN_MAX,
+    SMALL_PAGE,
     PageCache,
     live_size_bytes,
     names_object,
@@ -43,22 +45,46 @@ def test_few_entries_stay_inline(store: PlainStore) -> None:
     assert (len(state.segments), state.pages) == (INLINE_MAX, ())
 
 
+def merged(manifests: ManifestStore, state: Manifest) -> Manifest:
+    while (merging := manifests.merging(state)) is not None:
+        state = manifests.commit(state, merging)
+    return state
+
+
 def test_overflow_moves_to_small_pages_and_those_to_full_ones(store: PlainStore) -> None:
-    _, state = filled(store, PAGE_ENTRIES * 2 + 500, step=30)
+    manifests, state = filled(store, PAGE_ENTRIES * 2 + 500, step=30)
+    assert {page.entry_count for page in state.pages} == {SMALL_PAGE}
+    before = list(manifests.iter_entries(state))
+    small = {page.key for page in state.pages if isinstance(page, PageRef)}
+    state = merged(manifests, state)
     counts = [page.entry_count for page in state.pages]
     assert counts[:2] == [PAGE_ENTRIES, PAGE_ENTRIES]
-    assert sum(counts) + len(state.segments) == PAGE_ENTRIES * 2 + 500
+    assert len(counts) < 2 + RUN_MAX
+    assert list(manifests.iter_entries(state)) == before
+    assert {one.key for one in state.removed} < small
+    assert manifest_store(store).load() == state
     assert store.overwritten == []
 
 
-def test_every_commit_is_at_most_two_puts_but_for_the_merge(store: PlainStore) -> None:
-    manifests, state = filled(store, 300)
-    puts = []
-    for i in range(300, 700):
+def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
+    manifests, state = filled(store, PAGE_ENTRIES - 200, step=100)
+    for i in range(PAGE_ENTRIES - 200, PAGE_ENTRIES + 200):
         store.calls.clear()
+        before = set(store.objects)
         state = manifests.commit(state, lambda s, i=i: add_segments(s, [entry(i * 100)]))
-        puts.append(sum(store.calls.values()))
-    assert max(puts) == 2
+        assert sum(store.calls.values()) <= 2
+        assert sum(len(store.objects[key]) for key in set(store.objects) - before) <= 256 * 1024
+
+
+def test_pages_that_changed_while_they_were_merged_stay_as_they_are(store: PlainStore) -> None:
+    manifests, state = filled(store, PAGE_ENTRIES + INLINE_MAX, step=100)
+    merging = manifests.merging(state)
+    assert merging is not None
+    state = manifests.commit(state, lambda s: trim(s, 550, pages=manifests, now_ms=7))
+    assert manifests.commit(state, merging) is state
+    state = merged(manifests, state)
+    assert next(iter(manifests.iter_entries(state))).base_offset == 500
+    assert state.segment_count == PAGE_ENTRIES + INLINE_MAX - 5
 
 
 def test_lookup_goes_through_pages(store: PlainStore) -> None:

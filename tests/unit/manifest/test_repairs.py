@@ -59,7 +59,7 @@ def manifest(request, pages, monkeypatch):
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
     before = iter(made.segments)
     names = iter("abcdefgh")
-    folded = fold(made, pages=pages, unique=lambda: next(names), now_ms=0).manifest
+    folded = fold(made, unique=lambda: next(names)).manifest
     for page in folded.pages:
         assert isinstance(page, PageRef)
         pages.kept[page.key] = tuple(next(before) for _ in range(page.entry_count))

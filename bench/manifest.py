@@ -1,0 +1,173 @@
+"""Claim: a partition with a million segments opens, commits and is looked up like a small one.
+
+* Measured in a process of its own, over one versitygw on loopback: open (the newest version found,
+  read, checked) and the memory that this and a first lookup take; commits of one segment each, the
+  requests and bytes of which are counted; a lookup of any offset in a loaded page.
+* Enough commits that some write a page. Small pages become large ones in a step of the janitor's,
+  of which no commit is a part (docs/decisions/0041); a unit test counts around it.
+
+`python -m bench manifest`; takes about half a minute.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace as altered
+
+from bench import s3
+from bench.report import Report, Target
+from bench.s3 import Bucket
+from cold_tier.open import open_store
+from manifest import transitions
+from manifest.keys import PartitionKeys
+from manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, packed_page
+from manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
+from manifest.store import ManifestStore, StoreOptions, random_name
+from manifest.transitions import Claim
+from record_format import native
+
+ROUNDS: Final = 3
+SEGMENTS: Final = 1_000_000
+RECORDS: Final = 1000
+COMMITS: Final = 3 * SMALL_PAGE
+LOOKUPS: Final = 20_000
+KEYS: Final = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 0)
+
+
+class Seen(NamedTuple):
+    """Of one round."""
+
+    open_s: float
+    memory_mib: float
+    commit_ms: float
+    requests: float
+    sent_bytes: float
+    lookup_us: float
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    report = Report(name="manifest", title="A manifest of 1,000,000 segments", peer="")
+    with s3.versitygw(folder) as bucket:
+        _make(_manifests(bucket))
+        seen = [_in_a_child(bucket) for _ in range(rounds)]
+
+    def add(what: str, unit: str, figure: Callable[[Seen], float], most: float | None) -> None:
+        target = None if most is None else Target(value=most, at_most=True, of_ratio=False)
+        report.add(what, unit, [figure(one) for one in seen], target=target)
+
+    add("open", "s", lambda one: one.open_s, 1.5)
+    add("open and a lookup, memory", "MiB", lambda one: one.memory_mib, 200)
+    add("lookup in a loaded page", "us", lambda one: one.lookup_us, 50)
+    add("commit, the most requests", "requests", lambda one: one.requests, 2)
+    add("commit, the most bytes", "KiB", lambda one: one.sent_bytes / 1024, 256)
+    add("commit, median", "ms", lambda one: one.commit_ms, None)
+    return report
+
+
+def _manifests(bucket: Bucket) -> ManifestStore:
+    store = open_store(f"s3://{s3.BUCKET}/bench", endpoint=bucket.endpoint)
+    return ManifestStore(store, KEYS, StoreOptions(clock=lambda: time.time_ns() // 1_000_000))
+
+
+def _make(manifests: ManifestStore) -> None:
+    claim = Claim("owner", (EpochStart(0, 0, "owner"),), frozenset())
+    state = manifests.claim(claim, log_start_offset=0)
+    pages: list[PageRef] = []
+    for first in range(0, SEGMENTS - INLINE_MAX, PAGE_ENTRIES):
+        count = min(PAGE_ENTRIES, SEGMENTS - INLINE_MAX - first)
+        entries = tuple(_entry(first + number) for number in range(count))
+        page, body = packed_page(KEYS, entries, unique=random_name())
+        manifests.objects.put(page.key, body)
+        pages.append(page)
+    newest = tuple(_entry(number) for number in range(SEGMENTS - INLINE_MAX, SEGMENTS))
+    end = newest[-1].next_offset
+    manifests.commit(
+        state, lambda m: altered(m, pages=tuple(pages), segments=newest, end_offset=end)
+    )
+
+
+def _entry(number: int) -> SegmentEntry:
+    stem = f"{KEYS.segments}{number * RECORDS:020d}-0-{random_name()}"
+    return SegmentEntry(
+        base_offset=number * RECORDS,
+        last_offset=(number + 1) * RECORDS - 1,
+        size_bytes=1 << 30,
+        record_count=RECORDS,
+        min_timestamp=1_700_000_000_000 + number,
+        max_timestamp=1_700_000_000_000 + number + 1,
+        leader_epoch=0,
+        log_key=f"{stem}.log",
+        log_crc32c=random.getrandbits(32),
+        indexes_key=f"{stem}.indexes",
+        indexes_crc32c=random.getrandbits(32),
+        indexes_size_bytes=700_000,
+        chunk_table_position=690_000,
+        chunk_table_size=8_000,
+        modified_ms=1_700_000_000_000 + number,
+    )
+
+
+def _in_a_child(bucket: Bucket) -> Seen:
+    context = multiprocessing.get_context("spawn")
+    answers: Queue[Any] = context.Queue()
+    child = context.Process(target=_run, args=(bucket, answers))
+    child.start()
+    seen: Seen = answers.get(timeout=300)
+    child.join()
+    return seen
+
+
+def _run(bucket: Bucket, answers: Queue[Any]) -> None:
+    native.load()
+    manifests = _manifests(bucket)
+    manifests.versions.newest()  # connected, and boto3 loaded
+    before_mib, began = _resident_mib(), time.perf_counter()
+    state = manifests.load()
+    open_s = time.perf_counter() - began
+    assert state is not None
+    manifests.find(state, 0)
+    memory_mib = _resident_mib() - before_mib
+    lookup_us = _lookup_us(manifests, state)
+    answers.put(Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us))
+
+
+def _lookup_us(manifests: ManifestStore, state: Manifest) -> float:
+    offsets = [random.randrange(PAGE_ENTRIES * RECORDS) for _ in range(LOOKUPS)]
+    began = time.perf_counter()
+    for offset in offsets:
+        manifests.find(state, offset)
+    return (time.perf_counter() - began) / LOOKUPS * 1e6
+
+
+def _commit(manifests: ManifestStore, state: Manifest) -> tuple[float, float, float]:
+    """Median milliseconds of a commit, and the most requests and bytes that one took."""
+    ledger, taken = manifests.objects.ledger, []  # type: ignore[attr-defined]
+    requests = sent = 0
+    number = state.segments[-1].next_offset // RECORDS
+    for _ in range(COMMITS):
+        before, began = ledger.usage(), time.perf_counter()
+        entry = _entry(number)
+        state = manifests.commit(state, lambda m, e=entry: transitions.add_segments(m, [e]))  # type: ignore[misc]
+        taken.append((time.perf_counter() - began) * 1000)
+        after = ledger.usage()
+        requests = max(requests, _total(after, "requests") - _total(before, "requests"))
+        sent = max(sent, _total(after, "sent_bytes") - _total(before, "sent_bytes"))
+        number += 1
+    return median(taken), requests, sent
+
+
+def _total(usage: Any, field: str) -> int:
+    return sum(getattr(one, field) for one in usage.values())
+
+
+def _resident_mib() -> float:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096 / (1 << 20)
