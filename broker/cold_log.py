@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -276,7 +278,7 @@ class ColdLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
-        """From `offset`, which is below the local log start; steps over a recorded gap.
+        """From `offset` on, also out of more segments than one; steps over a recorded gap.
 
         No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
         """
@@ -290,7 +292,7 @@ class ColdLog:
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,
                 end_offset=end_offset,
-                following=self._following(manifest, entry),
+                following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
             )
         except StoreUnavailable as error:
             self._on_unavailable(error)
@@ -315,13 +317,16 @@ class ColdLog:
             max(offset, entry.base_offset),
             max_bytes=max_bytes,
             end_offset=end_offset,
-            following=self._following(manifest, entry),
+            following=_Following(partial(self._at_hand, manifest), entry.next_offset),
         )
         return ColdRead(read.slices, read.next_offset) if read else None
 
-    def _following(self, manifest: Manifest, entry: SegmentEntry) -> Iterator[ColdSegment]:
-        entries = self._manifests.iter_entries(manifest, from_offset=entry.next_offset)
-        return (cold_segment(one) for one in entries)
+    def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """As the manifests' `find`. Raises BlockingIOError where the page is not in memory."""
+        entry = self._manifests.peek(manifest, offset)
+        if entry is None and offset < manifest.end_offset:
+            raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
+        return entry
 
     def offset_for_timestamp(
         self, timestamp: int, *, start_offset: int, end_offset: int
@@ -433,6 +438,22 @@ class ColdLog:
             # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
             log.warning("manifest copy unreadable", partition=str(self), error=str(error))
             return None
+
+
+class _Following:
+    """The segments that hold `offset` and what comes after, as often as they are gone through.
+
+    `find` gives the entry that holds an offset, or the next above it; None past the last.
+    """
+
+    def __init__(self, find: Callable[[int], SegmentEntry | None], offset: int) -> None:
+        self._find, self._offset = find, offset
+
+    def __iter__(self) -> Iterator[ColdSegment]:
+        offset = self._offset
+        while (entry := self._find(offset)) is not None:
+            yield cold_segment(entry)
+            offset = entry.next_offset
 
 
 def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:

@@ -159,9 +159,10 @@ class Partition:
         """What cached chunks have of it; None also where the hot tier would have to add some."""
         self.check_leadership()
         end_offset = now.high_watermark
-        if self.cold is None or offset >= end_offset:
+        cold_end = min(now.local_log_start_offset, end_offset)
+        if self.cold is None or offset >= cold_end:
             return None
-        cold = self.cold.try_read(offset, max_bytes=max_bytes, end_offset=end_offset)
+        cold = self.cold.try_read(offset, max_bytes=max_bytes, end_offset=cold_end)
         if cold is None or not cold.slices:
             return None
         fetched = _fetched(now, end_offset, cold.slices, next_offset=cold.next_offset, tier="cold")
@@ -176,15 +177,18 @@ class Partition:
         slices: tuple[FileSlice, ...] = ()
         next_offset = offset
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
-        if offset < min(now.local_log_start_offset, end_offset):
+        cold_end = min(now.local_log_start_offset, end_offset)
+        if offset < cold_end:
             assert self.cold is not None, "only the manifest lets a local segment go"
-            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=cold_end)
             slices, next_offset = cold.slices, cold.next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
             hot = self.log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset)
-            tier = "mixed" if slices else "hot"
-            slices, next_offset = slices + hot.slices, hot.next_offset
+            # Of the hot tier too a first batch comes whatever its size: not on top of others.
+            if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
+                tier = "mixed" if slices else "hot"
+                slices, next_offset = slices + hot.slices, hot.next_offset
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
         if committed and self.log.replacements != replacements:
             # Compaction forgets an aborted transaction together with its records, which these

@@ -2,13 +2,13 @@
 
 * Every slice of an answer is open before the answer is given, and of a chunk whose CRC-32C was
   right.
-* A read waits for its first chunk; what it wants beyond is on its way meanwhile. An error in a
-  later chunk ends the answer before it, and is the next read's.
+* A read waits for its first chunk; what it wants beyond is on its way meanwhile, also in segments
+  that follow. An error in a later chunk ends the answer before it, and is the next read's.
 * Chunks are the unit of skipping: what their table says of offsets and times is enough to leave one
   alone, and what it does not know is looked into.
 * What may be answered without waiting is the very answer that waiting would give: one path, which
   opens chunks and walks them by two kinds of `_Access`.
-* This file does not know manifests: a segment is given, and with it what follows, for read-ahead.
+* This file does not know manifests: a segment is given, and with it what follows.
 
 Thread-safe; every call may block on the store.
 """
@@ -16,12 +16,9 @@ Thread-safe; every call may block on the store.
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from typing import Final, NamedTuple
 
 from cold_tier.batch_finder import (
@@ -36,8 +33,9 @@ from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
+from cold_tier.prefetch import Prefetcher
 from cold_tier.ranged_reader import ChunkRef, FetchCounts, RangedReader
-from cold_tier.read_ahead import Ahead, ReadAhead
+from cold_tier.read_ahead import ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
 from record_format.decode import expand, walk_batch
@@ -49,9 +47,8 @@ __all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
 
 END: Final = 2**63 - 1
 REQUEST_BYTES: Final = 1024 * 1024  # what a GET in flight takes: a piece, and buffers below it
-SEGMENTS_AHEAD: Final = 2
+SLICES_MAX: Final = 16  # open files of one answer, however small segments are
 AT_ONCE_MAX: Final = 4  # chunks that one answer holds open from its start
-TASKS_AHEAD: Final = 32
 
 
 class ColdLimits(NamedTuple):
@@ -81,13 +78,13 @@ class _Wanted:
 
     segment: ColdSegment
     index: SegmentIndex
-    offset: int
     end_offset: int
 
 
 class _Access(NamedTuple):
     """How a read gets at bytes: `open` takes a chunk and whether others are held open already."""
 
+    index_of: Callable[[ColdSegment], SegmentIndex]
     open: Callable[[ChunkRef, bool], OpenFile]
     steps: Steps
 
@@ -96,6 +93,31 @@ class _Part(NamedTuple):
     piece: FileSlice
     next_offset: int
     at_chunk_end: bool
+
+
+class _Answer:
+    """What a read has come to so far."""
+
+    __slots__ = ("left", "max_bytes", "next_offset", "slices")
+
+    def __init__(self, offset: int, max_bytes: int) -> None:
+        self.slices: list[FileSlice] = []
+        self.next_offset, self.max_bytes, self.left = offset, max_bytes, max_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """The last half of what is wanted is not worth the wait for another chunk."""
+        enough = bool(self.slices) and self.left * 2 < self.max_bytes
+        return enough or len(self.slices) >= SLICES_MAX
+
+    def take(self, part: _Part) -> bool:
+        """Whether there was room for it: for the first part there always is."""
+        if self.slices and part.piece.size_bytes > self.left:
+            return False
+        self.slices.append(part.piece)
+        self.next_offset = part.next_offset
+        self.left -= part.piece.size_bytes
+        return True
 
 
 class AbortedTxns(NamedTuple):
@@ -120,20 +142,16 @@ class ColdReader:
         self._reader = reader or RangedReader(store, requests_max=limits.fills)
         self._fills = ChunkFills(cache, self._reader, fills_max=limits.fills)
         self._finder = BatchFinder()
-        self._read_ahead = read_ahead or ReadAhead()
-        self._ahead_pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
-        self._ahead_slots = threading.BoundedSemaphore(TASKS_AHEAD)
-        self._closed = False
-        self._waiting = _Access(self._fetched, AS_FAR_AS_NEEDED)
-        self._at_once = _Access(self._cached, WITHOUT_WAITING)
+        self._prefetcher = Prefetcher(self._fills, self._indexes, read_ahead or ReadAhead())
+        self._waiting = _Access(self._indexes.get, self._fetched, AS_FAR_AS_NEEDED)
+        self._at_once = _Access(self._index_at_hand, self._cached, WITHOUT_WAITING)
 
     @property
     def counts(self) -> FetchCounts:
         return self._reader.counts
 
     def close(self) -> None:
-        self._closed = True
-        self._ahead_pool.shutdown(wait=True, cancel_futures=True)
+        self._prefetcher.close()
         self._fills.close()
         self._reader.close()
 
@@ -148,17 +166,20 @@ class ColdReader:
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
     ) -> ColdRead:
-        """Batches from the one that holds `offset` on, to the segment's end at most.
+        """Batches from the one that holds `offset` on, also out of the segments `following`.
 
-        At least one batch, whatever `max_bytes`, unless none below `end_offset` is left. Raises
-        CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
+        At least one batch, whatever `max_bytes`, unless none below `end_offset` is left.
+        `following` is gone through more than once. Raises CorruptObject, MissingObject,
+        StoreUnavailable, Throttled, DiskFull.
         """
         index = self._indexes.get(segment)
-        wanted = _Wanted(segment, index, offset, min(end_offset, segment.last_offset + 1))
-        ahead = self._fetch_ahead(wanted, following)
-        read = self._collect(wanted, max_bytes, access=self._waiting)
-        self._read_ahead.note(segment.folder, read.next_offset, done=ahead)
-        return read
+        ahead = self._prefetcher.begin(
+            segment, index, offset, max_bytes=max_bytes, following=following
+        )
+        answer, segments = _Answer(offset, max_bytes), chain([segment], following)
+        self._collect(answer, segments, end_offset=end_offset, access=self._waiting)
+        self._prefetcher.ended(segment, answer.next_offset, done=ahead)
+        return ColdRead(tuple(answer.slices), answer.next_offset)
 
     def try_read(
         self,
@@ -169,18 +190,28 @@ class ColdReader:
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
     ) -> ColdRead | None:
-        """As `read`, where nothing has to come from the store or the disk; None where it has."""
-        index = self._indexes.peek(segment)
-        if index is None:
-            return None
-        wanted = _Wanted(segment, index, offset, min(end_offset, segment.last_offset + 1))
+        """As `read`, where nothing has to come from the store or the disk; None where it has.
+
+        `following` may raise BlockingIOError where it would have to ask.
+        """
+        answer, segments = _Answer(offset, max_bytes), chain([segment], following)
         try:
-            read = self._collect(wanted, max_bytes, access=self._at_once)
+            self._collect(answer, segments, end_offset=end_offset, access=self._at_once)
         except BlockingIOError:
             return None
-        ahead = self._fetch_ahead(wanted, following)
-        self._read_ahead.note(segment.folder, read.next_offset, done=ahead)
-        return read
+        index = self._indexes.peek(segment)
+        if index is not None:
+            ahead = self._prefetcher.begin(
+                segment, index, offset, max_bytes=max_bytes, following=following
+            )
+            self._prefetcher.ended(segment, answer.next_offset, done=ahead)
+        return ColdRead(tuple(answer.slices), answer.next_offset)
+
+    def _index_at_hand(self, segment: ColdSegment) -> SegmentIndex:
+        index = self._indexes.peek(segment)
+        if index is None:
+            raise BlockingIOError(errno.EAGAIN, "the chunk table is not in memory")
+        return index
 
     def _fetched(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
         # Who holds chunks open does not wait for room: two such could wait for each other.
@@ -192,38 +223,52 @@ class ColdReader:
             raise BlockingIOError(errno.EAGAIN, "the chunk is not cached")
         return file
 
-    def _collect(self, wanted: _Wanted, max_bytes: int, *, access: _Access) -> ColdRead:
+    def _collect(
+        self,
+        answer: _Answer,
+        segments: Iterable[ColdSegment],
+        *,
+        end_offset: int,
+        access: _Access,
+    ) -> None:
+        """Slices of one segment after the other, until there are enough. An error where there are
+        some already is the next read's.
+        """
+        try:
+            for segment in segments:
+                if segment.base_offset >= end_offset:
+                    return
+                segment_end = min(end_offset, segment.last_offset + 1)
+                answer.next_offset = max(answer.next_offset, segment.base_offset)
+                self._collect_from(
+                    _Wanted(segment, access.index_of(segment), segment_end), answer, access
+                )
+                if answer.is_full or not segment.last_offset < answer.next_offset < end_offset:
+                    return
+        except TierlogError:
+            if not answer.slices:
+                raise
+
+    def _collect_from(self, wanted: _Wanted, answer: _Answer, access: _Access) -> None:
         """Slices of one chunk after the other, and the offset after them."""
         chunks = wanted.index.table.chunks
-        slices: list[FileSlice] = []
-        next_offset, left = wanted.offset, max_bytes
-        for number in range(wanted.index.table.index_of(next_offset), len(chunks)):
-            # The last half of what is wanted is not worth the wait for another chunk.
-            if chunks[number].first_offset >= wanted.end_offset or (
-                slices and left * 2 < max_bytes
-            ):
+        for number in range(wanted.index.table.index_of(answer.next_offset), len(chunks)):
+            if chunks[number].first_offset >= wanted.end_offset or answer.is_full:
                 break
-            try:
-                part = self._part(wanted, number, next_offset, max_bytes=left, access=access)
-            except TierlogError:
-                if not slices:
-                    raise
+            part = self._part(wanted, number, answer, access=access)
+            if part is None or not answer.take(part) or not part.at_chunk_end:
                 break
-            if part is None or (slices and part.piece.size_bytes > left):
-                break
-            slices.append(part.piece)
-            next_offset, left = part.next_offset, left - part.piece.size_bytes
-            if not part.at_chunk_end:
-                break
-        next_offset = self._after(wanted.index, next_offset, end_offset=wanted.end_offset)
-        return ColdRead(tuple(slices), next_offset)
+        answer.next_offset = self._after(
+            wanted.index, answer.next_offset, end_offset=wanted.end_offset
+        )
 
     def _part(
-        self, wanted: _Wanted, number: int, offset: int, *, max_bytes: int, access: _Access
+        self, wanted: _Wanted, number: int, answer: _Answer, *, access: _Access
     ) -> _Part | None:
         """What one chunk has of it; None where its first batch is not below the end."""
         chunk, ref = wanted.index.table.chunks[number], wanted.index.ref(wanted.segment, number)
-        file = access.open(ref, offset > wanted.offset)
+        offset, max_bytes = answer.next_offset, answer.left
+        file = access.open(ref, bool(answer.slices))
         first = self._finder.find(
             ref, file, offset, first_offset=chunk.first_offset, steps=access.steps
         )
@@ -295,48 +340,6 @@ class ColdReader:
             )
             slices.append(FileSlice(file, first, last - first))
         return tuple(slices) or None
-
-    # --- ahead ------------------------------------------------------------------------------------
-
-    def _fetch_ahead(self, wanted: _Wanted, following: Iterable[ColdSegment]) -> Ahead:
-        """Begin with what the reader will want; what was done.
-
-        The chunk that is wanted now goes first, so that no guess stands before it.
-        """
-        window, settled = self._read_ahead.before(wanted.segment.folder, wanted.offset)
-        number = wanted.index.table.index_of(wanted.offset)
-        asked = (wanted.segment.log_key, number, window)
-        if not window or settled == asked:
-            return Ahead(window, settled)
-        end = min(number + 1 + window, len(wanted.index.table.chunks))
-        begun = [
-            self._fills.prefetch(wanted.index.ref(wanted.segment, guess))
-            for guess in range(number, end)
-        ]
-        beyond = number + 1 + window - end
-        if beyond > 0:
-            begun.append(self._begin_beyond(following, beyond))
-        return Ahead(window, asked if all(begun) else None)
-
-    def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
-        if self._closed or not self._ahead_slots.acquire(blocking=False):
-            return False
-        self._ahead_pool.submit(self._fetch_beyond, iter(following), chunks)
-        return True
-
-    def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:
-        """Read ahead into the segments that follow. What fails here is the reader's to meet."""
-        try:
-            with suppress(TierlogError):
-                for segment in islice(following, SEGMENTS_AHEAD):
-                    index = self._indexes.get(segment)
-                    for number in range(min(chunks, len(index.table.chunks))):
-                        self._fills.prefetch(index.ref(segment, number))
-                    chunks -= len(index.table.chunks)
-                    if chunks <= 0:
-                        return
-        finally:
-            self._ahead_slots.release()
 
     # --- by time ----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
     after = house.records("t")
     assert after == before
     assert [record.value for record in after] == values
-    assert log.read(0, max_bytes=1 << 20).tier == "cold"
+    assert log.read(0, max_bytes=8192).tier == "cold"
 
 
 def test_a_read_across_the_seam_is_mixed_and_whole(house):
@@ -46,6 +46,23 @@ def test_a_read_across_the_seam_is_mixed_and_whole(house):
     fetched = log.read(start - 1, max_bytes=1 << 20)
     assert fetched.tier == "mixed"
     assert fetched.next_offset > start
+    few = log.read(start - 1, max_bytes=fetched.slices[0].size_bytes + 1)
+    assert few.tier == "cold", "what does not fit is not put on top"
+    assert few.next_offset == start
+
+
+def test_one_read_takes_what_it_wants_from_many_cold_segments(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    start, first = log.offsets().local_log_start_offset, next(log.cold.entries(0))
+    fetched = log.read(0, max_bytes=4 * first.size_bytes)
+    assert fetched.tier == "cold"
+    assert 2 * first.size_bytes < fetched.size_bytes <= 4 * first.size_bytes
+    whole = log.read(0, max_bytes=1 << 20)
+    assert (whole.tier, whole.next_offset) == ("mixed", log.offsets().high_watermark)
+    assert start > 4 * first.next_offset
 
 
 def test_pages_of_the_manifest_come_together_and_lose_nothing(house, monkeypatch):

@@ -27,7 +27,7 @@ from record_format.errors import (
     UnknownFormatVersion,
 )
 from tests.fakes.cold_segments import FOLDER, KAFKA, Files, cold_segment, upload, write_segment
-from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 
@@ -171,6 +171,77 @@ def test_many_readers_of_a_cache_that_is_too_small_all_get_right_bytes(store, tm
     usage = cache.usage()
     assert usage.cached_bytes + usage.reserved_bytes + usage.lingering_bytes <= 6 * 4096
     reader.close()
+
+
+@pytest.fixture
+def run_of_three(store, tmp_path):
+    """Three segments that follow each other, the last after a gap, and their bytes."""
+    made = [write_segment(tmp_path / "log", batches=20)]
+    for seed, gap in ((2, 0), (3, 1000)):
+        base = made[-1].files.last_offset + 1 + gap
+        made.append(write_segment(tmp_path / "log", base_offset=base, batches=20, seed=seed))
+    return [upload(store, one) for one in made], [one.body for one in made]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 4096, 9000, 1 << 20])
+@pytest.mark.usefixtures("everything_in_memory")
+def test_a_read_goes_on_into_the_segments_that_follow(reader, run_of_three, max_bytes):
+    segments, bodies = run_of_three
+    whole, offset, parts = b"".join(bodies), 0, []
+    while offset <= segments[-1].last_offset:
+        number = next(n for n, one in enumerate(segments) if one.last_offset >= offset)
+        read, at_once = (
+            call(segments[number], offset, max_bytes=max_bytes, following=segments[number + 1 :])
+            for call in (reader.read, reader.try_read)
+        )
+        assert at_once is not None
+        assert bytes_of(at_once) == bytes_of(read)
+        assert at_once.next_offset == read.next_offset
+        parts.append(bytes_of(read))
+        offset = read.next_offset
+    assert b"".join(parts) == whole
+    assert all(len(part) <= max_bytes for part in parts if max_bytes >= 4096)
+    if max_bytes == 1 << 20:
+        assert len(parts) == 1
+
+
+def test_one_answer_holds_only_so_many_files_open(store, reader, written):
+    segment = upload(store, written, chunk_bytes=1)
+    read = reader.read(segment, 0, max_bytes=1 << 20)
+    assert len(read.slices) == 16
+    assert bytes_of(read) == written.body[: written.batch_ends[15]]
+
+
+def test_a_read_that_goes_on_ends_where_it_is_told(reader, run_of_three):
+    segments, bodies = run_of_three
+    end = segments[1].base_offset
+    read = reader.read(segments[0], 0, max_bytes=1 << 20, end_offset=end, following=segments[1:])
+    assert (bytes_of(read), read.next_offset) == (bodies[0], end)
+    gap = segments[2].base_offset - 500
+    read = reader.read(segments[1], end, max_bytes=1 << 20, end_offset=gap, following=segments[2:])
+    assert (bytes_of(read), read.next_offset) == (bodies[1], segments[1].last_offset + 1)
+
+
+def test_an_error_in_a_segment_that_follows_is_the_next_reads(store, reader, run_of_three):
+    segments, bodies = run_of_three
+    store.delete([segments[1].indexes_key])
+    read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
+    assert (bytes_of(read), read.next_offset) == (bodies[0], segments[1].base_offset)
+    with pytest.raises(MissingObject):
+        reader.read(segments[1], read.next_offset, max_bytes=1 << 20, following=segments[2:])
+
+
+def test_a_large_read_has_its_chunks_under_way_together(store, cache, written):
+    segment = upload(store, written)
+    with closing(ColdReader(store, cache)) as reader:
+        chunks = reader._indexes.get(segment).table.chunks
+        store.fail("get_range", Slow(gate := threading.Event()), times=99)
+        with ThreadPoolExecutor(1) as pool:
+            read = pool.submit(reader.read, segment, 0, max_bytes=len(written.body))
+            while len(gets(store, ".log")) < len(chunks) // 2:
+                assert not read.done()
+            gate.set()
+            assert written.body.startswith(bytes_of(read.result()))
 
 
 def test_a_sequential_reader_is_read_ahead_of_across_segment_ends(store, cache, tmp_path):
@@ -349,11 +420,12 @@ def test_an_error_keeps_no_file_open(store, cache, written):
     segment = upload(store, written)
     reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=2, policy=QUICK))
     chunks = reader._indexes.get(segment).table.chunks
-    store.fail("get_range", FailsBefore(), times=2, when=lambda key: len(gets(store, ".log")) > 1)
+    store.fail("get_range", FailsBefore(), times=99, when=lambda key: len(gets(store, ".log")) > 1)
     gc.disable()
     try:
-        read = reader.read(segment, 0, max_bytes=1 << 20)
+        read = reader.read(segment, 0, max_bytes=2 * chunks[0].size_bytes)
         assert read.next_offset == chunks[1].first_offset
+        store.heal()
         del read
         store.fail("get_range", FailsBefore(), times=2)
         with pytest.raises(StoreUnavailable):

@@ -1,0 +1,95 @@
+"""Gets what a reader will want under way: chunks ahead of it, and into the segments that follow.
+
+* The chunk that is wanted now goes first, so that no guess stands before it.
+* What this very read will wait for (more chunks than one) is begun together, whoever reads; beyond
+  that, how far is `read_ahead`'s to say.
+* What fails here is the reader's to meet: nobody is told of it.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+from cold_tier.chunk_fills import ChunkFills
+from cold_tier.read_ahead import Ahead, ReadAhead
+from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from record_format.errors import TierlogError
+
+SEGMENTS_AHEAD: Final = 2
+TASKS_AHEAD: Final = 32
+
+
+class Prefetcher:
+    def __init__(self, fills: ChunkFills, indexes: SegmentIndexes, read_ahead: ReadAhead) -> None:
+        self._fills, self._indexes, self._read_ahead = fills, indexes, read_ahead
+        self._pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
+        self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def begin(
+        self,
+        segment: ColdSegment,
+        index: SegmentIndex,
+        offset: int,
+        *,
+        max_bytes: int,
+        following: Iterable[ColdSegment],
+    ) -> Ahead:
+        """Begin with what a read of `max_bytes` from `offset` on will want; what was done."""
+        window, settled = self._read_ahead.before(segment.folder, offset)
+        number = index.table.index_of(offset)
+        reach = max(window, _surely_wanted(index, number, max_bytes=max_bytes))
+        asked = (segment.log_key, number, reach)
+        if not reach or settled == asked:
+            return Ahead(window, settled)
+        end = min(number + 1 + reach, len(index.table.chunks))
+        begun = [self._fills.prefetch(index.ref(segment, one)) for one in range(number, end)]
+        beyond = number + 1 + window - end
+        if beyond > 0:
+            begun.append(self._begin_beyond(following, beyond))
+        return Ahead(window, asked if all(begun) else None)
+
+    def ended(self, segment: ColdSegment, next_offset: int, *, done: Ahead) -> None:
+        """A read that was begun like this ended at `next_offset`."""
+        self._read_ahead.note(segment.folder, next_offset, done=done)
+
+    def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
+        if self._closed or not self._slots.acquire(blocking=False):
+            return False
+        self._pool.submit(self._fetch_beyond, iter(following), chunks)
+        return True
+
+    def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:
+        try:
+            with suppress(TierlogError, BlockingIOError):
+                for segment in islice(following, SEGMENTS_AHEAD):
+                    index = self._indexes.get(segment)
+                    for number in range(min(chunks, len(index.table.chunks))):
+                        self._fills.prefetch(index.ref(segment, number))
+                    chunks -= len(index.table.chunks)
+                    if chunks <= 0:
+                        return
+        finally:
+            self._slots.release()
+
+
+def _surely_wanted(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
+    """How many chunks after this one a read goes on to: while half of what it wants is missing."""
+    got = count = 0
+    for chunk in index.table.chunks[number:-1]:
+        got += chunk.size_bytes
+        if got * 2 > max_bytes:
+            break
+        count += 1
+    return count
