@@ -23,6 +23,7 @@ from broker.background import BackgroundTask
 from broker.bucket import Bucket
 from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
+from broker.damaged import Damaged, with_log_starts, with_recovery_points
 from broker.data_folder import (
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -228,6 +229,11 @@ class Broker:
         for topic in list(self._topics.values()):
             yield from topic.partitions.values()
 
+    def damaged_partitions(self) -> Iterator[Damaged]:
+        """Those whose logs could not be opened when the broker started."""
+        for topic in list(self._topics.values()):
+            yield from list(topic.damaged.values())
+
     def alter_topic(
         self,
         name: str,
@@ -247,9 +253,9 @@ class Broker:
             if partitions is not None:
                 record = _grown(record, partitions)
             self.registry.put(record)
-            known = topic.partitions.keys()
+            known = topic.numbers
             new = [number for number in record.partition_numbers() if number not in known]
-            topic.partitions.update(self._open_partitions(record, new))
+            topic.add(self._open_partitions(record, new))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.log.update_config(changed)
@@ -370,7 +376,9 @@ class Broker:
     # --- what it says of itself -------------------------------------------------------------------
 
     def readiness(self) -> reports.Readiness:
-        return reports.readiness(self.partitions(), self.bucket, self._diverged())
+        return reports.readiness(
+            self.partitions(), self.damaged_partitions(), self.bucket, self._diverged()
+        )
 
     def storage_report(self) -> reports.StorageReport:
         topics = sorted(self._topics.values(), key=lambda topic: topic.record.name)
@@ -388,8 +396,9 @@ class Broker:
     def save_checkpoints(self) -> None:
         """Recovery points and high watermarks: what a crash need not check again."""
         partitions = list(self.partitions())
+        points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
         self.folder.write_checkpoint(
-            RECOVERY_POINTS, {(p.topic, p.number): p.log.recovery_point for p in partitions}
+            RECOVERY_POINTS, with_recovery_points(points, self.damaged_partitions())
         )
         self.folder.write_checkpoint(
             HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
@@ -408,7 +417,7 @@ class Broker:
         self.copier.close()
         self._opener.close_timer()
         self._appenders.shutdown(wait=True)
-        clean = True
+        clean = not any(self.damaged_partitions())
         for partition in self.partitions():
             try:
                 clean = partition.log.close() and clean
@@ -454,7 +463,9 @@ class Broker:
                 self.create_topic(name, config=config)
         return self.topic(name)
 
-    def _open_partitions(self, record: TopicRecord, numbers: list[int]) -> dict[int, Partition]:
+    def _open_partitions(
+        self, record: TopicRecord, numbers: list[int]
+    ) -> dict[int, Partition | Damaged]:
         opened = self._opener.open_partitions((record, number) for number in numbers)
         return dict(zip(numbers, opened, strict=True))
 
@@ -479,7 +490,7 @@ class Broker:
             for p in self.partitions()
             if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
         }
-        self.folder.write_checkpoint(LOG_STARTS, starts)
+        self.folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self.damaged_partitions()))
 
     def _check_open(self) -> None:
         if self._closing:

@@ -138,7 +138,7 @@ class Groups:
         view = GroupView()
         topic = self._topic_or_none(TOPIC)
         if topic is not None:
-            for _, partition in sorted(topic.partitions.items()):
+            for partition in topic.all_partitions():
                 view.replay(partition)
         return view
 
@@ -316,8 +316,7 @@ class Groups:
     def _home_of(self, group: str, topic: Topic) -> Partition:
         """Kafka's choice; in an adopted folder that lacks it, the first that is there."""
         wanted = partition_for_group(group, topic.record.partitions)
-        found = topic.partitions.get(wanted)
-        return found if found is not None else topic.partitions[min(topic.partitions)]
+        return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])
 
     def _rows(self, group: str, offsets: Sequence[NewOffset]) -> list[_Row]:
         """Raises UnknownTopic, UnknownPartition."""

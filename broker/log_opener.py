@@ -26,6 +26,7 @@ import structlog
 
 from broker.bucket import Bucket
 from broker.cold_log import ColdLog
+from broker.damaged import Damaged, reason_of
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
     DIVERGED,
@@ -48,7 +49,7 @@ from hot_tier.open_files import OpenFiles
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, StoreUnavailable
+from record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -129,25 +130,36 @@ class LogOpener:
 
     def open_partitions(
         self, wanted: Iterable[Wanted], *, at_start: bool = False
-    ) -> list[Partition]:
+    ) -> list[Partition | Damaged]:
         """Open or make them, side by side, and give each its epoch; in the order of `wanted`.
 
         At the start of a broker those of another owner are taken over, where that was told.
+        A log that is there and cannot be opened is Damaged; the others go on.
         """
         opened = list(self._executor.map(lambda one: self._open(one, at_start=at_start), wanted))
-        self._begin_epochs(opened)
-        self._take_over([one for one in opened if one.take_over is not None])
-        return [
-            Partition(
-                one.log,
-                GroupCommit(one.log, self._executor, self._timer, times=self.commit_times),
-                one.cold,
-                check_room=self._check_room,
-            )
-            for one in opened
-        ]
+        whole = [one for one in opened if isinstance(one, _Opened)]
+        self._begin_epochs(whole)
+        self._take_over([one for one in whole if one.take_over is not None])
+        return [one if isinstance(one, Damaged) else self._partition(one) for one in opened]
 
-    def _open(self, wanted: Wanted, *, at_start: bool) -> _Opened:
+    def _partition(self, one: _Opened) -> Partition:
+        commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
+        return Partition(one.log, commits, one.cold, check_room=self._check_room)
+
+    def _open(self, wanted: Wanted, *, at_start: bool) -> _Opened | Damaged:
+        record, number = wanted
+        place = (record.name, number)
+        known = self._recovery_points.get(place), self._log_starts.get(place)
+        try:
+            return self._open_whole(wanted, at_start=at_start)
+        except (CorruptDataError, OSError) as error:
+            name = f"{record.name}-{number}"
+            if (reason := reason_of(error, name)) is None:
+                raise
+            log.error("partition is damaged", partition=name, error=str(error))
+            return Damaged(*place, reason, *known)
+
+    def _open_whole(self, wanted: Wanted, *, at_start: bool) -> _Opened:
         record, number = wanted
         config = LogConfig.parse(record.config)
         cold = None

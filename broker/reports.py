@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.bucket import Bucket
+from broker.damaged import Damaged
 from broker.partition import Partition
 from broker.topics import Topic
 from cold_tier.store_ledger import PriceTable, StoreLedger
@@ -87,10 +88,11 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def readiness(
     partitions: Iterable[Partition],
+    damaged: Iterable[Damaged],
     bucket: Bucket | None,
     diverged: Iterable[DivergedLog] = (),
 ) -> Readiness:
-    reasons: list[str] = []
+    reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
     for partition in partitions:
         if partition.log.offline:

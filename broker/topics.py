@@ -4,20 +4,25 @@
   slash nor `..` through.
 * `Topic.partitions` only grows; a deleted topic is taken out of the broker's map first, so that no
   new call reaches it.
+* A partition whose log could not be opened is in `Topic.damaged`, not in `partitions`: whatever
+  goes over the open ones leaves it alone, and whoever asks for it is told why.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from broker.damaged import Damaged
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord
 from hot_tier.log_config import ConfigValue, LogConfig
 from record_format.errors import InvalidTopicName, UnknownPartition
 
 MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
+NO_PARTITIONS: Final[Mapping[int, Partition | Damaged]] = MappingProxyType({})
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
@@ -55,27 +60,57 @@ class PartitionDescription(NamedTuple):
     offload_lag_bytes: int
 
 
+class DamagedPartition(NamedTuple):
+    partition: int
+    detail: str
+
+
 class TopicDescription(NamedTuple):
     name: str
     topic_id: str
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
     partitions: list[PartitionDescription]
+    damaged_partitions: list[DamagedPartition]
 
 
 class Topic:
-    """One live topic and its open partitions."""
+    """One live topic and its partitions, the open and the damaged ones."""
 
-    def __init__(self, record: TopicRecord, partitions: Mapping[int, Partition]) -> None:
+    def __init__(
+        self, record: TopicRecord, partitions: Mapping[int, Partition | Damaged] = NO_PARTITIONS
+    ) -> None:
         self.record = record
         self.config = LogConfig.parse(record.config)
-        self.partitions = dict(partitions)
+        self.partitions: dict[int, Partition] = {}
+        self.damaged: dict[int, Damaged] = {}
+        self.add(partitions)
+
+    def add(self, partitions: Mapping[int, Partition | Damaged]) -> None:
+        for number, one in partitions.items():
+            if isinstance(one, Damaged):
+                self.damaged[number] = one
+            else:
+                self.partitions[number] = one
+                self.damaged.pop(number, None)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all partitions that the folder has."""
+        return sorted([*self.partitions, *self.damaged])
 
     def partition(self, number: int) -> Partition:
+        """Raises UnknownPartition; CorruptDataError or LogOfflineError for a damaged one."""
         found = self.partitions.get(number)
-        if found is None:
-            raise UnknownPartition(self.record.name, number)
-        return found
+        if found is not None:
+            return found
+        if number in self.damaged:
+            raise self.damaged[number].error()
+        raise UnknownPartition(self.record.name, number)
+
+    def all_partitions(self) -> list[Partition]:
+        """In order. Raises for a damaged one: for calls that speak for the whole topic."""
+        return [self.partition(number) for number in self.numbers]
 
     def summary(self) -> TopicSummary:
         record = self.record
@@ -91,6 +126,10 @@ class Topic:
             config=dict(self.config.overrides),
             effective_config=self.config.effective(),
             partitions=[_describe(partition) for _, partition in sorted(self.partitions.items())],
+            damaged_partitions=[
+                DamagedPartition(number, str(one.reason))
+                for number, one in sorted(self.damaged.items())
+            ],
         )
 
 

@@ -36,6 +36,10 @@ def verify_topic(
     found = Findings(-1)
     if store is not None and settled:
         found.merge(_check_topic_object(store, topic.record))
+    for number, damaged in sorted(topic.damaged.items()):
+        local = Findings(number)
+        local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))
+        found.merge(local)
     for _, partition in sorted(topic.partitions.items()):
         found.merge(_check_partition(partition, topic.record, store, deep=deep, clock=clock))
     return found.report()

@@ -184,6 +184,7 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
+        damaged=found.describe().damaged_partitions,
         overrides=found.config.overrides,
         effective=found.config.effective(),
     )

@@ -71,7 +71,8 @@ class BrokerMetrics(Collector):
         yield _histogram("tierlog_log_flush_seconds", times.flush.seen())
         yield _histogram("tierlog_log_commit_seconds", times.commit.seen())
         yield _gauge("tierlog_topics", {(): len(report.topics)})
-        yield _gauge("tierlog_partitions", _states(partitions))
+        damaged = sum(1 for _ in broker.damaged_partitions())
+        yield _gauge("tierlog_partitions", _states(partitions, damaged=damaged))
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)
@@ -80,8 +81,9 @@ class BrokerMetrics(Collector):
         yield _gauge("tierlog_build_info", {(_version(),): 1})
 
 
-def _states(partitions: Iterable[Partition]) -> dict[Labels, float]:
+def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, float]:
     found: dict[Labels, float] = {("serving",): 0, ("offline",): 0, ("leadership-lost",): 0}
+    found["damaged",] = damaged
     for partition in partitions:
         if partition.log.offline:
             found["offline",] += 1

@@ -83,7 +83,7 @@ METRICS: Final = (
     Metric(
         "tierlog_partitions",
         "gauge",
-        "Partitions, by state: serving, offline (its disk failed), leadership-lost",
+        "Partitions: serving, offline (its disk failed), leadership-lost, damaged (not opened)",
         ("state",),
     ),
     Metric("tierlog_topic_bytes", "gauge", "Bytes of a topic, by tier", ("topic", "tier")),

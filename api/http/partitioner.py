@@ -11,24 +11,19 @@ from collections.abc import Collection, Sequence
 
 from api.http.produce_columns import Content, RecordColumns
 from record_format.encode import Headers
-from record_format.errors import UnknownPartition
 from record_format.murmur2 import partition_for_key
 
 
 def split_by_partition(
-    columns: RecordColumns, *, topic: str, existing: Collection[int], count: int, turn: int
+    columns: RecordColumns, *, existing: Collection[int], count: int, turn: int
 ) -> dict[int, RecordColumns]:
-    """The records by partition, in their order. `count` is what keys are spread over.
-
-    Raises UnknownPartition.
+    """The records by partition, in their order. `count` is what keys are spread over, `existing`
+    where a record without a key may go; a partition that is neither may be in the answer.
     """
     targets = _targets(columns, sticky=sorted(existing)[turn % len(existing)], count=count)
     rows: dict[int, list[int]] = {}
     for row, target in enumerate(targets):
         rows.setdefault(target, []).append(row)
-    for target in rows:
-        if target not in existing:
-            raise UnknownPartition(topic, target)
     if len(rows) == 1:
         return dict.fromkeys(rows, columns)
     return {target: _take(columns, rows[target]) for target in sorted(rows)}

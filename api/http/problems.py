@@ -193,7 +193,12 @@ def _detail(error: Exception, kind: Kind) -> str:
         return "the broker failed in a way it should not; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
         return error.detail
-    return _MACHINE_PATH.sub(lambda found: shown_path(found.group()), str(error))
+    return public(str(error))
+
+
+def public(text: str) -> str:
+    """Without this machine's paths; the partition's folder and the file stay."""
+    return _MACHINE_PATH.sub(lambda found: shown_path(found.group()), text)
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:

@@ -239,13 +239,15 @@ def _by_partition(
 ) -> Mapping[int, RecordColumns]:
     topic = request.topic
     if request.partition is None:
-        return split_by_partition(
+        split = split_by_partition(
             columns,
-            topic=topic.record.name,
-            existing=topic.partitions.keys(),
+            existing=topic.partitions or topic.numbers,
             count=topic.record.partitions,
             turn=context.next_turn(topic.record.name),
         )
+        for number in split:
+            topic.partition(number)  # all are there, before anything is appended to one
+        return split
     number = request.partition.number
     for index, chosen in enumerate(columns.partitions or ()):
         if chosen not in (None, number):

@@ -11,6 +11,7 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.grants import NOBODY
 from api.http.metrics import CONTENT_TYPE
+from api.http.problems import public
 from api.http.shapes import Alive, ProducerIdentity, Ready
 from api.http.topics import acceptable_json, no_query
 
@@ -26,7 +27,7 @@ async def healthz(_: Context, exchange: Exchange) -> Answer:
 async def readyz(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     reasons, degraded = context.broker.readiness()
-    ready = Ready(not reasons, reasons, degraded)
+    ready = Ready(not reasons, [public(one) for one in reasons], [public(one) for one in degraded])
     if exchange.grant is NOBODY:
         ready = Ready(ready.ready, [], [])
     return json_answer(ready, status=200 if ready.ready else 503)

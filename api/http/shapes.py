@@ -34,12 +34,20 @@ class PartitionState(msgspec.Struct):
     offload_lag_bytes: int
 
 
-class TopicState(msgspec.Struct):
+class DamagedState(msgspec.Struct):
+    """A partition whose log could not be opened, and why. Its calls answer that too."""
+
+    partition: int
+    detail: str
+
+
+class TopicState(msgspec.Struct, omit_defaults=True):
     name: str
     topic_id: str
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
     partitions: list[PartitionState]
+    damaged_partitions: list[DamagedState] = []
 
 
 class OffsetsState(msgspec.Struct):

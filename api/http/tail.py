@@ -132,8 +132,7 @@ async def tail_partition(context: Context, exchange: Exchange) -> AnyAnswer:
 
 async def tail_topic(context: Context, exchange: Exchange) -> AnyAnswer:
     topic = context.broker.topic(exchange.topic)
-    partitions = [partition for _, partition in sorted(topic.partitions.items())]
-    return await tail_of(context, exchange, partitions, whole_topic=True)
+    return await tail_of(context, exchange, topic.all_partitions(), whole_topic=True)
 
 
 async def tail_of(

@@ -11,7 +11,8 @@ from api.http import bodies, media_types, strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.shapes import PartitionState, TopicList, TopicState, TopicSummary
+from api.http.problems import public
+from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
 from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
@@ -129,4 +130,7 @@ def _shown(topic: TopicDescription) -> TopicState:
         config=topic.config,
         effective_config=topic.effective_config,
         partitions=[PartitionState(**state._asdict()) for state in topic.partitions],
+        damaged_partitions=[
+            DamagedState(one.partition, public(one.detail)) for one in topic.damaged_partitions
+        ],
     )

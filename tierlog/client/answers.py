@@ -35,12 +35,20 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     offload_lag_bytes: int
 
 
+class DamagedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition whose log the broker could not open, and why; it is not in `partitions`."""
+
+    partition: int
+    detail: str
+
+
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     topic_id: str
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
     partitions: tuple[PartitionDescription, ...]
+    damaged_partitions: tuple[DamagedPartition, ...] = ()
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True):
