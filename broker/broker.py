@@ -35,6 +35,7 @@ from broker.data_folder import (
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.groups import Groups
 from broker.janitor import Janitor
+from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.repair import Repair, RepairStep
@@ -334,12 +335,20 @@ class Broker:
         finally:
             self._verifying.release()
 
-    def repair(self, topic: str, *, apply: bool = False, deep: bool = False) -> list[RepairStep]:
-        """What would mend the topic's bucket; with `apply` it is done, step by step.
+    def repair(
+        self, topic: str, *, apply: bool = False, deep: bool = False, accept_loss: bool = False
+    ) -> list[RepairStep]:
+        """What would mend the topic's logs and bucket; with `apply` it is done, step by step.
 
-        Raises UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
+        `accept_loss`: also what gives up records that are nowhere else. Raises UnknownTopic,
+        FencedError, StoreUnavailable, CorruptDataError.
         """
-        steps: list[RepairStep] = []
+        steps = [
+            self._mend_log(topic, damaged, apply=apply, accept_loss=accept_loss)
+            for _, damaged in sorted(self.topic(topic).damaged.items())
+        ]
+        if steps and self.bucket is None:
+            return steps
         for repair in self._repairs(topic):
             planned = repair.plan(deep=deep)
             steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
@@ -356,6 +365,23 @@ class Broker:
             if apply:
                 partition.cold.collect(self.janitor.policy)
         return plans
+
+    def _mend_log(
+        self, topic: str, damaged: Damaged, *, apply: bool, accept_loss: bool
+    ) -> RepairStep:
+        found = self.topic(topic)
+        mending = LocalRepair(self.folder, damaged, cold_end_offset=self._cold_end(found, damaged))
+        if not apply or not mending.may_be_done(accept_loss=accept_loss):
+            return mending.step
+        opened = self._opener.reopen(found.record, damaged, end_offset=mending.prepare())
+        found.add({damaged.number: opened})
+        done = not isinstance(opened, Damaged)
+        return msgspec.structs.replace(mending.step, done=done)
+
+    def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
+        if self.bucket is None or not topic.config.remote_storage_enable:
+            return 0
+        return self.bucket.cold_log(topic.record, damaged.number).end_offset
 
     def _repairs(self, topic: str) -> Iterator[Repair]:
         found = self.topic(topic)

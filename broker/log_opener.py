@@ -142,6 +142,17 @@ class LogOpener:
         self._take_over([one for one in whole if one.take_over is not None])
         return [one if isinstance(one, Damaged) else self._partition(one) for one in opened]
 
+    def reopen(
+        self, record: TopicRecord, damaged: Damaged, *, end_offset: int
+    ) -> Partition | Damaged:
+        """Try again after a repair; what lies at or above `end_offset` may be cut."""
+        place = (record.name, damaged.number)
+        self._recovery_points[place] = min(damaged.recovery_point or 0, end_offset)
+        if damaged.log_start_offset is not None:
+            self._log_starts[place] = damaged.log_start_offset
+        (opened,) = self.open_partitions([(record, damaged.number)])
+        return opened
+
     def _partition(self, one: _Opened) -> Partition:
         commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
         return Partition(one.log, commits, one.cold, check_room=self._check_room)

@@ -62,6 +62,8 @@ class Action(StrEnum):
     UPLOAD_AGAIN = "upload-again"
     DROP = "drop"
     COLLECT = "collect"
+    SET_ASIDE = "set-aside"
+    CUT = "cut"
     NONE = "none"
 
 

@@ -27,7 +27,7 @@ class BrokerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "BrokerProcess":
+    def start(self, *, until: str = "/readyz") -> "BrokerProcess":
         command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
         command += ["--data-dir", str(self.root / "data"), "--store", self.store]
         command += ["--listen", f"127.0.0.1:{self.port}", *self.flags]
@@ -37,16 +37,16 @@ class BrokerProcess:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2]
             )
-        self.wait_until_ready()
+        self.wait_until_ready(until)
         return self
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, path: str = "/readyz") -> None:
         transport = httpx.HTTPTransport(retries=0)
         with httpx.Client(transport=transport, timeout=2) as client:
             while True:
                 assert self.process.poll() is None, (self.root / "broker.log").read_text()[-2000:]
                 try:
-                    if client.get(f"{self.url}/readyz").status_code == 200:
+                    if client.get(f"{self.url}{path}").status_code == 200:
                         return
                 except httpx.TransportError:
                     continue

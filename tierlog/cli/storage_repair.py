@@ -42,6 +42,9 @@ def repair(
     store: StoreOption,
     data_dir: DataDirOption,
     apply: ApplyOption = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Also cut a log whose records are nowhere else.")
+    ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     take_over: TakeOverOption = False,
     endpoint: EndpointOption = None,
@@ -49,7 +52,9 @@ def repair(
     single_writer: SingleWriterOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Mend what verify finds: upload again, make indexes anew, drop what nobody has any more."""
+    """Mend what verify finds: upload again, make indexes anew, drop what nobody has any more; and
+    logs that a broker could not open. What is bad on disk is set aside, never deleted.
+    """
     owner = opened_owner(
         data_dir,
         store,
@@ -59,7 +64,7 @@ def repair(
         allow_single_writer_store=single_writer,
     )
     with owner as broker:
-        steps = broker.repair(topic, apply=apply, deep=deep)
+        steps = broker.repair(topic, apply=apply, deep=deep, accept_loss=accept_loss)
     if output.is_json:
         print_json({"topic": topic, "applied": apply, "steps": steps})
     elif steps:

@@ -89,3 +89,47 @@ def test_a_partition_that_cannot_be_read_at_all_is_offline(house, monkeypatch):
     house.produce("t", [b"fine"], partition=0)
     with pytest.raises(LogOfflineError, match="t-1: its log could not be read"):
         house.broker.partition("t", 1)
+
+
+def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(damaged):
+    data = damaged.root / "data"
+    original = (data / "t-1" / "00000000000000000000.log").read_bytes()
+    (step,) = [one for one in damaged.broker.repair("t", apply=True) if one.partition == 1]
+    assert (step.action, step.done) == ("cut", False)
+    assert "from 1 on (5 had been flushed) are lost" in step.detail
+    with pytest.raises(CorruptBatch):
+        damaged.broker.partition("t", 1)
+
+    (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert [one.value for one in damaged.records("t", partition=1)] == [b"1-0"]
+    aside = data / "tierlog" / "damaged" / "t-1-1" / "00000000000000000000.log"
+    assert aside.read_bytes() == original
+    assert damaged.broker.readiness().reasons == []
+    damaged.produce("t", [b"on it goes"], partition=1)
+    damaged.restart()
+    assert len(damaged.records("t", partition=1)) == 2
+
+
+def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
+    """The last checkpoint lies in the middle of a segment that was sealed and uploaded since."""
+    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    house.produce("t", [b"first"])
+    house.broker.save_checkpoints()
+    checkpoint = (house.root / "data" / "recovery-point-offset-checkpoint").read_bytes()
+    for number in range(40):
+        house.produce("t", [b"%d" % number * 40])
+    assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    house.produce("t", [b"hot alone"])
+    before = [record.value for record in house.records("t")]
+    crash(house)
+    (house.root / "data" / "recovery-point-offset-checkpoint").write_bytes(checkpoint)
+    flip_byte(house.root / "data" / "t-0" / "00000000000000000000.log", 64)
+    house.broker = house.open()
+    assert "t-0" in house.broker.readiness().reasons[0]
+
+    (step,) = [one for one in house.broker.repair("t") if one.action == "set-aside"]
+    assert not step.done
+    (step,) = [one for one in house.broker.repair("t", apply=True) if one.done]
+    assert step.action == "set-aside"
+    assert [record.value for record in house.records("t")] == before
+    assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0

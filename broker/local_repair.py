@@ -1,0 +1,140 @@
+"""Mending a log on disk that cannot be opened: what is bad is set aside, never deleted.
+
+| the bad segment                | step                                                           |
+|--------------------------------|----------------------------------------------------------------|
+| the bucket has all its offsets | `set-aside`: it and all before it; reads come from the bucket  |
+| the bucket lacks some of them  | `cut` at the bad byte: the offsets behind it are lost, and it  |
+|                                | is done only where that loss was accepted                      |
+
+* What is set aside goes to `tierlog/damaged/<topic>-<partition>-<offset>/` in the data folder, as
+  Kafka's files; for a cut, copies that are synced before anything is cut.
+* Damage that names no batch (two segments that overlap, a disk that cannot be read) is said, and
+  nothing is done about it: its own message says what helps.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.damaged import Damaged
+from broker.data_folder import DataFolder
+from broker.repair import Action, RepairStep
+from hot_tier.durable_file import sync_folder
+from hot_tier.file_names import LOG, parse_file_name
+from record_format.errors import CorruptDataError
+
+
+class LocalRepair:
+    """What would mend one damaged log. `cold_end_offset`: what the bucket has ends there."""
+
+    def __init__(self, folder: DataFolder, damaged: Damaged, *, cold_end_offset: int) -> None:
+        self._log_folder = folder.partition_folder(damaged.topic, damaged.number)
+        self._damaged, self._fault = damaged, locate(damaged)
+        self._aside = folder.path / "tierlog" / "damaged"
+        if self._fault is not None:
+            self._aside /= f"{damaged}-{self._fault.bad_offset}"
+        self.step = self._plan(cold_end_offset)
+
+    def _plan(self, cold_end_offset: int) -> RepairStep:
+        fault, reason = self._fault, self._damaged.reason
+        action, detail = Action.NONE, str(reason)
+        aside = f"set aside in {self._aside.name}"
+        if fault is not None and is_covered(fault, cold_end_offset=cold_end_offset):
+            action = Action.SET_ASIDE
+            detail = f"offsets up to {fault.next_offset} are {aside}, and read from the bucket"
+        elif fault is not None:
+            end = self._damaged.recovery_point
+            action = Action.CUT
+            detail = (
+                f"offsets from {fault.bad_offset} on ({end} had been flushed) are lost: the bucket "
+                f"ends at {cold_end_offset}; they are {aside}. --accept-loss does it"
+            )
+        return RepairStep(
+            action=action,
+            partition=self._damaged.number,
+            detail=detail,
+            base_offset=fault.base_offset if fault else None,
+        )
+
+    def may_be_done(self, *, accept_loss: bool) -> bool:
+        return self.step.action is Action.SET_ASIDE or (
+            self.step.action is Action.CUT and accept_loss
+        )
+
+    def prepare(self) -> int:
+        """Set aside what is bad. What lies at the offset that this gives, and above, may be cut."""
+        assert self._fault is not None, "only a fault that was found is mended"
+        if self.step.action is Action.SET_ASIDE:
+            set_aside_from_start(self._log_folder, self._fault, self._aside)
+            return self._damaged.recovery_point or 0
+        copy_to_end(self._log_folder, self._fault, self._aside)
+        return self._fault.bad_offset
+
+
+class LocalFault(NamedTuple):
+    """A bad segment: [base_offset, next_offset) by its neighbour, bad from `bad_offset` on."""
+
+    base_offset: int
+    next_offset: int | None
+    bad_offset: int
+
+
+def locate(damaged: Damaged) -> LocalFault | None:
+    """Where the log is bad; None where its error names no batch of a segment."""
+    reason = damaged.reason
+    if not isinstance(reason, CorruptDataError) or reason.offset is None:
+        return None
+    path = Path(reason.file)
+    name = parse_file_name(path.name)
+    if name is None or name.suffix != LOG:
+        return None
+    later = [base for base in _bases(path.parent) if base > name.offset]
+    return LocalFault(name.offset, min(later, default=None), reason.offset)
+
+
+def is_covered(fault: LocalFault, *, cold_end_offset: int) -> bool:
+    """Whether the bucket has every offset of the bad segment."""
+    return fault.next_offset is not None and fault.next_offset <= cold_end_offset
+
+
+def set_aside_from_start(folder: Path, fault: LocalFault, aside: Path) -> None:
+    """Move the bad segment and all before it out of the log."""
+    aside.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        name = parse_file_name(path.name)
+        if name is not None and name.offset <= fault.base_offset:
+            path.rename(aside / path.name)
+    _settle(folder, aside)
+
+
+def copy_to_end(folder: Path, fault: LocalFault, aside: Path) -> None:
+    """Copy the bad segment and all behind it, durably; the log itself stays as it is."""
+    aside.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        name = parse_file_name(path.name)
+        if name is not None and name.offset >= fault.base_offset:
+            copied = aside / path.name
+            shutil.copy2(path, copied)
+            _sync_file(copied)
+    _settle(folder, aside)
+
+
+def _bases(folder: Path) -> list[int]:
+    names = (parse_file_name(path.name) for path in folder.iterdir())
+    return [name.offset for name in names if name and name.suffix == LOG and not name.stage]
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _settle(folder: Path, aside: Path) -> None:
+    for place in (aside, aside.parent, aside.parent.parent, folder):
+        sync_folder(place)

@@ -1,0 +1,74 @@
+"""A flipped byte in one log: what clients are told, and how it is mended."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.command_line import Program
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """Topic `t`, whose partition 0 has a flipped byte in what was flushed; 1 is whole."""
+    process = BrokerProcess(tmp_path).start()
+    with httpx.Client(base_url=process.url) as http:
+        http.post("/v1/topics", json={"name": "t", "partitions": 2})
+        for number in range(6):
+            records = [{"value": f"value {number}", "partition": number % 2}]
+            assert http.post("/v1/topics/t/records", json={"records": records}).is_success
+    assert process.stop() == 0
+    (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
+    log = tmp_path / "data" / "t-0" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    yield process.start(until="/healthz")
+    process.kill()
+
+
+def test_clients_are_told_and_repair_mends_it(broker, tmp_path):
+    with httpx.Client(base_url=broker.url) as http:
+        ready = http.get("/readyz")
+        assert ready.status_code == 503
+        assert "t-0/00000000000000000000.log" in ready.json()["reasons"][0]
+        assert str(tmp_path) not in ready.text
+        for call in (
+            http.get("/v1/topics/t/partitions/0/records"),
+            http.get("/v1/topics/t/partitions/0/offsets"),
+            http.post("/v1/topics/t/partitions/0/records", json={"records": [{"value": "x"}]}),
+            http.post("/v1/topics/t/records", json={"records": [{"value": "x", "partition": 0}]}),
+            http.get("/v1/topics/t/tail"),
+        ):
+            problem = call.json()
+            assert (call.status_code, problem["code"]) == (500, "corrupt-log")
+            assert problem["file"] == "t-0/00000000000000000000.log"
+            assert problem["position"] > 0
+        for _ in range(4):  # without a key: to a partition that takes it
+            placed = http.post("/v1/topics/t/records", json={"records": [{"value": "y"}]})
+            assert placed.json()["results"][0]["partition"] == 1
+        assert len(http.get("/v1/topics/t/partitions/1/records").json()["records"]) == 7
+        described = http.get("/v1/topics/t").json()
+        assert [one["partition"] for one in described["damaged_partitions"]] == [0]
+        assert 'tierlog_partitions{state="damaged"} 1.0' in http.get("/metrics").text
+    told = Program(broker.url)
+    assert (
+        "partition 0 is not served"
+        in told.run("topic", "describe", "t", "--output", "text").stderr.decode()
+    )
+    assert broker.stop() == 0
+
+    where = ("--store", broker.store, "--data-dir", str(tmp_path / "data"))
+    offline = Program()
+    plan = offline.run("storage", "repair", "t", *where)
+    (step,) = json.loads(plan.stdout)["steps"]
+    assert (plan.returncode, step["action"], step["base_offset"]) == (3, "cut", 0)
+    assert offline.run("storage", "repair", "t", *where, "--apply").returncode == 3
+    offline.ok("storage", "repair", "t", *where, "--apply", "--accept-loss")
+    assert list((tmp_path / "data" / "tierlog" / "damaged").iterdir())
+
+    broker.start()
+    with httpx.Client(base_url=broker.url) as http:
+        kept = http.get("/v1/topics/t/partitions/0/records").json()["records"]
+    assert [one["value"] for one in kept] == ["value 0", "value 2"]
