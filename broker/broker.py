@@ -271,6 +271,7 @@ class Broker:
             self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
             del self._topics[name]
             for partition in topic.partitions.values():
+                partition.retire()
                 partition.log.close()
             self._opener.set_aside(topic.record)
         self.save_checkpoints()  # a topic of the same name must not find them after a crash

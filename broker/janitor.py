@@ -63,14 +63,17 @@ class Janitor:
     def check_fences(self) -> None:
         """Look for foreign epochs; a partition that lost its leadership says so from then on."""
         for partition in list(self._partitions()):
-            if partition.cold is None or partition.leadership_lost:
+            if partition.cold is None:
                 continue
             try:
-                partition.cold.check_fence()
+                if not partition.leadership_lost:
+                    partition.cold.check_fence()
             except FencedError:
-                continue  # kept and reported by the partition
+                pass  # kept and reported by the partition
             except RetriableError:
                 return  # the store is down: the next round asks again
+            if partition.leadership_lost:  # found here, or by a commit since the last round
+                partition.wake_all()
 
     def look_after(self, partition: Partition) -> None:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and

@@ -19,13 +19,14 @@ from broker.cold_log import ColdLog
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
 from hot_tier.log import PartitionLog
-from record_format.errors import FencedError, OffsetPastEnd, OffsetTrimmed
+from record_format.errors import FencedError, OffsetPastEnd, OffsetTrimmed, UnknownTopic
 from record_format.file_slice import FileSlice
 from record_format.index_layouts import AbortedTxn
 from record_format.produced import ProducedBatches
 
 Tier = Literal["hot", "cold", "mixed"]
 
+MAX_OFFSET = 2**63 - 1
 READ_ATTEMPTS = 4  # a segment can leave the disk only so often while one read goes on
 
 
@@ -82,6 +83,7 @@ class Partition:
         self._waiters: dict[int, tuple[int, Callable[[], None]]] = {}
         self._waiters_lock = threading.Lock()
         self._next_waiter = 0
+        self._is_deleted = False
         log.on_high_watermark.append(self._wake_waiters)
 
     def __str__(self) -> str:
@@ -106,7 +108,15 @@ class Partition:
         """Why this folder may not serve the partition any more, or None."""
         return self.cold.leadership_lost if self.cold else None
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing will be served any more: whoever waits should ask, and be told why."""
+        return self._is_deleted or self.leadership_lost is not None
+
     def check_leadership(self) -> None:
+        """Raises UnknownTopic where it was deleted, FencedError where another broker owns it."""
+        if self._is_deleted:
+            raise UnknownTopic(self.topic)
         reason = self.leadership_lost
         if reason:
             raise FencedError(f"{self}: {reason}")
@@ -271,7 +281,8 @@ class Partition:
         return found
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
-        """Call `callback` once, from any thread, when the high watermark is above `offset`.
+        """Call `callback` once, from any thread, when the high watermark is above `offset`, or the
+        partition `is_over`.
 
         It is called at once where it is already. Returns how to cancel; a cancelled callback may
         still be under way.
@@ -287,9 +298,18 @@ class Partition:
 
         # Looked at after it is on record, so that no rise in between is missed; and only its own
         # offset: thousands may wait already.
-        if offset < self.log.high_watermark and cancel():
+        if (offset < self.log.high_watermark or self.is_over) and cancel():
             callback()
         return cancel
+
+    def retire(self) -> None:
+        """Its topic was deleted: refuse every call from now on, and wake all who wait."""
+        self._is_deleted = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Because `is_over`: nobody is to wait his time out for what will not come."""
+        self._wake_waiters(MAX_OFFSET)
 
     def _wake_waiters(self, high_watermark: int) -> None:
         if not self._waiters:

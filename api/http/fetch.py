@@ -22,7 +22,7 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
+from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, log_headers, read
 from api.http.settings import MIB
 from api.http.shared_pages import WrittenPage, page_key
 from api.http.tail import tail_of
@@ -173,16 +173,8 @@ def at_end(fetched: Fetched) -> bool:
 # --- answers ------------------------------------------------------------------------------------
 
 
-def log_headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
-    up_to_date = b"true" if next_offset == fetched.high_watermark else b"false"
-    return [
-        (b"log-start-offset", b"%d" % fetched.log_start_offset),
-        (b"log-high-watermark", b"%d" % fetched.high_watermark),
-        (b"log-next-offset", b"%d" % next_offset),
-        (b"log-up-to-date", up_to_date),
-        (b"log-tier", fetched.tier.encode()),
-        NO_STORE,
-    ]
+def _headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
+    return [*log_headers(fetched, next_offset=next_offset, tier=fetched.tier), NO_STORE]
 
 
 async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> FileAnswer:
@@ -193,7 +185,7 @@ async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> 
         )
     next_offset = max(fetched.next_offset, found.offset)
     context.metrics.fetched(fetched.tier, fetched.size_bytes, records=next_offset - found.offset)
-    headers = log_headers(fetched, next_offset=next_offset)
+    headers = _headers(fetched, next_offset=next_offset)
     headers.append((b"content-type", media_types.BATCHES.encode()))
     return FileAnswer(200, headers, fetched.slices)
 
@@ -205,7 +197,7 @@ def _records_answer(
     body: bytes = page.content
     if form == media_types.JSON:
         body = framed(partition, found.fetched, body, next_offset=page.next_offset)
-    headers = log_headers(found.fetched, next_offset=page.next_offset)
+    headers = _headers(found.fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
     return Answer(200, headers, body)
 

@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from api.http import timings
 from api.http.context import Context
+from api.http.problems import HeaderList
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
-from broker.partition import Fetched, Partition
+from broker.partition import Fetched, Offsets, Partition, Tier
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
@@ -30,3 +31,15 @@ async def read(
         fetched = await context.run(context.readers, call)
     timings.took("broker" if fetched.tier == "hot" else "store", began_s)
     return fetched
+
+
+def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> HeaderList:
+    """What every answer of a partition's records tells of its log."""
+    up_to_date = b"true" if next_offset == log.high_watermark else b"false"
+    return [
+        (b"log-start-offset", b"%d" % log.log_start_offset),
+        (b"log-high-watermark", b"%d" % log.high_watermark),
+        (b"log-next-offset", b"%d" % next_offset),
+        (b"log-up-to-date", up_to_date),
+        (b"log-tier", tier.encode()),
+    ]

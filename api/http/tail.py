@@ -24,9 +24,9 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.reading import Isolation, read
+from api.http.reading import Isolation, log_headers, read
 from api.http.shared_pages import WrittenPage, page_key
-from broker.partition import Fetched, Partition
+from broker.partition import Fetched, Partition, Tier
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
 
 PAGE_BYTES: Final = 64 << 10
@@ -62,6 +62,8 @@ class Tail:
         position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
         for partition in partitions:
             offset = resumed.get(partition.number)
+            if offset is None and resumed:  # it is younger than the id: all of it is news
+                offset = partition.offsets().log_start_offset
             if offset is None:
                 offset = await resolve(
                     self._context, partition, position, committed=self._committed
@@ -146,7 +148,15 @@ async def tail_of(
         resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
     tail = Tail(context, query, whole_topic=whole_topic)
     await tail.start(partitions, resumed)
-    return StreamAnswer(_HEADERS, _stream(context, exchange, tail))
+    headers = _HEADERS if whole_topic else [*_HEADERS, *_place(*next(iter(tail.places.items())))]
+    return StreamAnswer(headers, _stream(context, exchange, tail))
+
+
+def _place(partition: Partition, offset: int) -> HeaderList:
+    """Where the stream of one partition begins."""
+    now = partition.offsets()
+    tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
+    return log_headers(now, next_offset=offset, tier=tier)
 
 
 def parse_last_event_id(
@@ -154,12 +164,17 @@ def parse_last_event_id(
 ) -> dict[int, int]:
     """Each partition's next offset. Raises InvalidRequest."""
     stands = text.split(",") if whole_topic else [f"{partitions[0].number}:{text}"]
+    numbers = {partition.number for partition in partitions}
     found: dict[int, int] = {}
     for stand in stands:
         match = _STAND.match(stand)
         if match is None or int(match.group(2)) > MAX_OFFSET:
             strict_json.refuse_field("Last-Event-ID", f"not an id of this stream: {text[:64]!r}")
-        found[int(match.group(1))] = int(match.group(2)) + 1
+        number = int(match.group(1))
+        if number not in numbers or number in found:
+            why = "named twice" if number in found else "not of this topic"
+            strict_json.refuse_field("Last-Event-ID", f"partition {number} is {why}: {text[:64]!r}")
+        found[number] = int(match.group(2)) + 1
     return found
 
 

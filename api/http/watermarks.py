@@ -23,7 +23,8 @@ class Watermarks:
         self._partitions: dict[Partition, _Waiting] = {}
 
     def wait_beyond(self, partition: Partition, offset: int, wake: Wake) -> Callable[[], None]:
-        """Call `wake` once when the high watermark is above `offset`; at once where it is.
+        """Call `wake` once when the high watermark is above `offset` or the partition is over; at
+        once where it is.
 
         Returns how to cancel, which may be called at any time and more than once.
         """
@@ -54,7 +55,7 @@ class _Waiting:
 
     def add(self, offset: int, wake: Wake) -> int:
         number = next(self._numbers)
-        if offset < self._partition.log.high_watermark:
+        if offset < self._partition.log.high_watermark or self._partition.is_over:
             wake()
             return number
         self._waiters[number] = (offset, wake)
@@ -92,8 +93,8 @@ class _Waiting:
         if of_round != self._round or self._cancel is None:
             return  # a call of an earlier round that was under way when that was cancelled
         self._cancel = None
-        high_watermark = self._partition.log.high_watermark
-        due = [n for n, (offset, _) in self._waiters.items() if offset < high_watermark]
+        high_watermark, is_over = self._partition.log.high_watermark, self._partition.is_over
+        due = [n for n, (offset, _) in self._waiters.items() if is_over or offset < high_watermark]
         wakes = [self._waiters.pop(number)[1] for number in due]
         if self._waiters:
             self._ask(min(offset for offset, _ in self._waiters.values()))

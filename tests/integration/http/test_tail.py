@@ -45,6 +45,9 @@ def test_records_arrive_as_they_are_produced_and_the_id_resumes(api: Api) -> Non
     api.values(topic, "before")
     with tail(api, path) as events:
         assert events.headers["content-type"].startswith("text/event-stream")
+        assert events.headers["log-next-offset"] == events.headers["log-high-watermark"] == "1"
+        assert (events.headers["log-start-offset"], events.headers["log-tier"]) == ("0", "hot")
+        assert events.headers["log-up-to-date"] == "true"
         api.values(topic, "a", "b")
         first, second = events.take(2)
         assert (first["id"], second["id"]) == ("1", "2")
@@ -69,6 +72,20 @@ def test_a_topics_tail_resumes_every_partition(api: Api) -> None:
         rest = events.take(1)
     got = [(d["partition"], d["offset"]) for d in (json.loads(e["data"]) for e in seen + rest)]
     assert sorted(got) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for odd in ("0:1,0:1", "7:1", "0:1,,1:1", "0"):
+        problem(api.get(path, headers={"last-event-id": odd}), 400, "invalid-request")
+
+
+def test_a_partition_that_is_younger_than_the_id_is_read_from_its_start(api: Api) -> None:
+    topic = api.topic()
+    path = f"/v1/topics/{topic}/tail"
+    api.values(topic, "a")
+    with tail(api, path + "?offset=earliest") as events:
+        last = events.take(1)[0]["id"]
+    assert api.patch(f"/v1/topics/{topic}", json={"partitions": 2}).status_code == 200
+    api.values(topic, "b", partition=1)
+    with tail(api, path, last_event_id=last) as events:
+        assert json.loads(events.take(1)[0]["data"])["value"] == "b"
 
 
 def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
@@ -115,3 +132,29 @@ def test_many_readers_get_every_record_in_order(api: Api) -> None:
     for reader in readers:
         reader.join()
     assert got == [[str(n) for n in range(100)]] * 5
+
+
+def test_a_topic_that_is_deleted_ends_its_tails_and_long_polls_at_once(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    answers: list[httpx.Response] = []
+
+    def poll() -> None:
+        answers.append(api.fetch(topic, wait_ms=30_000))
+
+    with (
+        tail(api, f"/v1/topics/{topic}/partitions/0/tail") as one,
+        tail(api, f"/v1/topics/{topic}/tail") as whole,
+    ):
+        thread = threading.Thread(target=poll)
+        thread.start()
+        while "tierlog_http_waiting_requests 3.0" not in api.get("/metrics").text:
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert api.delete(f"/v1/topics/{topic}").status_code == 204
+        for events in (one, whole):
+            (event,) = events.take(1)
+            assert event["event"] == "error"
+            assert json.loads(event["data"])["code"] == "unknown-topic"
+        thread.join()
+        assert time.monotonic() - began < 10, "they waited their time out"
+    problem(answers[0], 404, "unknown-topic")

@@ -18,6 +18,8 @@ IN_THE_MIDDLE = SimpleNamespace(next_offset=4, end_offset=5, size_bytes=100)
 class FakePartition:
     """A partition as far as waiting knows one."""
 
+    is_over = False
+
     def __init__(self) -> None:
         self.log = SimpleNamespace(high_watermark=0)
         self.asked: dict[int, tuple[int, Callable[[], None]]] = {}
