@@ -16,6 +16,7 @@ from api.http.host_check import check_host
 from api.http.refusals import Unauthorized
 from api.http.scopes import FOREIGN, NEEDS, OPEN_PATHS, UNLISTED
 from api.http.settings import HttpSettings
+from api.http.strict_json import refuse_field
 from api.http.tokens import TokensFile
 from record_format.errors import Forbidden
 
@@ -32,6 +33,8 @@ class Access:
 
     def admit(self, exchange: Exchange) -> None:
         """Say who is there, in `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
+        if exchange.scope["http_version"] == "1.1" and exchange.header(b"host") is None:
+            refuse_field("Host", "missing; a request of HTTP/1.1 has one (RFC 9112, 3.2)")
         is_open = exchange.scope["path"] in OPEN_PATHS
         if not self._asks_for_tokens():
             check_host(exchange, self._settings)

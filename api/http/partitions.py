@@ -25,7 +25,7 @@ from api.http.shapes import (
     SegmentState,
     Trimmed,
 )
-from api.http.topics import acceptable_json, json_body, no_query
+from api.http.topics import acceptable_json, json_body, no_body, no_query
 from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import iter_segments
@@ -160,6 +160,7 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
 async def offload(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
+    await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
     progress = await context.change(context.broker.offload, exchange.topic, wait_ms=wait_ms)
     return json_answer(Offloaded(*progress))

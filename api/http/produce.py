@@ -265,11 +265,12 @@ async def _append(
 ) -> Answer:
     name = request.topic.record.name
     warnings = _warnings(request, appends, context.settings.clock())
-    futures = {number: _submit(request, number, appends[number]) for number in appends}
+    acks = _acks_to_await(request, appends)
+    futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
     context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appends.values()))
     context.metrics.produced_records.inc(count)
-    if request.acks is Acks.NONE:
+    if acks is Acks.NONE:
         for number, future in futures.items():
             future.add_done_callback(_Unawaited(name, number))
         return json_answer(Accepted(name, count), status=202)
@@ -286,13 +287,25 @@ async def _append(
             results.append(_result(number, outcome, appends[number].record_count))
     if failure is not None:
         raise _failed(failure, results)
+    if request.acks is Acks.NONE:
+        return json_answer(Accepted(name, count), status=202)
     return json_answer(Produced(name, results, warnings))
 
 
-def _submit(request: Request, number: int, produced: ProducedBatches) -> Future[AppendResult]:
+def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> Acks:
+    """A condition that does not hold is told also under acks=0: its append is awaited."""
+    conditional = request.expected_offset is not None or any(
+        header.producer_id >= 0 for produced in appends.values() for header in produced.headers[:1]
+    )
+    return Acks.LEADER if request.acks is Acks.NONE and conditional else request.acks
+
+
+def _submit(
+    request: Request, number: int, produced: ProducedBatches, acks: Acks
+) -> Future[AppendResult]:
     try:
         return request.topic.partition(number).append(
-            produced, acks=request.acks, expected_offset=request.expected_offset
+            produced, acks=acks, expected_offset=request.expected_offset
         )
     except TierlogError as error:
         refused: Future[AppendResult] = Future()

@@ -13,7 +13,7 @@ from api.http.grants import NOBODY
 from api.http.metrics import CONTENT_TYPE
 from api.http.problems import public
 from api.http.shapes import Alive, ProducerIdentity, Ready
-from api.http.topics import acceptable_json, no_query
+from api.http.topics import acceptable_json, no_body, no_query
 
 _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
@@ -48,9 +48,10 @@ async def storage(context: Context, exchange: Exchange) -> Answer:
     return json_answer(await context.read(context.broker.storage_report))
 
 
-async def new_producer(_: Context, exchange: Exchange) -> Answer:
-    """Random, so that no counter can be lost with a disk."""
+async def new_producer(context: Context, exchange: Exchange) -> Answer:
+    """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
     no_query(exchange)
     acceptable_json(exchange)
+    await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
     return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

@@ -43,6 +43,7 @@ class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
     """A call that takes no parameters refuses all of them by name."""
 
 
+_NOTHING: Final = msgspec.json.Decoder(NoQuery)
 _CREATE: Final = msgspec.json.Decoder(CreateTopic)
 _ALTER: Final = msgspec.json.Decoder(AlterTopic)
 
@@ -55,7 +56,17 @@ async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
     ) as body:
-        return strict_json.decode(bodies.expand(body, encoding, max_bytes=limit), decoder)
+        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), decoder)
+
+
+async def no_body(context: Context, exchange: Exchange) -> None:
+    """For a POST that takes nothing: no body, or an object without members."""
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+        if body.strip():
+            strict_json.decode_control(body, _NOTHING)
 
 
 def no_query(exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import JSON
-from api.http.topics import acceptable_json
+from api.http.topics import acceptable_json, no_body
 from record_format.findings import VerifyReport
 
 
@@ -25,6 +25,7 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
 async def verify(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
+    await no_body(context, exchange)
     return json_answer(await context.change(context.broker.verify, exchange.topic, deep=query.deep))
 
 

@@ -1,11 +1,12 @@
 """An error in a produce request names the place in that request, whatever became of it since."""
 
 import json
+import socket
 import time
 
 import pytest
 
-from tests.integration.http.conftest import NDJSON, Api, records_path
+from tests.integration.http.conftest import NDJSON, Api, problem, records_path
 
 
 def produce_lines(api: Api, path: str, body: bytes, **params: str) -> list[str]:
@@ -13,9 +14,9 @@ def produce_lines(api: Api, path: str, body: bytes, **params: str) -> list[str]:
     return places(answer.status_code, answer.json())
 
 
-def places(status: int, problem: dict[str, list[dict[str, str]]]) -> list[str]:
+def places(status: int, document: dict[str, list[dict[str, str]]]) -> list[str]:
     assert status == 400
-    return [error["loc"] for error in problem["errors"]]
+    return [error["loc"] for error in document["errors"]]
 
 
 def test_a_line_that_is_not_utf8_is_named(api: Api) -> None:
@@ -57,3 +58,35 @@ def test_a_record_without_a_key_is_named_where_keys_are_needed(api: Api) -> None
     octets = {"content-type": "application/octet-stream"}
     answer = api.post(records_path(topic), content=b"v", headers=octets)
     assert places(answer.status_code, answer.json()) == ["key"]
+
+
+def test_a_bad_value_in_a_map_is_told_with_its_key(api: Api) -> None:
+    topic = api.topic()
+    for value in ([1], {"a": 1}):
+        config = {"retention.ms": 60_000, "segment.bytes": value}
+        for answer in (
+            api.post("/v1/topics", json={"name": "new", "config": config}),
+            api.patch(f"/v1/topics/{topic}", json={"config": config}),
+        ):
+            (error,) = problem(answer, 400, "invalid-request")["errors"]
+            assert error["loc"] == "config.segment.bytes"
+    answer = api.post("/v1/topics", json={"name": "new", "config": {"retention.ms": None}})
+    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    assert error["loc"] == "config.retention.ms"
+
+
+def test_a_member_that_is_there_twice_is_refused_by_name(api: Api) -> None:
+    body = b'{"name": "twice", "config": {"retention.ms": 60000, "retention.ms": -1}}'
+    answer = api.post("/v1/topics", content=body, headers={"content-type": "application/json"})
+    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    assert error == {"loc": "retention.ms", "msg": "given more than once"}
+    problem(api.get("/v1/topics/twice"), 404, "unknown-topic")
+
+
+def test_a_request_without_a_host_is_refused(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+    with socket.create_connection(("127.0.0.1", api.port)) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b" 200 " in sock.recv(1 << 16).splitlines()[0]

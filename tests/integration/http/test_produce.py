@@ -331,3 +331,31 @@ def test_an_unknown_topic_partition_type_or_parameter_is_told(api: Api) -> None:
     problem(
         post(api, topic, b"{}", "application/json; charset=utf-16"), 415, "unsupported-media-type"
     )
+
+
+def test_a_condition_that_does_not_hold_is_told_also_without_acks(api: Api) -> None:
+    topic = api.topic()
+    body = {"records": [{"value": "a"}]}
+    path = records_path(topic) + "?acks=0"
+    held = api.post(path, json=body, headers={"If-Offset-Match": "0"})
+    assert (held.status_code, held.json()) == (202, {"topic": topic, "accepted": 1})
+    refused = api.post(path, json=body, headers={"If-Offset-Match": "0"})
+    assert problem(refused, 412, "offset-mismatch")["log_end_offset"] == 1
+    identity = api.post("/v1/producers").json()
+    headers = {
+        "Producer-Id": str(identity["producer_id"]),
+        "Producer-Epoch": "0",
+        "Producer-Sequence": "7",
+    }
+    assert api.post(path, json=body, headers=headers | {"Producer-Sequence": "6"}).is_success
+    headers["Producer-Sequence"] = "9"
+    problem(api.post(path, json=body, headers=headers), 409, "out-of-order-sequence")
+
+
+def test_calls_that_take_no_body_refuse_members(api: Api) -> None:
+    topic = api.topic()
+    for path in ("/v1/producers", f"/v1/topics/{topic}/offload", f"/v1/topics/{topic}/verify"):
+        assert api.post(path).status_code == 200
+        assert api.post(path, json={}).status_code == 200
+        answer = api.post(path, json={"wait_ms": 5})
+        assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == "wait_ms"
