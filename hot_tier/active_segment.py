@@ -30,6 +30,7 @@ from hot_tier.segment import (
     SegmentEnd,
 )
 from record_format.batch import NO_TIMESTAMP, BatchHeader
+from record_format.header_run import HeaderRun
 
 
 class IndexPlan:
@@ -72,6 +73,22 @@ class IndexPlan:
             self.add_time_entry()
             self.bytes_since_entry = 0
         self.bytes_since_entry += size_bytes
+
+    def take_run(self, run: HeaderRun, *, position: int) -> None:
+        """As `take` for each batch of a run whose buffer begins at `position` of the file."""
+        largest, at = self.largest
+        since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
+        for start, end, last_offset, max_timestamp in zip(*run[2:], strict=True):
+            if max_timestamp > largest:
+                largest, at = max_timestamp, last_offset
+            if since > interval:
+                self.offset_entries.append((last_offset - base_offset, position + start))
+                if largest > self.last_indexed_timestamp:
+                    self.time_entries.append((largest, at - base_offset))
+                    self.last_indexed_timestamp = largest
+                since = 0
+            since += end - start
+        self.largest, self.bytes_since_entry = LargestTimestamp(largest, at), since
 
     def add_time_entry(self) -> None:
         """Index the largest timestamp so far, where it grew since the last entry."""

@@ -67,18 +67,18 @@ def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[Ch
     while position < end:
         chunk = read_at(min(CHECK_CHUNK_BYTES, end - position), position)
         consumed = 0
-        for checked in _checked_in(chunk, position):
+        for checked in checked_in(chunk, position):
             yield checked
             consumed = checked.start + checked.header.size_bytes
         if consumed == 0:
-            batch = _one_large_batch(read_at, position, end=end)
+            batch = one_large_batch(read_at, position, end=end)
             yield batch
             consumed = batch.header.size_bytes
         position += consumed
 
 
-def _checked_in(chunk: bytes, chunk_position: int) -> Iterator[CheckedBatch]:
-    start = 0
+def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator[CheckedBatch]:
+    """The whole batches of a chunk that lies at `chunk_position` of the file, from `start` on."""
     while len(chunk) - start >= HEADER_SIZE:
         try:
             header = parse_header(chunk, start)
@@ -92,7 +92,7 @@ def _checked_in(chunk: bytes, chunk_position: int) -> Iterator[CheckedBatch]:
         start += header.size_bytes
 
 
-def _one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch:
+def one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch:
     """The batch at `position`, larger than a chunk or cut by the end of the file."""
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are no batch", position=position)

@@ -33,9 +33,10 @@ from hot_tier.log_folder import LogFolder
 from hot_tier.log_reader import LogRead
 from hot_tier.log_state import Clock, LogState
 from hot_tier.open_files import OpenFiles
+from hot_tier.opening import open_log
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
-from hot_tier.recovery import OpenRequest, RecoveryReport, open_log
+from hot_tier.recovery import OpenRequest, RecoveryReport
 from hot_tier.roll import disk_error, roll
 from hot_tier.segment_views import (
     OpenedSegment,

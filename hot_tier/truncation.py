@@ -10,8 +10,9 @@ import os
 from hot_tier.file_names import LOG, SEGMENT_SUFFIXES, SNAPSHOT, path_of
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
+from hot_tier.opening import open_log
 from hot_tier.producer_state import ProducerStates
-from hot_tier.recovery import OpenRequest, open_log
+from hot_tier.recovery import OpenRequest
 from hot_tier.roll import create_segment, disk_error
 
 

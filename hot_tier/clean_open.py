@@ -1,0 +1,121 @@
+"""Opening a log that was stopped cleanly.
+
+Its index files are believed, and only the tail of the last segment, from its last index entry on,
+is walked. Where that does not hold together, the log is opened as after a crash.
+"""
+
+from __future__ import annotations
+
+from hot_tier.active_segment import ActiveSegment
+from hot_tier.batch_walk import headers_from
+from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from hot_tier.index_file import floor_entry
+from hot_tier.log_folder import LogFolder
+from hot_tier.log_state import LogState
+from hot_tier.producer_snapshots import (
+    READ_BACK_BYTES,
+    load_newest,
+    read_back,
+)
+from hot_tier.replay import replay
+from hot_tier.segment import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    LargestTimestamp,
+    Segment,
+    SegmentEnd,
+)
+from record_format.errors import CorruptBatch, CorruptDataError, CorruptIndex
+
+
+class TailFacts:
+    """What the last segment's index files and its tail say; enough to append to it."""
+
+    def __init__(self, state: LogState, segment: Segment) -> None:
+        size_bytes = segment.end.size_bytes
+        self.offset_image = _index_image(segment, OFFSET_INDEX, OFFSET_ENTRY.size)
+        time_image = _index_image(segment, TIME_INDEX, TIME_ENTRY.size)
+        relative, position = -1, 0
+        if self.offset_image:
+            relative, position = OFFSET_ENTRY.unpack(self.offset_image[-OFFSET_ENTRY.size :])
+        # The last entry of a closed time index goes with no offset entry; rebuilding would not make
+        # it.
+        count = len(time_image) // TIME_ENTRY.size
+        kept = floor_entry(time_image, TIME_ENTRY, column=1, target=relative, count=count) + 1
+        self.time_image = time_image[: kept * TIME_ENTRY.size]
+        self.bytes_since_entry = size_bytes - position
+        self.next_offset = segment.base_offset
+        self.largest = LargestTimestamp(-1, segment.base_offset)
+        if kept:
+            timestamp, offset = TIME_ENTRY.unpack(self.time_image[-TIME_ENTRY.size :])
+            self.largest = LargestTimestamp(timestamp, segment.base_offset + offset)
+        self._walk(state, segment, position, expected=relative if self.offset_image else None)
+
+    def _walk(
+        self, state: LogState, segment: Segment, position: int, *, expected: int | None
+    ) -> None:
+        read_at = segment.log_reader(state.files)
+        for header in headers_from(read_at, position, end=segment.end.size_bytes):
+            if expected is not None and header.last_offset != segment.base_offset + expected:
+                raise CorruptIndex("does not fit the log", file=str(segment.path(OFFSET_INDEX)))
+            if header.base_offset < self.next_offset:
+                raise CorruptBatch("offsets do not rise", position=header.position)
+            expected = None
+            self.next_offset = header.next_offset
+            if header.max_timestamp > self.largest.timestamp:
+                self.largest = LargestTimestamp(header.max_timestamp, header.last_offset)
+
+
+def _index_image(segment: Segment, suffix: str, entry_size: int) -> bytes:
+    path = segment.path(suffix)
+    data = path.read_bytes()
+    if len(data) % entry_size:
+        raise CorruptIndex(f"{len(data)} bytes are not whole entries", file=str(path))
+    return data
+
+
+def open_clean(state: LogState, folder: LogFolder) -> bool:
+    """Open without checks; False where the tail is not what a clean stop leaves."""
+    segment = state.segments.items[-1]
+    try:
+        facts = TailFacts(state, segment)
+    except (CorruptDataError, FileNotFoundError):
+        return False
+    segment.end = SegmentEnd(segment.end.size_bytes, facts.next_offset)
+    segment.largest = facts.largest
+    state.active = ActiveSegment(
+        segment,
+        config=state.config,
+        jitter_ms=state.jitter_ms(),
+        now_ms=state.clock(),
+        disk=state.disk,
+        offset_image=facts.offset_image,
+        time_image=facts.time_image,
+        bytes_since_entry=facts.bytes_since_entry,
+    )
+    state.active.first_timestamp = first_timestamp(state, segment)
+    load_producers(state, folder, end_offset=facts.next_offset)
+    return True
+
+
+def first_timestamp(state: LogState, segment: Segment) -> int | None:
+    read_at = segment.log_reader(state.files)
+    for header in headers_from(read_at, 0, end=segment.end.size_bytes):
+        return header.max_timestamp
+    return None
+
+
+def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> None:
+    """The newest snapshot, what came after it, and the batches that it could not hold."""
+    state.producers = load_newest(
+        state, folder.snapshots, at_most=end_offset, at_least=state.segments.bases[0]
+    )
+    replay(state, state.producers, end_offset=end_offset)
+    if len(state.producers):
+        segment = state.segments.items[-1]
+        start = max(0, segment.end.size_bytes - READ_BACK_BYTES)
+        assert segment.offsets is not None
+        entry = segment.offsets.floor(column=1, target=start)
+        read_at = segment.log_reader(state.files)
+        position = entry[1] if entry else 0
+        read_back(state.producers, headers_from(read_at, position, end=segment.end.size_bytes))

@@ -1,0 +1,117 @@
+"""What an open does with each state that a stop, a crash or a bad disk may have left.
+
+| found | done |
+|---|---|
+| clean stop | nothing is checked but the tail of the last segment, from its last index entry on |
+| clean stop, but the tail is no whole batch | as after a crash |
+| segment wholly below the recovery point | trusted to its length |
+| segment that ends exactly there | its indexes are made anew: their trim may not have been synced |
+| segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
+| first bad byte at or above the recovery point | the file is cut there, later segments go |
+| first bad byte below the recovery point | refused (CorruptBatch): flushed bytes; `repair` cuts |
+| segment above it that ends before the next begins (and no compaction) | later segments go |
+| two segments that overlap | refused (CorruptDataError) |
+| log ends below the recovery point | the point is lowered, and the report says so |
+| index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
+| snapshot missing or bad | an older one, or none, and a longer replay |
+| `leader-epoch-checkpoint` missing or bad | made anew from the batches |
+| the log had gone offline | what is above the recovery point is written anew before it is flushed |
+
+Recovery flushes all that it keeps, and the folder, before anything is served. It runs before the
+log is shared; no lock is taken.
+"""
+
+from __future__ import annotations
+
+from hot_tier.batch_walk import headers_from
+from hot_tier.clean_open import open_clean
+from hot_tier.epochs import LeaderEpochs
+from hot_tier.file_names import OFFLINE_MARKER
+from hot_tier.log_folder import LogFolder
+from hot_tier.log_state import Flushed, LogState, Segments
+from hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
+from hot_tier.roll import create_segment
+from hot_tier.segment import (
+    Segment,
+    SegmentEnd,
+)
+from record_format.errors import CorruptSnapshot
+
+
+def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
+    """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
+    report = RecoveryReport(clean=request.clean, tidied=folder.tidied)
+    _load_epochs(state)
+    if not folder.log_sizes:
+        _start_empty(state, request)
+        return report
+    _list_segments(state, folder)
+    opened = request.clean and not folder.went_offline and open_clean(state, folder)
+    if not opened:
+        report.clean = False
+        Recovery(state, folder, request, report).run()
+    _settle(state, folder, request, report)
+    return report
+
+
+def _load_epochs(state: LogState) -> None:
+    try:
+        state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
+    except (FileNotFoundError, CorruptSnapshot):
+        state.epochs = LeaderEpochs(state.folder, disk=state.disk)
+
+
+def _start_empty(state: LogState, request: OpenRequest) -> None:
+    start = max(request.start_offset, request.log_start_offset or 0)
+    state.active = create_segment(state, start)
+    state.segments = Segments.of((state.active.segment,))
+    state.epochs.cut_end(start)
+    state.epochs.save()
+    state.log_start_offset = start if request.log_start_offset is None else request.log_start_offset
+    state.producers.end_offset = start
+    state.leader_epoch = state.epochs.latest or 0
+    state.disk.sync_folder(state.folder)
+    state.folder_changed = False
+    state.flushed = Flushed(start, start, 0)
+
+
+def _list_segments(state: LogState, folder: LogFolder) -> None:
+    bases = sorted(folder.log_sizes)
+    items = []
+    for number, base_offset in enumerate(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else base_offset
+        end = SegmentEnd(folder.log_sizes[base_offset], following)
+        segment = Segment(state.folder, base_offset, end)
+        segment.has_transactions = base_offset in folder.transaction_indexes
+        items.append(segment)
+    state.segments = Segments.of(tuple(items))
+
+
+def _settle(
+    state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
+) -> None:
+    """What is the same however the log was opened: offsets, epochs, snapshots, the last sync."""
+    end_offset = state.log_end_offset
+    entries = state.epochs.entries
+    if not entries and state.segments.items[0].end.size_bytes:
+        _epochs_from_batches(state)
+    state.epochs.cut_end(end_offset)
+    if state.epochs.entries != entries or not report.clean:
+        state.epochs.save()
+    state.leader_epoch = state.epochs.latest or 0
+    first = state.segments.bases[0]
+    start = first if request.log_start_offset is None else request.log_start_offset
+    state.log_start_offset = start
+    folder.drop_stray_snapshots(end_offset=end_offset)
+    report.recovery_point_was_ahead = request.recovery_point > end_offset
+    segment = state.active.segment
+    state.flushed = Flushed(end_offset, segment.base_offset, segment.end.size_bytes)
+    if folder.went_offline:
+        state.disk.unlink(state.folder / OFFLINE_MARKER)
+
+
+def _epochs_from_batches(state: LogState) -> None:
+    for segment in state.segments.items:
+        read_at = segment.log_reader(state.files)
+        for header in headers_from(read_at, 0, end=segment.end.size_bytes):
+            state.epochs.note(header.leader_epoch, header.base_offset)

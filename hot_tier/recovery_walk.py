@@ -1,0 +1,98 @@
+"""The good batches of a `.log` file whose end is not trusted, in order, from its start.
+
+* Runs of plain batches come as columns (`header_run`), one from the front of each chunk that was
+  read; what is not plain comes batch by batch. Both were checked: whole, checksum, offsets that
+  rise.
+* The base offset has no checksum: a batch that leaves a gap is believed only once the next one goes
+  on behind it. Where the next goes on before the gap, the one with the gap is bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
+from hot_tier.index_file import ReadAt
+from hot_tier.segment import MAX_RELATIVE_OFFSET, Segment
+from record_format.batch import BatchHeader
+from record_format.errors import CorruptBatch
+from record_format.header_run import HeaderRun, header_run
+
+
+class PlacedRun(NamedTuple):
+    """A run, and where in the file its buffer begins."""
+
+    position: int
+    run: HeaderRun
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.run.ends[-1]
+
+
+Piece = PlacedRun | CheckedBatch
+
+
+class BatchesInOrder:
+    """Iterate once. Raises CorruptBatch behind the last good batch."""
+
+    def __init__(self, segment: Segment, read_at: ReadAt, *, limit: int | None) -> None:
+        """`limit`: the next segment begins there; runs end below it."""
+        self._read_at, self._end = read_at, segment.end.size_bytes
+        self._base_offset = self._next_offset = segment.base_offset
+        self._last_offset = segment.base_offset + MAX_RELATIVE_OFFSET
+        self._last_of_run = self._last_offset
+        if limit is not None:
+            self._last_of_run = min(self._last_offset, limit - 1)
+        self._held: CheckedBatch | None = None
+        self._leaves_gap = False
+
+    def __iter__(self) -> Iterator[Piece]:
+        try:
+            yield from self._pieces()
+        except CorruptBatch:
+            if self._held is not None:
+                yield self._held
+            raise
+        if self._held is not None:
+            yield self._held
+
+    def _pieces(self) -> Iterator[Piece]:
+        position = 0
+        while position < self._end:
+            chunk = self._read_at(min(CHECK_CHUNK_BYTES, self._end - position), position)
+            consumed = 0
+            run = header_run(chunk, base_offset=self._next_offset, last_offset=self._last_of_run)
+            if run is not None:
+                yield from self._release()
+                yield PlacedRun(position, run)
+                self._next_offset, consumed = run.next_offset, run.ends[-1]
+            for checked in checked_in(chunk, position, start=consumed):
+                yield from self._hold(checked)
+                consumed = checked.start + checked.header.size_bytes
+            if consumed == 0:
+                large = one_large_batch(self._read_at, position, end=self._end)
+                yield from self._hold(large)
+                consumed = large.header.size_bytes
+            position += consumed
+
+    def _hold(self, checked: CheckedBatch) -> Iterator[Piece]:
+        self._check_order(checked.header)
+        yield from self._release()
+        self._held = checked
+        self._leaves_gap = checked.header.base_offset > self._next_offset
+        self._next_offset = checked.header.next_offset
+
+    def _release(self) -> Iterator[Piece]:
+        held, self._held, self._leaves_gap = self._held, None, False
+        if held is not None:
+            yield held
+
+    def _check_order(self, header: BatchHeader) -> None:
+        if header.base_offset < self._next_offset:
+            if self._leaves_gap:
+                self._held = None
+            raise CorruptBatch(f"offset {header.base_offset} comes after {self._next_offset - 1}")
+        if header.last_offset > self._last_offset:
+            raise CorruptBatch(f"offset {header.last_offset} does not fit the segment")

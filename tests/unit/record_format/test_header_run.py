@@ -1,0 +1,81 @@
+"""A run of plain batches is what a walk header by header finds, up to the first that is not."""
+
+import random
+import struct
+
+import pytest
+
+from record_format.batch import HEADER_SIZE, check_crc, iter_headers, stamp
+from record_format.encode import encode_batch
+from record_format.header_run import header_run
+
+ANY = 2**62
+
+
+def batch(base_offset: int, *, count: int = 3, epoch: int = 4, **fields) -> bytes:
+    made = encode_batch(
+        [b"v" * 20] * count, timestamps=[1000 + base_offset + i for i in range(count)], **fields
+    )
+    stamp(made, 0, base_offset=base_offset, leader_epoch=epoch)
+    return bytes(made)
+
+
+def test_a_run_has_the_columns_of_its_headers():
+    dice = random.Random(7)
+    data, offset = b"", 50
+    for _ in range(40):
+        count = dice.randrange(1, 9)
+        data += batch(offset, count=count, codec=dice.choice([0, 0, 3, 4]))
+        offset += count
+    headers = list(iter_headers(data))
+    run = header_run(data + b"\0" * 30, base_offset=50, last_offset=ANY)
+    assert run.starts == [header.position for header in headers]
+    assert run.ends == [header.end_position for header in headers]
+    assert run.last_offsets == [header.last_offset for header in headers]
+    assert run.max_timestamps == [header.max_timestamp for header in headers]
+    assert (run.leader_epoch, run.base_offset, run.next_offset) == (4, 50, offset)
+
+
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [
+        ("a gap", batch(4)),
+        ("an overlap", batch(2)),
+        ("a producer", batch(3, producer_id=9, producer_epoch=0, base_sequence=0)),
+        ("a control batch", batch(3, control=True, producer_id=-1)),
+        ("another epoch", batch(3, epoch=5)),
+        ("a cut batch", batch(3)[:-5]),
+        ("a flipped byte", batch(3)[:-1] + b"\xff"),
+        ("a count beyond its offsets", batch(3)[:57] + struct.pack(">i", 4) + batch(3)[61:]),
+        ("a negative count", batch(3)[:57] + struct.pack(">i", -1) + batch(3)[61:]),
+        ("another magic", batch(3)[:16] + b"\x01" + batch(3)[17:]),
+        ("a negative length", batch(3)[:8] + struct.pack(">i", -5) + batch(3)[12:]),
+        ("a length below a header", batch(3)[:8] + struct.pack(">i", 20) + batch(3)[12:]),
+        ("zeros", bytes(HEADER_SIZE + 10)),
+    ],
+)
+def test_a_run_ends_before_what_is_not_plain(name, second):
+    data = batch(0) + second + batch(6)
+    run = header_run(data, base_offset=0, last_offset=ANY)
+    assert run.last_offsets == [2], name
+
+
+def test_a_run_stays_below_its_last_offset_and_begins_where_it_is_told():
+    data = batch(0) + batch(3) + batch(6)
+    assert header_run(data, base_offset=0, last_offset=5).last_offsets == [2, 5]
+    assert header_run(data, base_offset=0, last_offset=1) is None
+    assert header_run(data, base_offset=1, last_offset=ANY) is None
+    assert header_run(b"", base_offset=0, last_offset=ANY) is None
+
+
+def test_random_damage_never_makes_a_run_longer_than_what_is_good():
+    dice = random.Random(seed := random.randrange(10**6))
+    print("seed", seed)
+    whole = b"".join(batch(offset) for offset in range(0, 30, 3))
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 4)):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        run = header_run(bytes(data), base_offset=0, last_offset=ANY)
+        for header in list(iter_headers(bytes(data[: run.ends[-1]]))) if run else []:
+            check_crc(bytes(data), header)
