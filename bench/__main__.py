@@ -33,6 +33,7 @@ CLAIMS: Final = (
     "hot_durable",
     "hot_recovery",
     "hot_lookup",
+    "broker_start",
 )
 WIDTH_WITHOUT_TERMINAL: Final = 120
 

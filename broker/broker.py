@@ -47,7 +47,6 @@ from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import ConfigValue, LogConfig
 from manifest.garbage import GarbagePlan
-from record_format import native
 from record_format.errors import (
     ConfigurationError,
     FieldProblem,
@@ -177,8 +176,6 @@ class Broker:
         for task in broker._tasks:
             task.start()
         broker._group_keeping.wake()
-        # Compiled walks over records; until they are there the plain ones give the same answers.
-        threading.Thread(target=native.load, name="native-load", daemon=True).start()
         return broker
 
     # --- topics -----------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def opened_owner(
     from broker.broker import Broker
     from broker.settings import BrokerSettings
     from cold_tier.open import open_store
+    from record_format import native
     from record_format.errors import ConfigurationError
     from tierlog.cli.logs import configure_logs
 
@@ -106,6 +107,7 @@ def opened_owner(
         allow_single_writer_store=allow_single_writer_store,
         retention_check_interval_ms=NEVER_MS,
     )
+    native.load()
     broker = Broker.open(settings, store=open_store(url, endpoint=endpoint, region=region))
     try:
         yield broker

@@ -45,6 +45,7 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     def on_started() -> None:
         listening.set()
         announce(url)
+        # Compiled walks over records; until they are there the plain ones give the same answers.
         threading.Thread(target=native.load, name="native-kernels", daemon=True).start()
 
     # uvicorn puts its own handlers over these while it serves, and raises the signal again for

@@ -1,0 +1,153 @@
+"""Claim: a broker is there at once, whatever it has to look after.
+
+* Measured on an empty folder: from the start of the process until /readyz is 200, and the memory it
+  has then and once its native kernels are loaded.
+* Measured after kill -9 with 2 GB in 10 partitions, of which no checkpoint says that anything was
+  flushed, so that every batch is checked: until ready, for batches of 1 MiB and of 16 KiB.
+* Measured with 1,000 partitions, started after kill -9: until ready, memory and threads.
+
+Memory is the resident set. Files are in the page cache, as after a crash of the process.
+
+`python -m bench broker_start`; takes about a minute and 4 GB of disk.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from bench.children import ROOT, free_port
+from bench.records import batch_of_size
+from bench.report import Report, Target
+from tierlog.client import Client
+
+ROUNDS: Final = 5
+MIB: Final = 1 << 20
+KILLED_BYTES: Final = 2_000_000_000
+KILLED_PARTITIONS: Final = 10
+MANY: Final = 1000
+KERNELS_S: Final = 10
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    report = Report(name="broker_start", title="From the start of the process until ready", peer="")
+    _at_rest(report, folder / "rest", rounds)
+    for size, name in (MIB, "1 MiB"), (16 << 10, "16 KiB"):
+        _killed(report, folder / f"killed-{size}", size, name, rounds)
+    _many(report, folder / "many", rounds)
+    return report
+
+
+def _at_rest(report: Report, folder: Path, rounds: int) -> None:
+    ready, before, after = [], [], []
+    for number in range(rounds):
+        with _started(folder / str(number)) as broker:
+            ready.append(broker.ready_s)
+            before.append(broker.resident_mb())
+            _until_kernels_are_loaded(broker)
+            after.append(broker.resident_mb())
+    report.add("empty: ready", "s", ready, target=_most(1.5))
+    report.add("empty: memory when ready", "MB", before, target=_most(120))
+    report.add("empty: memory with kernels", "MB", after, target=_most(250))
+
+
+def _killed(report: Report, folder: Path, size: int, name: str, rounds: int) -> None:
+    batch = batch_of_size(size)
+    body = batch * (4 * MIB // len(batch))
+    with _started(folder) as broker, Client(broker.url) as client:
+        config = {"max.message.bytes": 2 * MIB}
+        client.create_topic("t", partitions=KILLED_PARTITIONS, config=config)
+        for number in range(KILLED_BYTES // len(body)):
+            client.produce_batches("t", body, partition=number % KILLED_PARTITIONS, acks="1")
+    ready = []
+    for _ in range(rounds):
+        (folder / "data" / RECOVERY_POINTS).unlink(missing_ok=True)
+        with _started(folder) as broker:
+            ready.append(broker.ready_s)
+    report.add(f"killed with 2 GB of {name} batches: ready", "s", ready, target=_most(2))
+
+
+def _many(report: Report, folder: Path, rounds: int) -> None:
+    with _started(folder) as broker, Client(broker.url, timeout_s=120) as client:
+        for number in range(10):
+            client.create_topic(f"t{number}", partitions=MANY // 10)
+    ready, before, memory, threads = [], [], [], []
+    for _ in range(rounds):
+        with _started(folder) as broker:
+            ready.append(broker.ready_s)
+            before.append(broker.resident_mb() * 1e6 / MIB)
+            _until_kernels_are_loaded(broker)
+            memory.append(broker.resident_mb() * 1e6 / MIB)
+            threads.append(float(len(list(Path(f"/proc/{broker.pid}/task").iterdir()))))
+    report.add("1,000 partitions: ready", "s", ready, target=_most(3))
+    report.add("1,000 partitions: memory when ready", "MiB", before, target=_most(200))
+    report.add("1,000 partitions: memory with kernels", "MiB", memory, target=_most(200))
+    report.add("1,000 partitions: threads", "", threads)
+
+
+def _most(value: float) -> Target:
+    return Target(value=value, at_most=True, of_ratio=False)
+
+
+class _Broker:
+    def __init__(self, pid: int, url: str, ready_s: float) -> None:
+        self.pid, self.url, self.ready_s = pid, url, ready_s
+
+    def resident_mb(self) -> float:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise AssertionError("Linux tells a process's resident set")
+
+    def has_mapped(self, name: str) -> bool:
+        return name in Path(f"/proc/{self.pid}/maps").read_text()
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[_Broker]:
+    """`tierlog serve`, timed from its exec; ended by kill -9."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
+    command += ["--data-dir", str(folder / "data"), "--store", f"file://{folder / 'bucket'}"]
+    command += ["--listen", f"127.0.0.1:{port}", "--disk-reserve-bytes", "0"]
+    with (folder / "broker.log").open("ab") as log:
+        began = time.perf_counter()
+        child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            yield _Broker(child.pid, url, _until_ready(child, url, began))
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+
+
+def _until_ready(child: subprocess.Popen[bytes], url: str, began: float) -> float:
+    with httpx.Client(timeout=10) as client:
+        while child.poll() is None:
+            try:
+                if client.get(f"{url}/readyz").status_code == 200:
+                    return time.perf_counter() - began
+            except httpx.TransportError:
+                time.sleep(0.002)
+    raise RuntimeError("the broker ended before it was ready")
+
+
+def _until_kernels_are_loaded(broker: _Broker) -> None:
+    """The library of numba is mapped, and memory has come to rest."""
+    deadline, last = time.monotonic() + KERNELS_S, -1.0
+    while time.monotonic() < deadline:
+        now = broker.resident_mb()
+        if now == last and broker.has_mapped("llvmlite"):
+            return
+        last = now
+        time.sleep(0.5)
