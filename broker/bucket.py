@@ -1,8 +1,8 @@
 """The bucket as the broker sees it: which cluster it is of, its topics, its partitions' cold sides.
 
 * Nothing is written below the prefix before it is known to be this cluster's. A store that was down
-  at the start is asked again in the background; a prefix that proves foreign then stops offload for
-  good, and `/readyz` says so.
+  at the start is asked again in the background. One that is refused then (another cluster's prefix,
+  no access) is left alone, and `/readyz` says so, until a whole check, asked with back-off, passes.
 * `topics.json` is ahead of the bucket; `settle` brings the bucket up to it, topic by topic.
 """
 
@@ -42,6 +42,7 @@ FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 LOOK_EVERY_S: Final = 15.0  # at a store that answered
 LOOK_AGAIN_S: Final = 2.0  # at one that did not
+REFUSED_MAX_S: Final = 60.0  # a check may race eight writers: a wrong store is asked less and less
 
 
 class Bucket:
@@ -72,6 +73,8 @@ class Bucket:
         self.refusal: str | None = None
         self.unavailable: str | None = None
         self._looked_s = float("-inf")
+        self._refusals = 0
+        self._check_again_s = float("-inf")
 
     @classmethod
     def open(
@@ -130,7 +133,7 @@ class Bucket:
                 read_back_whole=traits.read_back_whole,
                 pace=Pace(bandwidth) if bandwidth else None,
             )
-            self.is_ours, self.unavailable = True, None
+            self.is_ours, self.unavailable, self.refusal = True, None, None
 
     def checked_store(self) -> ObjectStore:
         """The store, once it is known to be this cluster's. Raises StoreUnavailable,
@@ -168,6 +171,14 @@ class Bucket:
             f"tierlog storage restore --store {self.store.url} --data-dir NEW"
         )
 
+    def _note_refusal(self, error: ConfigurationError) -> None:
+        if self.refusal != str(error):
+            log.error("store refused: nothing is offloaded", error=str(error))
+        self.refusal = str(error)
+        pause_s = min(REFUSED_MAX_S, LOOK_AGAIN_S * 2.0 ** min(self._refusals, 10))
+        self._refusals += 1
+        self._check_again_s = time.monotonic() + pause_s
+
     def _note_unavailable(self, error: TierlogError) -> None:
         if self.unavailable is None:
             log.warning("store unavailable", store=self.store.url, error=str(error))
@@ -193,13 +204,12 @@ class Bucket:
 
     def settle(self, registry: TopicRegistry) -> bool:
         """Tell the bucket what it lacks; whether it is ours to write to."""
-        if self.refusal is not None:
+        if self.refusal is not None and time.monotonic() < self._check_again_s:
             return False
         try:
             self.check()
         except ConfigurationError as error:
-            self.refusal = str(error)
-            log.error("store refused: nothing is offloaded", error=self.refusal)
+            self._note_refusal(error)
             return False
         except StoreUnavailable as error:
             self._note_unavailable(error)

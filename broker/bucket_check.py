@@ -92,9 +92,14 @@ def _check_segments(
 
 def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
     """Whether the manifest in force names this very object; where nobody can say, it does."""
+    there = entry_in_force(manifests, entry)
+    return there is not None and there.log_key == entry.log_key
+
+
+def entry_in_force(manifests: ManifestStore, entry: SegmentEntry) -> SegmentEntry | None:
+    """What the manifest in force has where `entry` was; `entry` where nobody can say."""
     try:
         manifest = manifests.load()
-        there = manifests.find(manifest, entry.base_offset) if manifest else entry
+        return manifests.find(manifest, entry.base_offset) if manifest else entry
     except CorruptDataError:
-        return True
-    return there is not None and there.log_key == entry.log_key
+        return entry

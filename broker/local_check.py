@@ -3,13 +3,15 @@
 * Shallow: borders and sizes. Deep: every batch of every local segment, and its CRC-32C against the
   manifest's.
 * The log goes on while it is checked. A segment that went meanwhile is no finding; of the active
-  one only what is flushed is read.
+  one only what is flushed is read. Nor is one that compaction replaced, here and in the bucket,
+  while it was looked at: what differs is looked at again, against the manifest then in force.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Final, NamedTuple
 
 from broker.partition import Partition
 from cold_tier.segment_scan import scan_segment
@@ -19,6 +21,21 @@ from manifest.state import Manifest, SegmentEntry
 from record_format.errors import CorruptDataError
 from record_format.findings import Findings, ProblemKind
 
+LOOKS: Final = 3  # a busy compactor could go on for ever
+
+InForce = Callable[[SegmentEntry], SegmentEntry | None]
+"""What the manifest in force has now where that entry was."""
+
+
+class _Problem(NamedTuple):
+    kind: ProblemKind
+    detail: object
+
+
+def as_it_was(entry: SegmentEntry) -> SegmentEntry:
+    """There is no bucket to ask."""
+    return entry
+
 
 def check_local(
     partition: Partition,
@@ -26,15 +43,17 @@ def check_local(
     entries: Sequence[SegmentEntry],
     *,
     deep: bool,
+    in_force: InForce = as_it_was,
 ) -> Findings:
-    """`manifest` and `entries` as the bucket has them."""
+    """`manifest` and `entries` as the bucket had them."""
     found = Findings(partition.number)
     views = partition.log.segments()
     _check_borders(partition, views, manifest, found)
     cold = {entry.base_offset: entry for entry in entries}
     for view in views:
         found.checked.local_segments += 1
-        _check_view(partition, view, cold.get(view.base_offset), found, deep=deep)
+        entry = cold.get(view.base_offset)
+        _check_view(partition, view, entry, found, deep=deep, in_force=in_force)
     return found
 
 
@@ -69,34 +88,65 @@ def _check_view(
     found: Findings,
     *,
     deep: bool,
+    in_force: InForce,
 ) -> None:
+    """What is wrong counts only where a fresh look at both sides shows the same two."""
+    for look in range(1, LOOKS + 1):
+        problem = _problem(partition, view, entry, found, deep=deep)
+        if problem is None:
+            return
+        now = next(
+            (one for one in partition.log.segments() if one.base_offset == view.base_offset), None
+        )
+        if now is None:
+            return  # retention let it go meanwhile
+        entry_now = in_force(entry) if entry is not None else None
+        if look == LOOKS or (_is_same(view, now) and entry_now == entry):
+            at, file = view.base_offset, str(view.path)
+            found.add(problem.kind, problem.detail, file=file, base_offset=at)
+            return
+        view, entry = now, entry_now
+
+
+def _is_same(view: SegmentView, now: SegmentView) -> bool:
+    return (view.last_offset, view.size_bytes, view.path) == (
+        now.last_offset,
+        now.size_bytes,
+        now.path,
+    )
+
+
+def _problem(
+    partition: Partition,
+    view: SegmentView,
+    entry: SegmentEntry | None,
+    found: Findings,
+    *,
+    deep: bool,
+) -> _Problem | None:
     # Between a swap of compaction's and its commit the bucket has what was there before.
     comparable = (
         entry is not None
         and view.sealed
+        and entry.base_offset == view.base_offset
         and entry.last_offset == view.last_offset
         and partition.log.mirrored
     )
     if entry is not None and comparable and entry.size_bytes != view.size_bytes:
         detail = f"{view.size_bytes} bytes here, {entry.size_bytes} in the manifest"
-        _add(found, ProblemKind.TIERS_DIFFER, detail, view)
-        return
+        return _Problem(ProblemKind.TIERS_DIFFER, detail)
     if not deep:
-        return
+        return None
     size_bytes = partition.log.active_flushed_bytes if view.active else view.size_bytes
     try:
         table = scan_segment(view.path, base_offset=view.base_offset, size_bytes=size_bytes)
     except FileNotFoundError:
-        return  # retention let it go meanwhile
+        return None  # retention let it go meanwhile
     except CorruptDataError as bad:
-        _add(found, ProblemKind.SEGMENT_CORRUPT, bad, view)
-        return
+        return _Problem(ProblemKind.SEGMENT_CORRUPT, bad)
     found.checked.records += table.record_count
     found.checked.read_bytes += size_bytes
     if entry is not None and comparable and table.log_crc32c != entry.log_crc32c:
         detail = f"CRC-32C {table.log_crc32c:08x} here, {entry.log_crc32c:08x} in the manifest"
-        _add(found, ProblemKind.TIERS_DIFFER, detail, view)
-
-
-def _add(found: Findings, kind: ProblemKind, detail: object, view: SegmentView) -> None:
-    found.add(kind, detail, file=str(view.path), base_offset=view.base_offset)
+        return _Problem(ProblemKind.TIERS_DIFFER, detail)
+    return None

@@ -230,10 +230,12 @@ class Partition:
 
     def tiers(self) -> TierSizes:
         """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
-        views = self.log.segments()
+        views, log_start = self.log.segments(), self.log.log_start_offset
         hot_bytes = sum(view.size_bytes for view in views)
+        # As the list of segments has them: neither an empty one nor one below the log start.
+        shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
         if self.cold is None:
-            return TierSizes(hot_bytes, 0, len(views), 0, 0)
+            return TierSizes(hot_bytes, 0, shown, 0, 0)
         manifest = self.cold.manifest
         end_offset = manifest.end_offset if manifest else 0
         both = [view for view in views if view.last_offset < end_offset and view.sealed]
@@ -241,7 +243,9 @@ class Partition:
         return TierSizes(
             hot_bytes,
             cold_bytes=self.cold.size_bytes,
-            segments=(manifest.segment_count if manifest else 0) + len(views) - len(both),
+            segments=(manifest.segment_count if manifest else 0)
+            + shown
+            - sum(view.last_offset >= log_start for view in both),
             offload_lag_bytes=hot_bytes - sum(view.size_bytes for view in both),
             offload_lag_segments=lag_segments,
         )

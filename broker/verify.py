@@ -9,8 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from broker.bucket_check import CheckOptions, Progress, check_partition, no_progress
+from broker.bucket_check import (
+    CheckOptions,
+    Progress,
+    check_partition,
+    entry_in_force,
+    no_progress,
+)
 from broker.local_check import check_local
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord
@@ -63,7 +70,8 @@ def _check_partition(
     found, manifest, entries = check_partition(store, keys, options)
     if manifest is None and seen is not None:
         return found  # said already; what the disk has can be compared with nothing
-    found.merge(check_local(partition, manifest, entries, deep=deep))
+    in_force = partial(entry_in_force, ManifestStore(store, keys, StoreOptions(clock=clock)))
+    found.merge(check_local(partition, manifest, entries, deep=deep, in_force=in_force))
     return found
 
 

@@ -4,7 +4,10 @@ import shutil
 
 import pytest
 
-from record_format.errors import OffsetTrimmed, StoreUnavailable
+from broker import bucket
+from cold_tier.open import open_store
+from manifest.topic_objects import Cluster, create_cluster
+from record_format.errors import ConfigurationError, OffsetTrimmed, StoreUnavailable
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -122,3 +125,28 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
     house.set_down(False)
     house.broker.janitor.run_round()
     assert cold.manifest.log_start_offset == 55
+
+
+def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):
+    """Another cluster's bucket, mounted in place of ours for a while."""
+    monkeypatch.setattr(bucket, "LOOK_AGAIN_S", 0.05)
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.close()
+    ours, elsewhere = house.root / "bucket", house.root / "elsewhere"
+    ours.rename(elsewhere)
+    ours.mkdir()
+    create_cluster(open_store(f"file://{ours}"), Cluster(cluster_id="foreign", created_ms=0))
+    house.broker = house.open(down=True, store_start_timeout_ms=500)
+    house.set_down(False)
+    house.wait_for(lambda: "store refused" in "".join(house.broker.readiness().degraded))
+    fill(house)
+    with pytest.raises(ConfigurationError, match="foreign"):
+        house.broker.verify("t")
+    written = [path.name for path in ours.rglob("*") if path.is_file()]
+    assert written == ["cluster.json"]
+    shutil.rmtree(ours)
+    elsewhere.rename(ours)
+    house.wait_for(lambda: house.broker.readiness().degraded == [])
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    assert house.broker.verify("t").ok

@@ -27,6 +27,27 @@ def test_the_list_covers_the_log_in_pages(api: Api) -> None:
     problem(api.get(paths(topic) + "/segments?limit=10001"), 400, "invalid-request")
 
 
+def test_a_topic_counts_the_segments_that_the_list_shows(api: Api) -> None:
+    """Rolled and trimmed: the active one is empty, and some lie below the log start."""
+
+    def counted_and_listed() -> tuple[int, int]:
+        (shown,) = api.get(f"/v1/topics/{topic}").json()["partitions"]
+        return shown["segments"], len(api.get(paths(topic) + "/segments").json()["segments"])
+
+    topic = api.topic()
+    assert counted_and_listed() == (0, 0)
+    topic = api.cold_topic()
+    counted, listed = counted_and_listed()
+    assert counted == listed > 2
+    second = api.get(paths(topic) + "/segments").json()["segments"][1]["base_offset"]
+    trim = {"before_offset": second + 1}
+    assert api.post(paths(topic) + "/trim", json=trim).status_code == 200
+    assert counted_and_listed() == (listed - 1, listed - 1)
+    api.post(f"/v1/topics/{topic}/offload?wait_ms=20000")
+    counted, listed = counted_and_listed()
+    assert counted == listed
+
+
 def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
     topic = api.cold_topic()
     segment = api.get(paths(topic) + "/segments").json()["segments"][0]
