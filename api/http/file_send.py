@@ -15,9 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from api.http import page_cache
-from api.http.page_cache import HasFileno
 from api.http.send_turns import SendTurns
+from record_format import page_cache
+from record_format.page_cache import HasFileno
 
 SMALL_BYTES: Final = 64 << 10  # such an answer does not wait for its turn
 

@@ -32,8 +32,8 @@ from typing import Any, Final, NamedTuple
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.http.file_send import FileSend
-from api.http.page_cache import HasFileno
 from api.http.send_turns import TURN_BYTES, SendTurns
+from record_format.page_cache import HasFileno
 
 EXTENSION: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20

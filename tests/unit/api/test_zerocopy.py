@@ -20,9 +20,9 @@ import httpx
 import pytest
 import uvicorn
 
-from api.http import page_cache
 from api.http.send_turns import SendTurns
 from api.http.zerocopy import EXTENSION, ConnectionLimits, ZeroCopyProtocol
+from record_format import page_cache
 
 SIZE = 9_000_001
 
