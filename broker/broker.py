@@ -9,63 +9,43 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from broker import reports
 from broker.background import BackgroundTask
 from broker.bucket import Bucket
+from broker.checkpoints import Checkpoints
 from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
-from broker.damaged import Damaged, with_log_starts, with_recovery_points
-from broker.data_folder import (
-    HIGH_WATERMARKS,
-    LOG_STARTS,
-    RECOVERY_POINTS,
-    DataFolder,
-    new_id,
-    refused,
-)
+from broker.damaged import Damaged
+from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.groups import Groups
 from broker.janitor import Janitor
-from broker.local_repair import LocalRepair
+from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
-from broker.repair import Repair, RepairStep
+from broker.repair import RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
-from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
-from broker.verify import verify_topic
+from broker.topics import Topic, TopicDescription, TopicSummary
+from broker.upkeep import Upkeep
 from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
-from hot_tier.log_config import ConfigValue, LogConfig
+from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
-from record_format.errors import (
-    ConfigurationError,
-    FieldProblem,
-    InvalidPartitionCount,
-    InvalidRequest,
-    OffsetPastEnd,
-    ShuttingDown,
-    Throttled,
-    TierlogError,
-    TopicExists,
-    UnknownTopic,
-)
+from record_format.errors import OffsetPastEnd, TierlogError, TopicExists, UnknownTopic
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
 
 COPY_INTERVAL_S = 1.0
 GROUPS_INTERVAL_S = 10.0
-MAX_PARTITIONS = 10_000  # of one topic; each is a folder and open files
 
 
 def wall_clock_ms() -> int:
@@ -85,15 +65,15 @@ class Broker:
     ) -> None:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json")
-        self._topics: dict[str, Topic] = {}
-        self._topics_lock = threading.RLock()
-        self._closing = False
-        self._verifying = threading.Lock()
         self._set_apart: list[Path] = []
         self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
+        self._checkpoints = Checkpoints(folder, self.partitions, self.damaged_partitions)
         self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
         self.janitor = Janitor(
-            self.partitions, settings, clock=clock, save_log_starts=self._save_log_starts
+            self.partitions,
+            settings,
+            clock=clock,
+            save_log_starts=self._checkpoints.save_log_starts,
         )
         self.compactor = Compactor(
             self.partitions,
@@ -108,10 +88,6 @@ class Broker:
             clock=clock,
             commits_max=settings.group_commits_max,
         )
-        self._group_keeping = BackgroundTask(
-            "groups", self.groups.run_round, interval_s=GROUPS_INTERVAL_S
-        )
-        self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
         self._reserve = DiskReserve(
             folder.path,
             reserve_bytes=settings.disk_reserve_bytes or 0,
@@ -125,28 +101,36 @@ class Broker:
             clock=clock,
             check_room=self._reserve.refuse_when_breached,
         )
-        self._tasks = [
+        self._topics = LiveTopics(self.registry, self._opener, new_id=new_id, clock=clock)
+        self._upkeep = Upkeep(
+            folder,
+            self.registry,
+            bucket,
+            opener=self._opener,
+            copier=self.copier,
+            policy=self.janitor.policy,
+            clock=clock,
+        )
+        self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
+        self._group_keeping = BackgroundTask(
+            "groups", self.groups.run_round, interval_s=GROUPS_INTERVAL_S
+        )
+        self._tasks = self._background_tasks()
+
+    def _background_tasks(self) -> list[BackgroundTask]:
+        """In the order they start; they stop in the reverse."""
+        settings = self.settings
+        timed = (
+            ("janitor", self.janitor.run_round, settings.retention_check_interval_ms),
+            ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
+            ("fences", self.janitor.check_fences, settings.fence_check_ms),
+            ("checkpoints", self.save_checkpoints, settings.recovery_checkpoint_ms),
+        )
+        return [
             BackgroundTask("disk-reserve", self._reserve.check, interval_s=CHECK_S),
             self._copying,
             self._group_keeping,
-            BackgroundTask(
-                "janitor",
-                self.janitor.run_round,
-                interval_s=settings.retention_check_interval_ms / 1000,
-            ),
-            BackgroundTask(
-                "compactor",
-                self.compactor.run_round,
-                interval_s=settings.log_cleaner_backoff_ms / 1000,
-            ),
-            BackgroundTask(
-                "fences", self.janitor.check_fences, interval_s=settings.fence_check_ms / 1000
-            ),
-            BackgroundTask(
-                "checkpoints",
-                self.save_checkpoints,
-                interval_s=settings.recovery_checkpoint_ms / 1000,
-            ),
+            *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
         ]
 
     @classmethod
@@ -184,52 +168,29 @@ class Broker:
         self, name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
     ) -> TopicDescription:
         """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
-        check_topic_name(name)
-        parsed = LogConfig.parse(config or {})
-        _check_partition_count(partitions)
-        with self._topics_lock:
-            self._check_open()
-            if name in self._topics:
-                raise TopicExists(f"topic {name!r} exists")
-            record = TopicRecord(
-                name=name,
-                topic_id=new_id(),
-                partitions=partitions,
-                config=dict(parsed.overrides),
-                created_ms=self.clock(),
-            )
-            self.registry.put(record)
-            topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
-            self._topics[name] = topic
+        topic = self._topics.create(name, partitions=partitions, config=config or {})
         self._copying.wake()
-        return topic.describe()
+        return topic
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
         """By name. Internal topics (`__…`) only where they are asked for."""
-        topics = list(self._topics.values())
-        return sorted(
-            topic.summary()
-            for topic in topics
-            if topic.record.name.startswith(prefix) and (internal or not topic.record.internal)
-        )
+        return self._topics.summaries(prefix=prefix, internal=internal)
 
     def topic(self, name: str) -> Topic:
-        found = self._topics.get(name)
-        if found is None:
-            raise UnknownTopic(name)
-        return found
+        """Raises UnknownTopic."""
+        return self._topics.find(name)
 
     def partition(self, topic: str, partition: int) -> Partition:
         return self.topic(topic).partition(partition)
 
     def partitions(self) -> Iterator[Partition]:
         """All of them, as they are now."""
-        for topic in list(self._topics.values()):
+        for topic in self._topics:
             yield from topic.partitions.values()
 
     def damaged_partitions(self) -> Iterator[Damaged]:
         """Those whose logs could not be opened when the broker started."""
-        for topic in list(self._topics.values()):
+        for topic in self._topics:
             yield from list(topic.damaged.values())
 
     def alter_topic(
@@ -240,37 +201,13 @@ class Broker:
         partitions: int | None = None,
     ) -> TopicDescription:
         """None as a value puts the default back. Raises InvalidConfig, InvalidPartitionCount."""
-        with self._topics_lock:
-            self._check_open()
-            topic = self.topic(name)
-            changed = topic.config.altered(config or {})
-            self._check_alteration(topic, changed)
-            record = msgspec.structs.replace(
-                topic.record, config=dict(changed.overrides), dirty=True
-            )
-            if partitions is not None:
-                record = _grown(record, partitions)
-            self.registry.put(record)
-            known = topic.numbers
-            new = [number for number in record.partition_numbers() if number not in known]
-            topic.add(self._open_partitions(record, new))
-            topic.record, topic.config = record, changed
-            for partition in topic.partitions.values():
-                partition.log.update_config(changed)
+        topic = self._topics.alter(name, config=config or {}, partitions=partitions)
         self._copying.wake()
-        return topic.describe()
+        return topic
 
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; its files and objects go in the background."""
-        with self._topics_lock:
-            self._check_open()
-            topic = self.topic(name)
-            self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
-            del self._topics[name]
-            for partition in topic.partitions.values():
-                partition.retire()
-                partition.log.close()
-            self._opener.set_aside(topic.record)
+        self._topics.delete(name)
         self.save_checkpoints()  # a topic of the same name must not find them after a crash
         self.groups.forget_topic(name)
         self._copying.wake()
@@ -322,16 +259,7 @@ class Broker:
 
         Raises UnknownTopic, StoreUnavailable, Throttled (another verification is under way).
         """
-        found = self.topic(topic)
-        if not self._verifying.acquire(blocking=False):
-            raise Throttled("a verification is under way; there is one at a time")
-        try:
-            store = self.bucket.checked_store() if self.bucket is not None else None
-            record = self.registry.by_name(topic)
-            settled = record is not None and not record.dirty
-            return verify_topic(found, store, settled=settled, deep=deep, clock=self.clock)
-        finally:
-            self._verifying.release()
+        return self._upkeep.verify(self.topic(topic), deep=deep)
 
     def repair(
         self, topic: str, *, apply: bool = False, deep: bool = False, accept_loss: bool = False
@@ -341,61 +269,13 @@ class Broker:
         `accept_loss`: also what gives up records that are nowhere else. Raises UnknownTopic,
         FencedError, StoreUnavailable, CorruptDataError.
         """
-        steps = [
-            self._mend_log(topic, damaged, apply=apply, accept_loss=accept_loss)
-            for _, damaged in sorted(self.topic(topic).damaged.items())
-        ]
-        if steps and self.bucket is None:
-            return steps
-        for repair in self._repairs(topic):
-            planned = repair.plan(deep=deep)
-            steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
-        return steps
+        return self._upkeep.repair(
+            self.topic(topic), apply=apply, deep=deep, accept_loss=accept_loss
+        )
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, what no manifest version needs any more; with `apply` it is deleted."""
-        plans: dict[int, GarbagePlan] = {}
-        for number, partition in sorted(self.topic(topic).partitions.items()):
-            if partition.cold is None:
-                continue
-            self.copier.claim(partition)
-            plans[number] = partition.cold.collection_plan(self.janitor.policy)
-            if apply:
-                partition.cold.collect(self.janitor.policy)
-        return plans
-
-    def _mend_log(
-        self, topic: str, damaged: Damaged, *, apply: bool, accept_loss: bool
-    ) -> RepairStep:
-        found = self.topic(topic)
-        mending = LocalRepair(self.folder, damaged, cold_end_offset=self._cold_end(found, damaged))
-        if not apply or not mending.may_be_done(accept_loss=accept_loss):
-            return mending.step
-        opened = self._opener.reopen(found.record, damaged, end_offset=mending.prepare())
-        found.add({damaged.number: opened})
-        done = not isinstance(opened, Damaged)
-        return msgspec.structs.replace(mending.step, done=done)
-
-    def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
-        if self.bucket is None or not topic.config.remote_storage_enable:
-            return 0
-        return self.bucket.cold_log(topic.record, damaged.number).end_offset
-
-    def _repairs(self, topic: str) -> Iterator[Repair]:
-        found = self.topic(topic)
-        if self.bucket is None:
-            raise ConfigurationError("this broker has no object store: there is nothing to repair")
-        store = self.bucket.checked_store()
-        for _, partition in sorted(found.partitions.items()):
-            if partition.cold is not None:
-                self.copier.claim(partition)
-                yield Repair(
-                    partition,
-                    store,
-                    scratch=self.folder.path / "tierlog" / "repair",
-                    policy=self.janitor.policy,
-                    clock=self.clock,
-                )
+        return self._upkeep.collect_garbage(self.topic(topic), apply=apply)
 
     # --- what it says of itself -------------------------------------------------------------------
 
@@ -405,7 +285,7 @@ class Broker:
         )
 
     def storage_report(self) -> reports.StorageReport:
-        topics = sorted(self._topics.values(), key=lambda topic: topic.record.name)
+        topics = sorted(self._topics, key=lambda topic: topic.record.name)
         return reports.storage_report(
             topics, self.bucket, now_ms=self.clock(), diverged=self._diverged()
         )
@@ -419,22 +299,12 @@ class Broker:
 
     def save_checkpoints(self) -> None:
         """Recovery points and high watermarks: what a crash need not check again."""
-        partitions = list(self.partitions())
-        points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
-        self.folder.write_checkpoint(
-            RECOVERY_POINTS, with_recovery_points(points, self.damaged_partitions())
-        )
-        self.folder.write_checkpoint(
-            HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
-        )
-        self._save_log_starts()
+        self._checkpoints.save()
 
     def close(self) -> None:
         """Refuse new work, flush and close every log, and say so durably for the next start."""
-        with self._topics_lock:
-            if self._closing:
-                return
-            self._closing = True
+        if not self._topics.close():
+            return
         self.compactor.stop()
         for task in reversed(self._tasks):
             task.stop(self.settings.shutdown_timeout_ms / 1000)
@@ -462,20 +332,17 @@ class Broker:
     def _copy_round(self) -> None:
         if self.bucket is not None and self.bucket.settle(self.registry):
             self.copier.run_round()
-        self._finish_deletions()
+        self._topics.finish_deletions(
+            is_busy=self.copier.is_busy, delete_objects=self._delete_objects
+        )
+
+    def _delete_objects(self, record: TopicRecord) -> None:
+        if self.bucket is not None:
+            self.bucket.delete_topic(record)
 
     def _open_topics(self) -> None:
-        self._opener.adopt_found_folders(self.registry)
-        for record in self.registry.deleted():
-            self._opener.set_aside(record)
-        live = self.registry.live()
-        wanted = [(record, number) for record in live for number in record.partition_numbers()]
-        opened = iter(self._opener.open_partitions(wanted, at_start=True))
-        for record in live:
-            mine = {number: next(opened) for number in record.partition_numbers()}
-            self._topics[record.name] = Topic(record, mine)
+        self._topics.open_all()
         self._set_apart = self.folder.diverged()  # only a start sets records apart
-        self._opener.forget_checkpoints()
         self.save_checkpoints()
 
     def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
@@ -486,58 +353,3 @@ class Broker:
             with contextlib.suppress(TopicExists):  # two first calls at a time
                 self.create_topic(name, config=config)
         return self.topic(name)
-
-    def _open_partitions(
-        self, record: TopicRecord, numbers: list[int]
-    ) -> dict[int, Partition | Damaged]:
-        opened = self._opener.open_partitions((record, number) for number in numbers)
-        return dict(zip(numbers, opened, strict=True))
-
-    def _finish_deletions(self) -> None:
-        """Files, then objects, then the debt itself: each step may be done again."""
-        with self._topics_lock:  # a deletion under way closes its logs before their folders go
-            deleted = self.registry.deleted()
-        for record in deleted:
-            if self.copier.is_busy(record.topic_id):
-                continue  # its last object would stay behind
-            with self._topics_lock:  # a new topic of the name may be half made
-                aside = self._opener.set_aside(record)
-            self._opener.remove(aside)
-            if self.bucket is not None:
-                self.bucket.delete_topic(record)
-            self.registry.forget(record.topic_id)
-
-    def _save_log_starts(self) -> None:
-        """Kafka's rule: only starts that the first local segment does not say by itself."""
-        starts = {
-            (p.topic, p.number): p.log.log_start_offset
-            for p in self.partitions()
-            if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
-        }
-        self.folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self.damaged_partitions()))
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise ShuttingDown("the broker is shutting down")
-
-    def _check_alteration(self, topic: Topic, changed: LogConfig) -> None:
-        for partition in topic.partitions.values():
-            if partition.cold is not None:
-                partition.cold.check_config(
-                    changed, local_log_start_offset=partition.log.local_log_start_offset
-                )
-
-
-def _check_partition_count(partitions: int) -> None:
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        detail = f"partitions must be 1 to {MAX_PARTITIONS}, not {partitions}"
-        raise InvalidRequest(detail, problems=(FieldProblem("partitions", detail),))
-
-
-def _grown(record: TopicRecord, partitions: int) -> TopicRecord:
-    _check_partition_count(partitions)
-    if partitions < record.partitions:
-        raise InvalidPartitionCount(
-            f"topic {record.name!r} has {record.partitions} partitions; they only grow"
-        )
-    return msgspec.structs.replace(record, partitions=partitions)

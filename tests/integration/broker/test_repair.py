@@ -3,6 +3,8 @@
 import pytest
 
 from broker import repair
+from broker.broker import Broker
+from broker.settings import BrokerSettings
 from manifest.invariants import InvalidTransition
 from record_format.errors import ConfigurationError
 from tests.integration.broker.test_verify import cut, entries, filled, flip, path_of
@@ -140,9 +142,10 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
         filled.broker.repair("t", apply=True)
 
 
-def test_without_a_bucket_there_is_nothing_to_repair(house):
-    house.broker.create_topic("t")
-    house.broker.bucket, bucket = None, house.broker.bucket
+def test_without_a_bucket_there_is_nothing_to_repair(tmp_path):
+    settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=None)
+    broker.create_topic("t")
     with pytest.raises(ConfigurationError):
-        house.broker.repair("t")
-    house.broker.bucket = bucket
+        broker.repair("t")
+    broker.close()

@@ -1,0 +1,45 @@
+"""The three checkpoints of a data folder, written out of what the logs say now.
+
+* A damaged partition's rows are written on as they were read: with a recovery point of 0 the next
+  start would cut what this one refused.
+* Log starts are made durable before anything below them is deleted; whoever deletes asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from broker.damaged import Damaged, with_log_starts, with_recovery_points
+from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder
+from broker.partition import Partition
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        folder: DataFolder,
+        partitions: Callable[[], Iterable[Partition]],
+        damaged: Callable[[], Iterable[Damaged]],
+    ) -> None:
+        self._folder, self._partitions, self._damaged = folder, partitions, damaged
+
+    def save(self) -> None:
+        """Recovery points and high watermarks: what a crash need not check again."""
+        partitions = list(self._partitions())
+        points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
+        self._folder.write_checkpoint(
+            RECOVERY_POINTS, with_recovery_points(points, self._damaged())
+        )
+        self._folder.write_checkpoint(
+            HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
+        )
+        self.save_log_starts()
+
+    def save_log_starts(self) -> None:
+        """Kafka's rule: only starts that the first local segment does not say by itself."""
+        starts = {
+            (p.topic, p.number): p.log.log_start_offset
+            for p in self._partitions()
+            if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
+        }
+        self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))

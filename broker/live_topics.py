@@ -1,0 +1,194 @@
+"""The topics of a broker: made, altered, deleted, and found by their names.
+
+* A topic exists once the registry says so, durably, and is gone once it says `deleted`: files and
+  objects follow in the background, and a crash half way is finished later.
+* One lock for whatever changes what there is, and for whatever takes folders away: nothing is made
+  under a name whose old folder is just going. Looking takes no lock.
+* What else has to hear of a change (checkpoints, groups, the copier) the broker tells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from broker.damaged import Damaged
+from broker.log_opener import LogOpener
+from broker.partition import Partition
+from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
+from hot_tier.log_config import ConfigValue, LogConfig
+from record_format.errors import (
+    FieldProblem,
+    InvalidPartitionCount,
+    InvalidRequest,
+    ShuttingDown,
+    TopicExists,
+    UnknownTopic,
+)
+
+MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
+
+
+class LiveTopics:
+    """Thread-safe. Empty until `open_all`."""
+
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        opener: LogOpener,
+        *,
+        new_id: Callable[[], str],
+        clock: Callable[[], int],
+    ) -> None:
+        self._registry, self._opener, self._new_id, self._clock = registry, opener, new_id, clock
+        self._topics: dict[str, Topic] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def open_all(self) -> None:
+        """At the start: adopt what Kafka left, clear away what was deleted, open all the rest."""
+        self._opener.adopt_found_folders(self._registry)
+        for record in self._registry.deleted():
+            self._opener.set_aside(record)
+        live = self._registry.live()
+        wanted = [(record, number) for record in live for number in record.partition_numbers()]
+        opened = iter(self._opener.open_partitions(wanted, at_start=True))
+        for record in live:
+            mine = {number: next(opened) for number in record.partition_numbers()}
+            self._topics[record.name] = Topic(record, mine)
+        self._opener.forget_checkpoints()
+
+    def close(self) -> bool:
+        """Refuse changes from now on; whether nobody did so before."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+            return was_open
+
+    # --- finding ----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Topic]:
+        """All of them, as they are now."""
+        return iter(list(self._topics.values()))
+
+    def find(self, name: str) -> Topic:
+        found = self._topics.get(name)
+        if found is None:
+            raise UnknownTopic(name)
+        return found
+
+    def summaries(self, *, prefix: str, internal: bool) -> list[TopicSummary]:
+        return sorted(
+            topic.summary()
+            for topic in self
+            if topic.record.name.startswith(prefix) and (internal or not topic.record.internal)
+        )
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def create(
+        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+    ) -> TopicDescription:
+        check_topic_name(name)
+        parsed = LogConfig.parse(config)
+        _check_partition_count(partitions)
+        with self._lock:
+            self._check_open()
+            if name in self._topics:
+                raise TopicExists(f"topic {name!r} exists")
+            record = TopicRecord(
+                name=name,
+                topic_id=self._new_id(),
+                partitions=partitions,
+                config=dict(parsed.overrides),
+                created_ms=self._clock(),
+            )
+            self._registry.put(record)
+            topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
+            self._topics[name] = topic
+        return topic.describe()
+
+    def alter(
+        self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
+    ) -> TopicDescription:
+        with self._lock:
+            self._check_open()
+            topic = self.find(name)
+            changed = topic.config.altered(config)
+            _check_alteration(topic, changed)
+            record = msgspec.structs.replace(
+                topic.record, config=dict(changed.overrides), dirty=True
+            )
+            if partitions is not None:
+                record = _grown(record, partitions)
+            self._registry.put(record)
+            known = topic.numbers
+            new = [number for number in record.partition_numbers() if number not in known]
+            topic.add(self._open_partitions(record, new))
+            topic.record, topic.config = record, changed
+            for partition in topic.partitions.values():
+                partition.log.update_config(changed)
+        return topic.describe()
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._check_open()
+            topic = self.find(name)
+            self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
+            del self._topics[name]
+            for partition in topic.partitions.values():
+                partition.retire()
+                partition.log.close()
+            self._opener.set_aside(topic.record)
+
+    def finish_deletions(
+        self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
+    ) -> None:
+        """Files, then objects, then the debt itself: each step may be done again."""
+        with self._lock:  # a deletion under way closes its logs before their folders go
+            deleted = self._registry.deleted()
+        for record in deleted:
+            if is_busy(record.topic_id):
+                continue  # its last object would stay behind
+            with self._lock:  # a new topic of the name may be half made
+                aside = self._opener.set_aside(record)
+            self._opener.remove(aside)
+            delete_objects(record)
+            self._registry.forget(record.topic_id)
+
+    def _open_partitions(
+        self, record: TopicRecord, numbers: Iterable[int]
+    ) -> dict[int, Partition | Damaged]:
+        wanted = list(numbers)
+        opened = self._opener.open_partitions((record, number) for number in wanted)
+        return dict(zip(wanted, opened, strict=True))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("the broker is shutting down")
+
+
+def _check_alteration(topic: Topic, changed: LogConfig) -> None:
+    for partition in topic.partitions.values():
+        if partition.cold is not None:
+            partition.cold.check_config(
+                changed, local_log_start_offset=partition.log.local_log_start_offset
+            )
+
+
+def _check_partition_count(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        detail = f"partitions must be 1 to {MAX_PARTITIONS}, not {partitions}"
+        raise InvalidRequest(detail, problems=(FieldProblem("partitions", detail),))
+
+
+def _grown(record: TopicRecord, partitions: int) -> TopicRecord:
+    _check_partition_count(partitions)
+    if partitions < record.partitions:
+        raise InvalidPartitionCount(
+            f"topic {record.name!r} has {record.partitions} partitions; they only grow"
+        )
+    return msgspec.structs.replace(record, partitions=partitions)

@@ -1,0 +1,116 @@
+"""What an operator asks for: verify a topic, repair it, collect its garbage.
+
+* One verification at a time: it may read every byte of both tiers.
+* Repair and collection write to the bucket, so that each partition is claimed first. A log that
+  could not be opened is mended on disk alone, and then served without a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from broker.bucket import Bucket
+from broker.copier import Copier
+from broker.damaged import Damaged
+from broker.data_folder import DataFolder
+from broker.local_repair import LocalRepair
+from broker.log_opener import LogOpener
+from broker.repair import Repair, RepairStep
+from broker.topic_registry import TopicRegistry
+from broker.topics import Topic
+from broker.verify import verify_topic
+from manifest.garbage import GarbagePlan, GarbagePolicy
+from record_format.errors import ConfigurationError, Throttled
+from record_format.findings import VerifyReport
+
+
+class Upkeep:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        registry: TopicRegistry,
+        bucket: Bucket | None,
+        *,
+        opener: LogOpener,
+        copier: Copier,
+        policy: GarbagePolicy,
+        clock: Callable[[], int],
+    ) -> None:
+        self._folder, self._registry, self._bucket = folder, registry, bucket
+        self._opener, self._copier = opener, copier
+        self._policy, self._clock = policy, clock
+        self._verifying = threading.Lock()
+
+    def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
+        if not self._verifying.acquire(blocking=False):
+            raise Throttled("a verification is under way; there is one at a time")
+        try:
+            store = self._bucket.checked_store() if self._bucket is not None else None
+            record = self._registry.by_name(topic.record.name)
+            settled = record is not None and not record.dirty
+            return verify_topic(topic, store, settled=settled, deep=deep, clock=self._clock)
+        finally:
+            self._verifying.release()
+
+    def repair(
+        self, topic: Topic, *, apply: bool, deep: bool, accept_loss: bool
+    ) -> list[RepairStep]:
+        steps = [
+            self._mend_log(topic, damaged, apply=apply, accept_loss=accept_loss)
+            for _, damaged in sorted(topic.damaged.items())
+        ]
+        if steps and self._bucket is None:
+            return steps
+        for repair in self._repairs(topic):
+            planned = repair.plan(deep=deep)
+            steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
+        return steps
+
+    def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
+        plans: dict[int, GarbagePlan] = {}
+        for number, partition in sorted(topic.partitions.items()):
+            if partition.cold is None:
+                continue
+            self._copier.claim(partition)
+            plans[number] = partition.cold.collection_plan(self._policy)
+            if apply:
+                partition.cold.collect(self._policy)
+        return plans
+
+    def _mend_log(
+        self, topic: Topic, damaged: Damaged, *, apply: bool, accept_loss: bool
+    ) -> RepairStep:
+        cold_end = self._cold_end(topic, damaged)
+        mending = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
+        if not apply or not mending.may_be_done(accept_loss=accept_loss):
+            return mending.step
+        opened = self._opener.reopen(topic.record, damaged, end_offset=mending.prepare())
+        topic.add({damaged.number: opened})
+        done = not isinstance(opened, Damaged)
+        return msgspec.structs.replace(mending.step, done=done)
+
+    def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
+        if self._bucket is None or not topic.config.remote_storage_enable:
+            return 0
+        return self._bucket.cold_log(topic.record, damaged.number).end_offset
+
+    def _repairs(self, topic: Topic) -> Iterator[Repair]:
+        if self._bucket is None:
+            raise ConfigurationError("this broker has no object store: there is nothing to repair")
+        store = self._bucket.checked_store()
+        for _, partition in sorted(topic.partitions.items()):
+            if partition.cold is not None:
+                self._copier.claim(partition)
+                yield Repair(
+                    partition, store, scratch=self._scratch, policy=self._policy, clock=self._clock
+                )
+
+    @property
+    def _scratch(self) -> Path:
+        return self._folder.path / "tierlog" / "repair"
