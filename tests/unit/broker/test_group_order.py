@@ -49,7 +49,10 @@ class Shelf:
     def make(self, name, _config):
         record = SimpleNamespace(topic_id="vXjwGcGzSnOCS3EL5WHZPQ", partitions=1)
         topic = SimpleNamespace(
-            record=record, partitions={0: self.log}, partition=lambda number: self.log
+            record=record,
+            numbers=[0],
+            partition=lambda number: self.log,
+            all_partitions=lambda: [self.log],
         )
         self.topics[name] = topic
         return topic
