@@ -1,0 +1,82 @@
+"""A real Kafka as a peer: one broker on loopback, with the JVM's defaults and 1 GiB of heap.
+
+* Its jars are those that the tests judge our files with (`make test` fetches them, with Maven).
+* Load comes from Kafka's own tools, in a JVM of their own: only the broker's CPU is counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.children import ROOT, MissingPeer, free_port, program, running
+
+VERSION: Final = "4.3.1"
+CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qg"
+START_TIMEOUT_S: Final = 60
+_HOME: Final = ROOT / ".cache" / f"kafka-{VERSION}"
+_LOGGING: Final = ROOT / "tests" / "integration" / "kafka" / "log4j2.yaml"
+
+
+class Kafka(NamedTuple):
+    pid: int
+    server: str
+
+    def tool(self, name: str, *arguments: str) -> None:
+        """Run one of Kafka's tools to its end. Raises RuntimeError with what it said."""
+        command = [*_java("WARN"), f"org.apache.kafka.tools.{name}"]
+        command += ["--bootstrap-server", self.server, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{name} failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+
+
+@contextmanager
+def kafka(folder: Path) -> Iterator[Kafka]:
+    """A broker on an empty folder, which makes a topic of one partition when it is first named."""
+    if not (_HOME / "ready").exists():
+        raise MissingPeer(
+            f"Kafka {VERSION} is not in .cache: `make test` fetches it, with Maven and a JDK"
+        )
+    program("java")
+    port, controller = free_port(), free_port()
+    settings, log = folder / "kafka.properties", folder / "kafka.log"
+    settings.write_text(_settings(folder / "kafka", port=port, controller=controller))
+    storage = [*_java("WARN"), "kafka.tools.StorageTool"]
+    subprocess.run(
+        [*storage, "format", "-t", CLUSTER_ID, "-c", str(settings)], check=True, capture_output=True
+    )
+    with running([*_java("INFO"), "kafka.Kafka", str(settings)], log=log) as child:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while b"Kafka Server started" not in log.read_bytes():
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Kafka did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield Kafka(child.pid, f"127.0.0.1:{port}")
+
+
+def _java(level: str) -> list[str]:
+    options = ["-Xmx1g", f"-Dlog4j2.configurationFile={_LOGGING}", f"-Djudge.level={level}"]
+    return ["java", *options, "-cp", f"{_HOME}/libs/*"]
+
+
+def _settings(data: Path, *, port: int, controller: int) -> str:
+    named = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "message.max.bytes": 8 << 20,
+        "log.dirs": data,
+    }
+    return "".join(f"{name}={value}\n" for name, value in named.items())
