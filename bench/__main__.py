@@ -34,6 +34,7 @@ CLAIMS: Final = (
     "hot_recovery",
     "hot_lookup",
     "broker_start",
+    "compaction",
     "kafka_cpu",
 )
 WIDTH_WITHOUT_TERMINAL: Final = 120
