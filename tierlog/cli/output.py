@@ -101,6 +101,17 @@ def moment(timestamp_ms: int | None) -> str:
     return when.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def shown(name: str, value: Any) -> str:
+    """A member for people: sizes and times by what its name says they are."""
+    if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name:
+        return size(value)
+    if isinstance(value, int) and name.endswith("_ms") and value > 10**12:
+        return moment(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return cell(value)
+
+
 def note(text: str) -> None:
     """To whoever watches, not into what is piped."""
     sys.stderr.write(text + "\n")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierlog.cli import storage_check, storage_pins, storage_repair
+from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.offline import EndpointOption, opened_store
-from tierlog.cli.output import Output, cell, moment, note, print_json, print_table, size
+from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What is hot, what is cold, and the manifest.", no_args_is_help=True, add_completion=False
 )
-for part in (storage_check, storage_repair, storage_pins):
+for part in (storage_manifest, storage_check, storage_repair, storage_pins):
     app.add_typer(part.app)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
@@ -52,10 +52,10 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
         print_json(document)
         return
     plain = {name: value for name, value in document.items() if not isinstance(value, (list, dict))}
-    print_table("", ("", ""), [(name, _shown(name, value)) for name, value in plain.items()])
+    print_table("", ("", ""), [(name, shown(name, value)) for name, value in plain.items()])
     for name, value in document.items():
         if isinstance(value, dict):
-            print_table(f"\n{name}", ("", ""), [(one, _shown(one, value[one])) for one in value])
+            print_table(f"\n{name}", ("", ""), [(one, shown(one, value[one])) for one in value])
         elif isinstance(value, list) and value:
             _print_rows(name, value)
 
@@ -126,59 +126,6 @@ def segments(
     print_table(topic, columns, rows)
 
 
-@app.command("manifest")
-@client_command
-def manifest(
-    client: Client,
-    topic: Topic,
-    *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0)] = 0,
-    version: Annotated[
-        int | None, typer.Option(min=0, help="An older version; the one in force by default.")
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="The versions that are still kept; with --store.")
-    ] = False,
-    store: Store = None,
-    s3_endpoint: EndpointOption = None,
-    output: OutputOption = Output.AUTO,
-) -> None:
-    """The manifest of a partition, or a version of it that is still kept."""
-    if history:
-        if store is None:
-            raise typer.BadParameter("--history reads the bucket: --store URL")
-        _print_history(topic, partition, store=store, endpoint=s3_endpoint, output=output)
-        return
-    if store is not None:
-        document = _offline_manifest(topic, partition, version, store=store, endpoint=s3_endpoint)
-    else:
-        document = _manifest(client, topic, partition, version)
-    if output.is_json:
-        print_json(document)
-        return
-    head = [
-        (name, _shown(name, value))
-        for name, value in document.items()
-        if not isinstance(value, (list, dict)) and name != "next_from_offset"
-    ]
-    print_table(f"{topic}-{partition}", ("", ""), head)
-    columns = ("base_offset", "last_offset", "records", "size_bytes", "object_key")
-    rows = [[_shown(name, entry.get(name)) for name in columns] for entry in document["segments"]]
-    print_table("", [name.replace("_", " ") for name in columns], rows)
-
-
-def _manifest(client: Client, topic: str, partition: int, version: int | None) -> dict[str, Any]:
-    page = client.manifest(topic, partition, version=version)
-    document = dict(page.document)
-    entries = list(page.segments)
-    while page.next_from_offset is not None:
-        page = client.manifest(
-            topic, partition, version=page.version, from_offset=page.next_from_offset
-        )
-        entries += page.segments
-    return document | {"segments": entries, "next_from_offset": None}
-
-
 def _cached(
     data_dir: Path | None, topic: str, partition: int, listed: Sequence[Segment]
 ) -> list[int | None]:
@@ -211,40 +158,6 @@ def _offline_segments(
         topic = bucket.topic(name)
         numbers = range(topic.partitions) if partition is None else [partition]
         return {one: bucket.segments(topic, one) for one in numbers}
-
-
-def _offline_manifest(
-    name: str, partition: int, version: int | None, *, store: str, endpoint: str | None
-) -> dict[str, Any]:
-    from msgspec import structs, to_builtins
-
-    from tierlog.cli.bucket_alone import Bucket
-
-    with opened_store(store, endpoint) as objects:
-        bucket = Bucket(objects)
-        topic = bucket.topic(name)
-        found = bucket.manifest(topic, partition, version=version)
-        members = structs.asdict(found) | {"end_offset": found.end_offset}
-        entries = [to_builtins(bucket.segment(one)) for one in bucket.entries(topic, found)]
-        return members | {"segments": entries}
-
-
-def _print_history(
-    name: str, partition: int, *, store: str, endpoint: str | None, output: Output
-) -> None:
-    from tierlog.cli.bucket_alone import Bucket
-
-    with opened_store(store, endpoint) as objects:
-        bucket = Bucket(objects)
-        versions = bucket.history(bucket.topic(name), partition)
-    if output.is_json:
-        print_json({"versions": [one._asdict() for one in versions]})
-    else:
-        rows = [
-            [_shown(member, one._asdict()[member]) for member in one._fields] for one in versions
-        ]
-        columns = [member.replace("_", " ") for member in versions[0]._fields] if versions else []
-        print_table(f"{name}-{partition}", columns, rows)
 
 
 @app.command("offload")
@@ -293,15 +206,5 @@ def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:
 
 def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:
     columns = list(rows[0])
-    cells = [[_shown(column, row.get(column)) for column in columns] for row in rows]
+    cells = [[shown(column, row.get(column)) for column in columns] for row in rows]
     print_table(f"\n{name}", [column.replace("_", " ") for column in columns], cells)
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name:
-        return size(value)
-    if isinstance(value, int) and name.endswith("_ms") and value > 10**12:
-        return moment(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return cell(value)

@@ -157,6 +157,19 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
     assert len(alone["segments"]) == len(manifest["segments"])
     kept = json.loads(tierlog.ok("storage", "manifest", "tiers", "--history", *store))["versions"]
     assert kept[-1]["version"] == alone["version"]
+    versions = [str(kept[0]["version"]), str(kept[-1]["version"])]
+    for where in ((), store):
+        found = tierlog.ok("storage", "manifest", "tiers", "--diff", *versions, *where)
+        diff = json.loads(found)
+        assert diff["changed"]["version"] == [int(one) for one in versions]
+        assert diff["added"] == alone["segments"] if where else manifest["segments"]
+        assert diff["removed"] == []
+    text = tierlog.ok("storage", "manifest", "tiers", "--diff", *versions, "--output", "text")
+    assert b"added" in text
+    assert b"removed" not in text
+    assert "no manifest version 99" in tierlog.fails(
+        1, "storage", "manifest", "tiers", "--diff", "1", "99"
+    )
     assert "no topic" in tierlog.fails(1, "storage", "segments", "missing", *store)
     assert "--store" in tierlog.fails(2, "storage", "manifest", "tiers", "--history")
     assert b"object key" in tierlog.ok("storage", "manifest", "tiers", *store, "--output", "text")

@@ -1,0 +1,159 @@
+"""`tierlog storage manifest`: a version, the versions that are kept, what changed between two.
+
+Through the broker, or out of the bucket alone: both give one document, which is what is compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.offline import EndpointOption, opened_store
+from tierlog.cli.output import Output, note, print_json, print_table, shown
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
+
+app = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
+]
+
+SEGMENT_COLUMNS: Final = ("base_offset", "last_offset", "records", "size_bytes", "object_key")
+
+
+@app.command("manifest")
+@client_command
+def manifest(
+    client: Client,
+    topic: Topic,
+    *,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0)] = 0,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="An older version; the one in force by default.")
+    ] = None,
+    diff: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--diff", metavar="A B", help="What changed from version A to version B."),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="The versions that are still kept; with --store.")
+    ] = False,
+    store: Store = None,
+    s3_endpoint: EndpointOption = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """The manifest of a partition, or a version of it that is still kept."""
+
+    def load(number: int | None) -> dict[str, Any]:
+        if store is not None:
+            return _offline_manifest(topic, partition, number, store=store, endpoint=s3_endpoint)
+        return _manifest(client, topic, partition, number)
+
+    if history:
+        if store is None:
+            raise typer.BadParameter("--history reads the bucket: --store URL")
+        _print_history(topic, partition, store=store, endpoint=s3_endpoint, output=output)
+        return
+    if diff is not None:
+        _print_diff(difference(load(diff[0]), load(diff[1])), output)
+        return
+    document = load(version)
+    if output.is_json:
+        print_json(document)
+        return
+    head = [
+        (name, shown(name, value))
+        for name, value in document.items()
+        if not isinstance(value, (list, dict)) and name != "next_from_offset"
+    ]
+    print_table(f"{topic}-{partition}", ("", ""), head)
+    _print_segments("", document["segments"])
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What changed from one manifest document to another: members that differ, as [before, after],
+    and segments by the object that they name.
+    """
+    members = sorted((before.keys() | after.keys()) - {"segments", "next_from_offset"})
+    was, now = ({one["object_key"]: one for one in side["segments"]} for side in (before, after))
+    return {
+        "changed": {
+            name: [before.get(name), after.get(name)]
+            for name in members
+            if before.get(name) != after.get(name)
+        },
+        "added": [one for key, one in now.items() if key not in was],
+        "removed": [one for key, one in was.items() if key not in now],
+    }
+
+
+def _print_diff(found: dict[str, Any], output: Output) -> None:
+    if output.is_json:
+        print_json(found)
+        return
+    rows = [
+        (name, shown(name, was), shown(name, now)) for name, (was, now) in found["changed"].items()
+    ]
+    print_table("", ("", "before", "after"), rows)
+    for what in ("added", "removed"):
+        if found[what]:
+            _print_segments(f"\n{what}", found[what])
+    if not found["added"] and not found["removed"]:
+        note("the same segments")
+
+
+def _print_segments(title: str, segments: list[dict[str, Any]]) -> None:
+    rows = [[shown(name, entry.get(name)) for name in SEGMENT_COLUMNS] for entry in segments]
+    print_table(title, [name.replace("_", " ") for name in SEGMENT_COLUMNS], rows)
+
+
+def _manifest(client: Client, topic: str, partition: int, version: int | None) -> dict[str, Any]:
+    page = client.manifest(topic, partition, version=version)
+    document = dict(page.document)
+    entries = list(page.segments)
+    while page.next_from_offset is not None:
+        page = client.manifest(
+            topic, partition, version=page.version, from_offset=page.next_from_offset
+        )
+        entries += page.segments
+    return document | {"segments": entries, "next_from_offset": None}
+
+
+def _offline_manifest(
+    name: str, partition: int, version: int | None, *, store: str, endpoint: str | None
+) -> dict[str, Any]:
+    from msgspec import structs, to_builtins
+
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(store, endpoint) as objects:
+        bucket = Bucket(objects)
+        topic = bucket.topic(name)
+        found = bucket.manifest(topic, partition, version=version)
+        members = structs.asdict(found) | {"end_offset": found.end_offset}
+        entries = [to_builtins(bucket.segment(one)) for one in bucket.entries(topic, found)]
+        return members | {"segments": entries}
+
+
+def _print_history(
+    name: str, partition: int, *, store: str, endpoint: str | None, output: Output
+) -> None:
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(store, endpoint) as objects:
+        bucket = Bucket(objects)
+        versions = bucket.history(bucket.topic(name), partition)
+    if output.is_json:
+        print_json({"versions": [one._asdict() for one in versions]})
+    else:
+        rows = [
+            [shown(member, one._asdict()[member]) for member in one._fields] for one in versions
+        ]
+        columns = [member.replace("_", " ") for member in versions[0]._fields] if versions else []
+        print_table(f"{name}-{partition}", columns, rows)
