@@ -35,6 +35,7 @@ CLAIMS: Final = (
     "hot_lookup",
     "broker_start",
     "compaction",
+    "slow_disk",
     "kafka_cpu",
 )
 WIDTH_WITHOUT_TERMINAL: Final = 120

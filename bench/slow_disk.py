@@ -1,0 +1,137 @@
+"""Claim: who reads the tail does not wait for who reads old data from a slow disk.
+
+* Measured: a fetch of the one record at the end of a topic, while 8 connections read 512 MiB of
+  another topic, dropped from the page cache, in raw batches of 1 MiB, from a disk that gives the
+  broker 50 MB/s; its peer is the same fetch with nobody else there.
+* The disk is throttled by the kernel (cgroup v1, `blkio.throttle.read_bps_device`), for the
+  broker's process alone. That needs root and such a controller; without them the claim is skipped.
+
+`python -m bench slow_disk`; takes about a minute, and wrk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench import children, load
+from bench.children import MissingPeer, Server
+from bench.load import Load, Requests
+from bench.records import batch_of_size
+from bench.report import Report, Target
+from bench.rounds import interleave
+from bench.wire import Wire, percentile
+from record_format.batch import parse_header
+from tierlog.client import Client
+
+ROUNDS: Final = 3
+MIB: Final = 1 << 20
+OLD_BYTES: Final = 512 * MIB
+DISK_BYTES_PER_S: Final = 50_000_000
+SCAN_S: Final = 6
+RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
+OCTETS: Final = "application/octet-stream"
+_RECORDS: Final = "/v1/topics/{}/partitions/0/records"
+_BLKIO: Final = Path("/sys/fs/cgroup/blkio")
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    children.program("wrk")
+    report = Report(
+        name="slow_disk", title="Tail fetch beside 8 readers of old data at 50 MB/s", peer="alone"
+    )
+    with children.broker(folder) as broker:
+        lines = _fill(broker)
+        log = folder / "data" / "old-0" / f"{0:020d}.log"
+        with _throttled(broker, log):
+            scans: list[Load] = []
+
+            def beside() -> list[float]:
+                _drop(log)
+                scan = threading.Thread(target=lambda: scans.append(_scan(broker, lines, folder)))
+                scan.start()
+                time.sleep(1)
+                seen = _fetches(broker, until=time.monotonic() + SCAN_S - 2)
+                scan.join()
+                return seen
+
+            def alone() -> list[float]:
+                return _fetches(broker, until=time.monotonic() + 1)
+
+            seen = interleave({"beside": beside, "alone": alone}, rounds=rounds)
+    for share, most in ((0.5, None), (0.99, 25.0)):
+        report.add(
+            f"tail fetch, p{share * 100:.0f}",
+            "ms",
+            [percentile(one, share) for one in seen["beside"]],
+            [percentile(one, share) for one in seen["alone"]],
+            target=Target(value=most, at_most=True, of_ratio=False) if most else None,
+        )
+    read = [scan.bytes_per_s / 1e6 for scan in scans[-rounds:]]
+    report.add("old data read meanwhile", "MB/s", read)
+    return report
+
+
+def _fill(broker: Server) -> list[str]:
+    """Old data in one log, and the tail of another; what the readers ask for, in order."""
+    batch = batch_of_size(MIB)
+    records = parse_header(batch).record_count
+    with Client(broker.url) as client:
+        config = {"retention.ms": -1, "max.message.bytes": 2 * MIB, "remote.storage.enable": False}
+        client.create_topic("old", config=config)
+        client.create_topic("tail")
+        for _ in range(OLD_BYTES // MIB):
+            client.produce_batches("old", batch, partition=0, acks="1")
+        client.produce_batches("old", batch, partition=0)
+        client.produce("tail", ["x" * 100])
+    path = _RECORDS.format("old")
+    offsets = range(0, OLD_BYTES // MIB * records, records)
+    return [f"GET {path}?offset={offset}&max_bytes={MIB} Accept={RAW}" for offset in offsets]
+
+
+@contextmanager
+def _throttled(broker: Server, log: Path) -> Iterator[None]:
+    """Let the broker read at most so much a second from the disk that holds `log`."""
+    group = _BLKIO / f"tierlog-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise MissingPeer(f"the disk cannot be throttled here: {error}") from error
+    try:
+        device = log.stat().st_dev
+        rule = f"{os.major(device)}:{os.minor(device)} {DISK_BYTES_PER_S}"
+        (group / "blkio.throttle.read_bps_device").write_text(rule)
+        (group / "cgroup.procs").write_text(str(broker.pid))
+        yield
+    finally:
+        (_BLKIO / "cgroup.procs").write_text(str(broker.pid))
+        group.rmdir()
+
+
+def _drop(log: Path) -> None:
+    """Out of the page cache. What is dirty stays, so it is written first."""
+    fd = os.open(log, os.O_RDWR)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _scan(broker: Server, lines: list[str], folder: Path) -> Load:
+    return load.run(broker, Requests(lines), folder=folder, duration_s=SCAN_S)
+
+
+def _fetches(broker: Server, *, until: float) -> list[float]:
+    seen: list[float] = []
+    with Wire(broker) as wire:
+        request = wire.request(f"GET {_RECORDS.format('tail')}?offset=0&max_records=1")
+        while time.monotonic() < until:
+            seen.append(wire.timed(request).seconds * 1000)
+            time.sleep(0.002)
+    return seen
