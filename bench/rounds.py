@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,3 +39,21 @@ def cpu_seconds_of(pid: int) -> float:
     with open(f"/proc/{pid}/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds_of_tree(pid: int) -> float:
+    """As `cpu_seconds_of`, of a process, of all that it started and lives, and of their dead."""
+    parents, spent = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile; whoever waited for it has its time
+            parents[int(folder.name)] = int(fields[1])
+            spent[int(folder.name)] = sum(map(int, fields[11:15]))
+    tree, found = {pid}, 0
+    while len(tree) > found:
+        found = len(tree)
+        tree |= {child for child, parent in parents.items() if parent in tree}
+    return sum(spent.get(one, 0) for one in tree) / os.sysconf("SC_CLK_TCK")
