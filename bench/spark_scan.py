@@ -64,7 +64,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
         name="spark_scan", title="Spark scan, 2 million records, cold", peer="Parquet zstd"
     )
     _fill(folder)
-    with _session(folder) as spark:
+    with session(folder) as spark:
         topic, parquet = _topic(spark, folder), folder / "rows.parquet"
         topic.write.option("compression", "zstd").parquet(str(parquet))
         runs = _runs(spark, folder, parquet)
@@ -136,7 +136,7 @@ _CITIES: Final = (b"Aarhus", b"Bergen", b"Coimbra", b"Dresden", b"Evora", b"Fuku
 
 
 @contextmanager
-def _session(folder: Path) -> Iterator[SparkSession]:
+def session(folder: Path, *, cores: int = 2) -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
@@ -146,7 +146,7 @@ def _session(folder: Path) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{cores}]")
         .appName("bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
