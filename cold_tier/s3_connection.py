@@ -43,9 +43,7 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """One connection to the store. Errors of the line are OSError."""
-
-    """`trust` makes what TLS needs."""
+    """One connection to the store; `trust` makes what TLS needs. Errors of the line are OSError."""
 
     def __init__(
         self,
