@@ -28,6 +28,7 @@ CLAIMS: Final = (
     "offload",
     "manifest",
     "spark_scan",
+    "spark_source",
     "spark_decode",
     "hot_append",
     "hot_durable",
@@ -37,6 +38,7 @@ CLAIMS: Final = (
     "compaction",
     "slow_disk",
     "kafka_cpu",
+    "log_peers",
 )
 WIDTH_WITHOUT_TERMINAL: Final = 120
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -44,6 +45,14 @@ def program(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise MissingPeer(f"{name} is not installed: {_PACKAGES.get(name, name)} has it")
+    return found
+
+
+def peer_program(name: str, variable: str, install: str) -> str:
+    """Path of a peer that no distribution packages, as `variable` names it or from PATH."""
+    found = shutil.which(os.environ.get(variable) or name)
+    if found is None:
+        raise MissingPeer(f"{name} is not installed: `{install}`, or name it in {variable}")
     return found
 
 
@@ -105,7 +114,7 @@ def nginx(folder: Path, *, root: Path) -> Iterator[Server]:
     config.write_text(_NGINX_CONFIG.format(folder=folder, root=root, port=port))
     command = [path, "-p", str(folder), "-e", str(folder / "nginx-error.log"), "-c", str(config)]
     with running(command, log=folder / "nginx.log") as child:
-        _await_port(child, port)
+        await_port(child, port)
         yield Server(child.pid, "127.0.0.1", port)
 
 
@@ -116,7 +125,7 @@ def free_port() -> int:
         return port
 
 
-def _await_port(child: subprocess.Popen[bytes], port: int) -> None:
+def await_port(child: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and child.poll() is None:
         try:
