@@ -15,6 +15,7 @@ from typing import Final
 
 from rich.console import Console
 
+from bench import page
 from bench.children import MissingPeer
 from bench.report import Report, save, show
 
@@ -47,10 +48,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     arguments.add_argument("claims", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}")
     arguments.add_argument("--rounds", type=int, default=0, help="more rounds, less noise")
+    arguments.add_argument(
+        "--page", action="store_true", help="write docs/figures.md out of the last results"
+    )
     asked = arguments.parse_args()
     unknown = sorted(set(asked.claims) - set(CLAIMS))
     if unknown:
         arguments.error(f"no such claim: {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
+    if asked.page:
+        print(page.write(CLAIMS))
+        return
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
     for name in asked.claims or CLAIMS:
         _measure(name, console, rounds=asked.rounds)

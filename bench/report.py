@@ -34,7 +34,7 @@ class Target:
     of_ratio: bool = True
 
     def __str__(self) -> str:
-        return f"{'≤' if self.at_most else '≥'} {_number(self.value)}{'x' if self.of_ratio else ''}"
+        return f"{'≤' if self.at_most else '≥'} {number(self.value)}{'x' if self.of_ratio else ''}"
 
     def is_met(self, figure: float) -> bool:
         return figure <= self.value if self.at_most else figure >= self.value
@@ -134,15 +134,15 @@ def _cells(row: Row) -> list[str]:
     return [
         row.what,
         row.unit,
-        _number(median(row.ours)),
-        f"{_number(min(row.ours))} to {_number(max(row.ours))}",
-        _number(median(row.peer)) if row.peer else "",
+        number(median(row.ours)),
+        f"{number(min(row.ours))} to {number(max(row.ours))}",
+        number(median(row.peer)) if row.peer else "",
         ratio,
         target,
     ]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"

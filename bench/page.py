@@ -1,0 +1,60 @@
+"""`docs/figures.md` out of what was measured last: every row of every claim, missed and met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from bench.report import RESULTS, number
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "figures.md"
+_HEAD: Final = """# Figures
+
+Written by `python -m bench --page` out of the last run of each claim; do not edit. What is
+measured, against what and how to read it: [bench](../bench/README.md). Ours and the peer's were
+taken in turn in one run; figures are medians, ratios the medians of each round's ratio. Machines
+are noisy: read ratios, and repeat a run before quoting it.
+"""
+
+
+def write(claims: Sequence[str]) -> Path:
+    """Write the page. A claim that was never measured here is named as such."""
+    PAGE.write_text("".join([_HEAD, *(_section(name) for name in claims)]))
+    return PAGE
+
+
+def _section(name: str) -> str:
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return f"\n## {name}\nNot measured.\n"
+    found = msgspec.json.decode(path.read_bytes())
+    machine = found["machine"]
+    when = f"{found['measured_at'][:16].replace('T', ' ')} UTC"
+    where = f"{machine['cpus']} cores, load {machine['load'][0]:.1f}"
+    peer = found["peer"] or "peer"
+    lines = [
+        f"\n## {found['title']}\n`python -m bench {name}`; {when}, {where}.\n",
+        f"| | unit | tierlog | {peer} | ratio | target | |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(row) for row in found["rows"]),
+        *(f"\n{note}" for note in found["notes"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    return "| " + " | ".join(_cells(row)) + " |"
+
+
+def _cells(row: dict[str, Any]) -> Iterator[str]:
+    yield row["what"]
+    yield row["unit"]
+    yield number(median(row["ours"]))
+    yield number(median(row["peer"])) if row["peer"] else ""
+    yield f"{median(row['ratios']):.2f}x" if row["ratios"] else ""
+    yield row["target"] or ""
+    yield {True: "met", False: "**missed**", None: ""}[row["met"]]
