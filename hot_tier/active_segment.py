@@ -12,153 +12,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hot_tier.disk import Buffer, Disk, is_refusal, write_all
+from hot_tier.disk import Disk, is_refusal, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
 from hot_tier.index_file import IndexImage
+from hot_tier.index_plan import IndexPlan
 from hot_tier.log_config import LogConfig
-from hot_tier.segment import (
-    MAX_RELATIVE_OFFSET,
-    MAX_SEGMENT_BYTES,
-    OFFSET_ENTRY,
-    TIME_ENTRY,
-    LargestTimestamp,
-    Segment,
-    SegmentEnd,
-)
-from record_format.batch import NO_TIMESTAMP, BatchHeader
-from record_format.header_run import HeaderRun
-
-
-class IndexPlan:
-    """Which batches of a segment get index entries, batch by batch: Kafka's rule, in one place.
-
-    Appending and rebuilding both go through here, so a rebuilt index is the one that was written.
-    """
-
-    __slots__ = (
-        "base_offset",
-        "bytes_since_entry",
-        "interval_bytes",
-        "largest",
-        "last_indexed_timestamp",
-        "offset_entries",
-        "time_entries",
-    )
-
-    def __init__(
-        self,
-        base_offset: int,
-        *,
-        interval_bytes: int,
-        bytes_since_entry: int = 0,
-        largest: LargestTimestamp | None = None,
-        last_indexed_timestamp: int = NO_TIMESTAMP,
-    ) -> None:
-        self.base_offset, self.interval_bytes = base_offset, interval_bytes
-        self.bytes_since_entry = bytes_since_entry
-        self.largest = largest or LargestTimestamp(NO_TIMESTAMP, base_offset)
-        self.last_indexed_timestamp = last_indexed_timestamp
-        self.offset_entries: list[tuple[int, int]] = []
-        self.time_entries: list[tuple[int, int]] = []
-
-    def take(self, *, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
-        if max_timestamp > self.largest.timestamp:
-            self.largest = LargestTimestamp(max_timestamp, last_offset)
-        if self.bytes_since_entry > self.interval_bytes:
-            self.offset_entries.append((last_offset - self.base_offset, position))
-            self.add_time_entry()
-            self.bytes_since_entry = 0
-        self.bytes_since_entry += size_bytes
-
-    def take_run(self, run: HeaderRun, *, position: int) -> None:
-        """As `take` for each batch of a run whose buffer begins at `position` of the file."""
-        largest, at = self.largest
-        since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
-        for start, end, last_offset, max_timestamp in zip(*run[2:], strict=True):
-            if max_timestamp > largest:
-                largest, at = max_timestamp, last_offset
-            if since > interval:
-                self.offset_entries.append((last_offset - base_offset, position + start))
-                if largest > self.last_indexed_timestamp:
-                    self.time_entries.append((largest, at - base_offset))
-                    self.last_indexed_timestamp = largest
-                since = 0
-            since += end - start
-        self.largest, self.bytes_since_entry = LargestTimestamp(largest, at), since
-
-    def add_time_entry(self) -> None:
-        """Index the largest timestamp so far, where it grew since the last entry."""
-        timestamp, offset = self.largest
-        if timestamp > self.last_indexed_timestamp:
-            self.time_entries.append((timestamp, offset - self.base_offset))
-            self.last_indexed_timestamp = timestamp
-
-
-class PendingWrite:
-    """What one call will add to the segment."""
-
-    __slots__ = (
-        "buffers",
-        "end",
-        "first_timestamp",
-        "min_timestamp",
-        "plan",
-        "record_count",
-        "start",
-    )
-
-    def __init__(self, active: ActiveSegment) -> None:
-        self.start = self.end = active.segment.end
-        self.buffers: list[Buffer] = []
-        self.plan = active.plan_from_here()
-        self.first_timestamp = active.first_timestamp
-        self.min_timestamp = active.segment.min_timestamp
-        self.record_count = active.segment.record_count
-
-    @property
-    def size_bytes(self) -> int:
-        return self.end.size_bytes - self.start.size_bytes
-
-    def add(
-        self,
-        body: Buffer,
-        headers: Sequence[BatchHeader],
-        *,
-        min_timestamps: Sequence[int | None],
-    ) -> None:
-        """Plan the batches of `body`, whose headers hold their positions in it and final
-        offsets.
-        """
-        start = self.end.size_bytes
-        if start == 0:
-            self.first_timestamp = headers[0].max_timestamp
-        for header, min_timestamp in zip(headers, min_timestamps, strict=True):
-            last_offset = header.last_offset
-            self.plan.take(
-                position=start + header.position,
-                size_bytes=header.size_bytes,
-                last_offset=last_offset,
-                max_timestamp=header.max_timestamp,
-            )
-            self._count(header.record_count, min_timestamp, first=start + header.position == 0)
-        self.buffers.append(body)
-        self.end = SegmentEnd(start + len(body), headers[-1].next_offset)
-
-    def _count(self, records: int, min_timestamp: int | None, *, first: bool) -> None:
-        """Add up facts; one that is not known of a part is not known of the whole."""
-        if first:
-            self.record_count, self.min_timestamp = records, min_timestamp
-            return
-        if self.record_count is not None:
-            self.record_count += records
-        if min_timestamp is None or self.min_timestamp is None:
-            self.min_timestamp = None
-        elif min_timestamp < self.min_timestamp:
-            self.min_timestamp = min_timestamp
+from hot_tier.pending_write import Facts, PendingWrite, Room
+from hot_tier.segment import MAX_SEGMENT_BYTES, OFFSET_ENTRY, TIME_ENTRY, Segment
+from record_format.batch import NO_TIMESTAMP
 
 
 class ActiveSegment:
@@ -204,7 +68,17 @@ class ActiveSegment:
 
     # --- planning ---------------------------------------------------------------------------------
 
-    def plan_from_here(self) -> IndexPlan:
+    def begin_write(self) -> PendingWrite:
+        """An empty plan for the next write, from the segment as it is now."""
+        segment = self.segment
+        return PendingWrite(
+            segment.end,
+            plan=self._plan_from_here(),
+            facts=Facts(self.first_timestamp, segment.min_timestamp, segment.record_count),
+            room=self._room(),
+        )
+
+    def _plan_from_here(self) -> IndexPlan:
         return IndexPlan(
             self.segment.base_offset,
             interval_bytes=self.config.index_interval_bytes,
@@ -216,47 +90,17 @@ class ActiveSegment:
     def _last_indexed_timestamp(self) -> int:
         return self.times.entry(-1)[0] if len(self.times) else NO_TIMESTAMP
 
-    def reason_to_roll(
-        self,
-        pending: PendingWrite,
-        *,
-        size_bytes: int,
-        max_timestamp: int,
-        last_offset: int,
-        now_ms: int,
-    ) -> str | None:
-        """Why these bytes belong into another segment (Kafka's LogSegment.shouldRoll), or None.
-
-        An empty segment takes whatever comes.
-        """
-        end = pending.end
-        if end.size_bytes == 0:
-            return None
-        config = self.config
-        limit = min(config.segment_bytes, MAX_SEGMENT_BYTES)
-        if end.size_bytes > limit - size_bytes:
-            return "segment.bytes"
-        waited_ms = self._waited_ms(pending, max_timestamp, now_ms)
-        if waited_ms > config.effective_segment_ms - self.jitter_ms:
-            return "segment.ms"
-        if self.index_is_full(pending):
-            return "segment.index.bytes"
-        if last_offset - self.segment.base_offset > MAX_RELATIVE_OFFSET:
-            return "relative offset overflow"
-        return None
-
-    def _waited_ms(self, pending: PendingWrite, max_timestamp: int, now_ms: int) -> int:
-        first = pending.first_timestamp
-        if first is not None and first >= 0:
-            return max_timestamp - first
-        return now_ms - self.created_ms
-
-    def index_is_full(self, pending: PendingWrite) -> bool:
-        room = self.config.segment_index_bytes
-        offsets = len(self.offsets) + len(pending.plan.offset_entries)
-        times = len(self.times) + len(pending.plan.time_entries)
-        # The time index keeps one place free for the entry that sealing adds.
-        return offsets >= room // OFFSET_ENTRY.size or times >= room // TIME_ENTRY.size - 1
+    def _room(self) -> Room:
+        config, index_bytes = self.config, self.config.segment_index_bytes
+        return Room(
+            size_bytes=min(config.segment_bytes, MAX_SEGMENT_BYTES),
+            age_ms=config.effective_segment_ms - self.jitter_ms,
+            created_ms=self.created_ms,
+            # Below nothing where the topic's `segment.index.bytes` was lowered meanwhile.
+            offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets), 0),
+            # One place stays free for the entry that sealing adds.
+            time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times), 0),
+        )
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -275,11 +119,12 @@ class ActiveSegment:
         self._bytes_since_entry = plan.bytes_since_entry
         segment.largest = plan.largest
         segment.min_timestamp, segment.record_count = pending.min_timestamp, pending.record_count
-        room = self.config.segment_index_bytes
-        for entry in plan.offset_entries[: room // OFFSET_ENTRY.size - len(self.offsets)]:
-            self.offsets.add(*entry)
-        for entry in plan.time_entries[: room // TIME_ENTRY.size - 1 - len(self.times)]:
-            self.times.add(*entry)
+        if plan.offset_entries:
+            room = self._room()
+            for entry in plan.offset_entries[: room.offset_entries]:
+                self.offsets.add(*entry)
+            for entry in plan.time_entries[: room.time_entries]:
+                self.times.add(*entry)
         segment.end = pending.end
         if plan.offset_entries:
             self._write_indexes()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hot_tier.active_segment import PendingWrite
 from hot_tier.append import Append, AppendResult
 from hot_tier.log_state import LogState
 from hot_tier.producer_state import Producer, ProducerBatch, after_batch, check
@@ -22,6 +21,7 @@ from record_format.errors import (
     OutOfOrderSequence,
     TierlogError,
 )
+from record_format.produced import ProducedBatches
 
 Outcome = AppendResult | TierlogError
 
@@ -41,7 +41,8 @@ class _Group:
     def __init__(self, state: LogState) -> None:
         self._state = state
         self._now_ms = state.clock()
-        self._pending = PendingWrite(state.active)
+        self._log_append_time = self._now_ms if state.config.log_append_time else None
+        self._pending = state.active.begin_write()
         self._unwritten: list[int] = []  # numbers of the outcomes that stand on the pending write
         self._producers: dict[int, Producer] = {}  # as they will be after it
         self.outcomes: list[Outcome] = []
@@ -54,23 +55,36 @@ class _Group:
             self.outcomes.append(refusal)
 
     def _planned(self, append: Append) -> AppendResult:
-        headers = append.batches.headers
+        batches, expected_offset = append
+        headers = batches.headers
         if not headers:
             raise InvalidRecord("a request without a record")
-        duplicate = self._check_producers(headers)
-        if duplicate:
-            return self._result(duplicate.first_offset, duplicate.last_offset, duplicate=True)
+        if len(headers) > 1 or headers[0].producer_id >= 0:
+            duplicate = self._check_producers(headers)
+            if duplicate:
+                return self._duplicate(duplicate)
         base_offset = self._pending.end.next_offset
-        if append.expected_offset not in (None, base_offset):
-            raise OffsetMismatch(
-                expected_offset=append.expected_offset or 0, log_end_offset=base_offset
-            )
-        self._roll_if_due(append)
+        if expected_offset not in (None, base_offset):
+            raise OffsetMismatch(expected_offset=expected_offset or 0, log_end_offset=base_offset)
+        self._roll_if_due(batches)
         self._begin_epoch(base_offset)
-        stamped = self._stamp(append)
-        self._pending.add(append.batches.body, stamped, min_timestamps=self._min_timestamps(append))
+        self._pending.add(
+            batches.body, self._stamp(batches), min_timestamps=self._min_timestamps(batches)
+        )
         self._unwritten.append(len(self.outcomes))
-        return self._result(base_offset, stamped[-1].last_offset, duplicate=False)
+        last_offset = self._pending.end.next_offset - 1
+        return AppendResult(
+            base_offset, last_offset, self._log_append_time, False, self._state.log_start_offset
+        )
+
+    def _duplicate(self, earlier: ProducerBatch) -> AppendResult:
+        return AppendResult(
+            earlier.first_offset,
+            earlier.last_offset,
+            None,
+            duplicate=True,
+            log_start_offset=self._state.log_start_offset,
+        )
 
     def _begin_epoch(self, start_offset: int) -> None:
         """The first record of an epoch is on record, and on the medium, before the record
@@ -81,20 +95,8 @@ class _Group:
         except OSError as error:
             raise disk_error(self._state, error) from error
 
-    def _result(self, base_offset: int, last_offset: int, *, duplicate: bool) -> AppendResult:
-        log_append_time = self._now_ms if self._state.config.log_append_time else None
-        return AppendResult(
-            base_offset,
-            last_offset,
-            None if duplicate else log_append_time,
-            duplicate,
-            self._state.log_start_offset,
-        )
-
     def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
         """The earlier copy, where this is a repeat. Raises ProducerFenced, OutOfOrderSequence."""
-        if headers[0].producer_id < 0 and len(headers) == 1:
-            return None
         first, last, copies = None, None, 0
         seen: dict[int, Producer] = {}
         for header in headers:
@@ -115,38 +117,37 @@ class _Group:
     def _producer(self, producer_id: int) -> Producer | None:
         return self._producers.get(producer_id) or self._state.producers.get(producer_id)
 
-    def _roll_if_due(self, append: Append) -> None:
-        body, headers = append.batches.body, append.batches.headers
-        state = self._state
-        records = sum(header.last_offset_delta + 1 for header in headers)
-        reason = state.active.reason_to_roll(
-            self._pending,
+    def _roll_if_due(self, batches: ProducedBatches) -> None:
+        body, headers = batches.body, batches.headers
+        reason = self._pending.reason_to_roll(
             size_bytes=len(body),
             max_timestamp=self._max_timestamp(headers),
-            last_offset=self._pending.end.next_offset + records - 1,
+            last_offset=self._pending.end.next_offset + _offsets_of(headers) - 1,
             now_ms=self._now_ms,
         )
         if reason:
             failure = self.write()
             if failure:
                 raise failure
-            roll(state)
-            self._pending = PendingWrite(state.active)
+            roll(self._state)
+            self._pending = self._state.active.begin_write()
 
     def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
-        if self._state.config.log_append_time:
-            return self._now_ms
+        if self._log_append_time is not None:
+            return self._log_append_time
+        if len(headers) == 1:
+            return headers[0].max_timestamp
         return max(header.max_timestamp for header in headers)
 
-    def _stamp(self, append: Append) -> list[BatchHeader]:
+    def _stamp(self, batches: ProducedBatches) -> list[BatchHeader]:
         """Final offsets, epoch and, under LogAppendTime, time, in the bytes and in the headers."""
-        body, state = append.batches.body, self._state
+        body, leader_epoch = batches.body, self._state.leader_epoch
         offset, stamped = self._pending.end.next_offset, []
-        for header in append.batches.headers:
-            stamp(body, header.position, base_offset=offset, leader_epoch=state.leader_epoch)
-            if state.config.log_append_time:
-                header = stamp_log_append_time(body, header, timestamp=self._now_ms)
-            header = header._replace(base_offset=offset, leader_epoch=state.leader_epoch)
+        for header in batches.headers:
+            stamp(body, header.position, base_offset=offset, leader_epoch=leader_epoch)
+            if self._log_append_time is not None:
+                header = stamp_log_append_time(body, header, timestamp=self._log_append_time)
+            header = header.assigned(offset, leader_epoch=leader_epoch)
             if header.producer_id >= 0:
                 known = self._producer(header.producer_id)
                 entry = after_batch(known, header, now_ms=self._now_ms)
@@ -155,10 +156,10 @@ class _Group:
             offset = header.next_offset
         return stamped
 
-    def _min_timestamps(self, append: Append) -> Sequence[int | None]:
-        if self._state.config.log_append_time:
-            return [self._now_ms] * len(append.batches.headers)
-        return append.batches.min_timestamps
+    def _min_timestamps(self, batches: ProducedBatches) -> Sequence[int | None]:
+        if self._log_append_time is not None:
+            return [self._log_append_time] * len(batches.headers)
+        return batches.min_timestamps
 
     def write(self) -> TierlogError | None:
         """Write what is pending; where that fails, the failure is its appends' outcome."""
@@ -168,7 +169,7 @@ class _Group:
                 self.outcomes[number] = failure
         self._unwritten.clear()
         self._producers.clear()
-        self._pending = PendingWrite(self._state.active)
+        self._pending = self._state.active.begin_write()
         return failure
 
     def _write_pending(self) -> TierlogError | None:
@@ -189,3 +190,10 @@ class _Group:
             except OSError as worse:
                 failure = self._state.go_offline(worse)
         return failure
+
+
+def _offsets_of(headers: Sequence[BatchHeader]) -> int:
+    """How many offsets the batches take."""
+    if len(headers) == 1:
+        return headers[0].last_offset_delta + 1
+    return sum(header.last_offset_delta + 1 for header in headers)

@@ -40,7 +40,7 @@ def headers_from(
                 position=position,
                 offset=header.base_offset,
             )
-        yield header._replace(position=position)
+        yield header.at(position)
         step_bytes = header.size_bytes
         position += step_bytes
 
@@ -55,7 +55,7 @@ class CheckedBatch:
 
     def at_start_of_chunk(self) -> BatchHeader:
         """The header with the position that the batch has in `chunk`."""
-        return self.header._replace(position=self.start)
+        return self.header.at(self.start)
 
 
 def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
@@ -88,7 +88,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
         except CorruptBatch as bad:
             position = chunk_position + start
             raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
-        yield CheckedBatch(header._replace(position=chunk_position + start), chunk, start)
+        yield CheckedBatch(header.at(chunk_position + start), chunk, start)
         start += header.size_bytes
 
 
@@ -108,4 +108,4 @@ def one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch
         check_crc(chunk, header)
     except CorruptBatch as bad:
         raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
-    return CheckedBatch(header._replace(position=position), chunk, 0)
+    return CheckedBatch(header.at(position), chunk, 0)

@@ -13,7 +13,6 @@ from typing import Final
 
 from crc32c import crc32c
 
-from hot_tier.active_segment import IndexPlan
 from hot_tier.disk import Buffer, write_all
 from hot_tier.file_names import (
     CLEANED,
@@ -23,6 +22,7 @@ from hot_tier.file_names import (
     TIME_INDEX,
     TRANSACTION_INDEX,
 )
+from hot_tier.index_plan import IndexPlan
 from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState
 from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, SegmentEnd
@@ -54,12 +54,7 @@ class CleanedSegment:
         return staged(self.segment.path(suffix), CLEANED)
 
     def add(self, header: BatchHeader, body: Buffer) -> None:
-        self._plan.take(
-            position=self.size_bytes,
-            size_bytes=header.size_bytes,
-            last_offset=header.last_offset,
-            max_timestamp=header.max_timestamp,
-        )
+        self._plan.take(header, position=self.size_bytes)
         self._records += header.record_count
         self._pending.append(bytes(body))  # a view would keep the whole chunk that it is of
         self._pending_bytes += len(body)

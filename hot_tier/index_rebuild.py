@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hot_tier.active_segment import IndexPlan
 from hot_tier.batch_walk import headers_from
 from hot_tier.durable_file import write_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.index_plan import IndexPlan
 from hot_tier.log_state import LogState
 from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, reader_of
 
@@ -17,12 +17,7 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
     read_at = reader_of(state.files, segment.path(LOG))
     for header in headers_from(read_at, 0, end=segment.end.size_bytes):
-        plan.take(
-            position=header.position,
-            size_bytes=header.size_bytes,
-            last_offset=header.last_offset,
-            max_timestamp=header.max_timestamp,
-        )
+        plan.take(header, position=header.position)
     plan.add_time_entry()
     write_indexes(state, segment, plan)
 

@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
-from hot_tier.active_segment import ActiveSegment, IndexPlan
+from hot_tier.active_segment import ActiveSegment
 from hot_tier.batch_walk import CheckedBatch
 from hot_tier.clean_open import first_timestamp
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.index_plan import IndexPlan
 from hot_tier.index_rebuild import rebuild_indexes, write_indexes
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState, Segments
@@ -153,12 +154,7 @@ class Recovery:
 
     def _take(self, plan: IndexPlan, checked: CheckedBatch) -> AbortedTxn | None:
         header = checked.header
-        plan.take(
-            position=header.position,
-            size_bytes=header.size_bytes,
-            last_offset=header.last_offset,
-            max_timestamp=header.max_timestamp,
-        )
+        plan.take(header, position=header.position)
         self._state.epochs.note(header.leader_epoch, header.base_offset)
         data = b""
         if header.is_control:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from record_format import codecs
 from record_format.batch import (
+    CODEC_MASK,
     CREATE_TIME,
     MAX_SEQUENCE,
     MIN_RECORD_SIZE,
@@ -22,6 +23,7 @@ from record_format.batch import (
     BatchHeader,
     Buffer,
     check_crc,
+    check_whole,
     parse_header,
 )
 from record_format.errors import (
@@ -72,12 +74,15 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
     while position < len(body):
         try:
             header = parse_header(body, position)
-            _check_size(body, header, limits)
+            if header.size_bytes > limits.max_message_bytes:
+                check_whole(body, header)  # what is cut is told before what is too large
+                raise too_large(header, limits.max_message_bytes)
             check_crc(body, header)
         except CorruptBatch as error:
             raise InvalidBatch(error.detail, position=position) from error
         _check_shape(header)
-        _check_attributes(header, len(headers), limits)
+        if header.attributes & ~CODEC_MASK:
+            _check_attributes(header, len(headers), limits)
         headers.append(header)
         position += header.size_bytes
         records += header.record_count
@@ -90,14 +95,6 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
     if not headers:
         raise InvalidRecord("the request holds no record")
     return headers
-
-
-def _check_size(body: bytearray, header: BatchHeader, limits: ProduceLimits) -> None:
-    left = len(body) - header.position
-    if header.size_bytes > left:
-        raise CorruptBatch(f"the batch takes {header.size_bytes} bytes, {left} are there")
-    if header.size_bytes > limits.max_message_bytes:
-        raise too_large(header, limits.max_message_bytes)
 
 
 def too_large(header: BatchHeader, max_message_bytes: int) -> RecordTooLarge:

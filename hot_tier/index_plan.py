@@ -1,0 +1,77 @@
+"""Which batches of a segment get index entries, batch by batch: Kafka's rule, in one place.
+
+* Appending, rebuilding and compaction all go through here, so a rebuilt index is the one that was
+  written.
+* Entries are planned here and written elsewhere; both columns hold offsets relative to the
+  segment's base offset.
+"""
+
+from __future__ import annotations
+
+from hot_tier.segment import LargestTimestamp
+from record_format.batch import NO_TIMESTAMP, BatchHeader
+from record_format.header_run import HeaderRun
+
+
+class IndexPlan:
+    """See the module. Not thread-safe."""
+
+    __slots__ = (
+        "base_offset",
+        "bytes_since_entry",
+        "interval_bytes",
+        "largest",
+        "last_indexed_timestamp",
+        "offset_entries",
+        "time_entries",
+    )
+
+    def __init__(
+        self,
+        base_offset: int,
+        *,
+        interval_bytes: int,
+        bytes_since_entry: int = 0,
+        largest: LargestTimestamp | None = None,
+        last_indexed_timestamp: int = NO_TIMESTAMP,
+    ) -> None:
+        self.base_offset, self.interval_bytes = base_offset, interval_bytes
+        self.bytes_since_entry = bytes_since_entry
+        self.largest = largest or LargestTimestamp(NO_TIMESTAMP, base_offset)
+        self.last_indexed_timestamp = last_indexed_timestamp
+        self.offset_entries: list[tuple[int, int]] = []
+        self.time_entries: list[tuple[int, int]] = []
+
+    def take(self, header: BatchHeader, *, position: int) -> None:
+        """The next batch, which begins at `position` of the file."""
+        last_offset = header.last_offset
+        if header.max_timestamp > self.largest.timestamp:
+            self.largest = LargestTimestamp(header.max_timestamp, last_offset)
+        if self.bytes_since_entry > self.interval_bytes:
+            self.offset_entries.append((last_offset - self.base_offset, position))
+            self.add_time_entry()
+            self.bytes_since_entry = 0
+        self.bytes_since_entry += header.size_bytes
+
+    def take_run(self, run: HeaderRun, *, position: int) -> None:
+        """As `take` for each batch of a run whose buffer begins at `position` of the file."""
+        largest, at = self.largest
+        since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
+        for start, end, last_offset, max_timestamp in zip(*run[2:], strict=True):
+            if max_timestamp > largest:
+                largest, at = max_timestamp, last_offset
+            if since > interval:
+                self.offset_entries.append((last_offset - base_offset, position + start))
+                if largest > self.last_indexed_timestamp:
+                    self.time_entries.append((largest, at - base_offset))
+                    self.last_indexed_timestamp = largest
+                since = 0
+            since += end - start
+        self.largest, self.bytes_since_entry = LargestTimestamp(largest, at), since
+
+    def add_time_entry(self) -> None:
+        """Index the largest timestamp so far, where it grew since the last entry."""
+        timestamp, offset = self.largest
+        if timestamp > self.last_indexed_timestamp:
+            self.time_entries.append((timestamp, offset - self.base_offset))
+            self.last_indexed_timestamp = timestamp
