@@ -18,6 +18,7 @@ import structlog
 
 from broker import reports
 from broker.background import BackgroundTask
+from broker.bring_back import BringBack
 from broker.bucket import Bucket
 from broker.checkpoints import Checkpoints
 from broker.compactor import Compactor
@@ -75,13 +76,6 @@ class Broker:
             clock=clock,
             save_log_starts=self._checkpoints.save_log_starts,
         )
-        self.compactor = Compactor(
-            self.partitions,
-            folder,
-            settings,
-            clock=clock,
-            save_recovery_points=self.save_checkpoints,
-        )
         self.groups = Groups(
             find_topic=self.topic,
             make_topic=self._topic_of_ours,
@@ -92,6 +86,14 @@ class Broker:
             folder.path,
             reserve_bytes=settings.disk_reserve_bytes or 0,
             reliefs=(self._shrink_cache, self.janitor.relieve_disk),
+        )
+        self.compactor = Compactor(
+            self.partitions,
+            folder,
+            settings,
+            clock=clock,
+            save_recovery_points=self.save_checkpoints,
+            bring_back=self._bringing_back(bucket) if bucket else None,
         )
         self._opener = LogOpener(
             folder,
@@ -116,6 +118,14 @@ class Broker:
             "groups", self.groups.run_round, interval_s=GROUPS_INTERVAL_S
         )
         self._tasks = self._background_tasks()
+
+    def _bringing_back(self, bucket: Bucket) -> BringBack:
+        return BringBack(
+            bucket,
+            scratch=self.folder.path / "tierlog" / "bring-back",
+            clock=self.clock,
+            check_room=self._reserve.refuse_without_room,
+        )
 
     def _background_tasks(self) -> list[BackgroundTask]:
         """In the order they start; they stop in the reverse."""

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 import structlog
 
 from cold_tier.cold_reader import ColdReader, ColdSegment
@@ -96,6 +97,12 @@ class ColdLog:
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
         return self.manifest.end_offset if self.manifest else 0
+
+    @property
+    def borders(self) -> frozenset[int]:
+        """Offsets that no segment may reach across: its own end, and those of its gaps."""
+        gaps = self.manifest.gaps if self.manifest else ()
+        return frozenset((self.end_offset, *(gap.end_offset for gap in gaps)))
 
     @property
     def size_bytes(self) -> int:
@@ -194,7 +201,9 @@ class ColdLog:
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload what compaction made of the segments `old`, and commit it in their place."""
-        entry, now_ms = self.upload(files), self._clock()
+        uploaded, now_ms = self.upload(files), self._clock()
+        last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
+        entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
         self.commit(
             lambda manifest: transitions.replace(
                 manifest, old, [entry], pages=self._manifests, now_ms=now_ms

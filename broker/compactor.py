@@ -5,8 +5,8 @@
   after a crash a round is done again, which changes nothing more.
 * Recovery points are saved before a round: a segment with gaps must not lie above them, where
   recovery would take a gap for a loss.
-* Segments that are in the bucket only cannot be compacted, and a tombstone must not go while they
-  may hold what it deletes: such a partition waits until retention has taken them.
+* Segments that are in the bucket only (after a restore) cannot be compacted, and a tombstone must
+  not go while they may hold what it deletes: they are brought back first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from broker.bring_back import BringBack, has_cold_only
 from broker.data_folder import CLEANER_CHECKPOINT, DataFolder, TopicPartition
 from broker.partition import Partition
 from broker.settings import BrokerSettings
@@ -42,8 +43,10 @@ class Compactor:
         *,
         clock: Callable[[], int],
         save_recovery_points: Callable[[], None],
+        bring_back: BringBack | None,
     ) -> None:
         self._partitions, self._folder, self._settings = partitions, folder, settings
+        self._bring_back = bring_back
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
         self._waits: dict[TopicPartition, tuple[int, int]] = {}  # until when, how long
@@ -55,6 +58,7 @@ class Compactor:
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
+        self._complete_logs()
         due = self._due()
         if not due:
             return
@@ -65,6 +69,22 @@ class Compactor:
                 return
             self._clean(partition, table)
 
+    def _complete_logs(self) -> None:
+        """Bring back what the disk lacks. Its log is cleaned from the start again afterwards."""
+        for partition in list(self._partitions()):
+            if self._bring_back is None or self._stopping.is_set():
+                return
+            if not self._may_work_on(partition) or not has_cold_only(partition):
+                continue
+            self._save_recovery_points()
+            self._forget(partition)
+            try:
+                self._bring_back(partition, stopping=self._stopping.is_set)
+            except Interrupted:
+                return
+            except TierlogError as error:
+                self._put_off(partition, error)
+
     def _due(self) -> list[tuple[Partition, Cleanable]]:
         """The dirtiest first."""
         live = list(self._partitions())
@@ -73,7 +93,7 @@ class Compactor:
         self._waits = {k: v for k, v in self._waits.items() if k in places}
         found = []
         for partition in live:
-            if self._may_clean(partition):
+            if self._may_work_on(partition) and not has_cold_only(partition):
                 cleanable = self._look(partition)
                 if cleanable is not None:
                     found.append((partition, cleanable))
@@ -94,10 +114,10 @@ class Compactor:
         )
         return cleanable if is_due else None
 
-    def _may_clean(self, partition: Partition) -> bool:
+    def _may_work_on(self, partition: Partition) -> bool:
         if not partition.log.config.compacts or partition.log.offline:
             return False
-        if partition.leadership_lost or _has_cold_only(partition):
+        if partition.leadership_lost:
             return False
         return self._clock() >= self._waits.get(_place(partition), (0, 0))[0]
 
@@ -129,6 +149,10 @@ class Compactor:
         self._checkpoints[_place(partition)] = end_offset
         self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
 
+    def _forget(self, partition: Partition) -> None:
+        if self._checkpoints.pop(_place(partition), None) is not None:
+            self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
+
     def _put_off(self, partition: Partition, error: TierlogError) -> None:
         place = _place(partition)
         wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
@@ -138,23 +162,18 @@ class Compactor:
         )
 
     @contextmanager
-    def _swapping(self, partition: Partition) -> Iterator[int]:
-        """No upload reads the files meanwhile. Gives how far the bucket reaches."""
+    def _swapping(self, partition: Partition) -> Iterator[frozenset[int]]:
+        """No upload reads the files meanwhile. Gives how far the bucket reaches, and where its
+        gaps end: a local segment below stands for whole entries of its manifest.
+        """
         while not partition.log.files_lock.acquire(timeout=LOCK_WAIT_S):
             if self._stopping.is_set():
                 raise Interrupted
         try:
-            yield partition.cold.end_offset if partition.cold is not None else -1
+            yield partition.cold.borders if partition.cold is not None else frozenset()
         finally:
             partition.log.files_lock.release()
 
 
 def _place(partition: Partition) -> TopicPartition:
     return partition.topic, partition.number
-
-
-def _has_cold_only(partition: Partition) -> bool:
-    if partition.cold is None:
-        return False
-    oldest = next(partition.cold.entries(partition.log.log_start_offset), None)
-    return oldest is not None and oldest.base_offset < partition.log.first_local_offset

@@ -65,5 +65,14 @@ class DiskReserve:
                 retry_after_s=CHECK_S,
             )
 
+    def refuse_without_room(self, size_bytes: int) -> None:
+        """For a file that is written in one go: refused before it breaches the reserve."""
+        if self._missing() + size_bytes > 0:
+            raise DiskFull(
+                f"{size_bytes} bytes and disk.reserve.bytes ({self._reserve_bytes}) do not fit "
+                f"below {self._path}",
+                retry_after_s=CHECK_S,
+            )
+
     def _missing(self) -> int:
         return self._reserve_bytes - self._free(self._path)

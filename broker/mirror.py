@@ -68,7 +68,8 @@ def _follow(partition: Partition, view: SegmentView) -> bool:
 
 
 def _same(partition: Partition, entry: SegmentEntry, view: SegmentView) -> bool:
-    there = (entry.base_offset, entry.last_offset, entry.size_bytes)
-    if there != (view.base_offset, view.last_offset, view.size_bytes):
+    # Not by their ends: a local segment ends where the next begins, an entry where a gap does.
+    there = (entry.base_offset, entry.size_bytes)
+    if there != (view.base_offset, view.size_bytes):
         return False
     return entry.log_crc32c == partition.log.segment_crc32c(view.base_offset)

@@ -16,10 +16,8 @@ A manifest, page or pin that is bad is said (`none`), and nothing is done about 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,13 +27,9 @@ from crc32c import crc32c as crc32c_of
 
 from broker.bucket_check import CheckOptions, check_partition
 from broker.partition import Partition
+from broker.rebuilt_segment import PIECE_BYTES, object_pieces, rebuilt_segment
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import FETCH_POLICY
-from hot_tier import parting
-from hot_tier.file_names import LOG, path_of
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
 from manifest import repairs
 from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
@@ -45,7 +39,6 @@ from record_format.findings import Problem, ProblemKind
 
 log = structlog.get_logger(__name__)
 
-PIECE_BYTES = 8 << 20
 WHOLE_LOG_KINDS = frozenset(
     {
         ProblemKind.OBJECT_MISSING,
@@ -202,54 +195,21 @@ class Repair:
         self, entry: SegmentEntry, before: SegmentEntry | None, *, local: bool
     ) -> None:
         """Both objects under a new name, the indexes made out of the log's bytes."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir(parents=True)
-        try:
-            snapshot = self._producers_before(entry, before)
-            parting.start_empty(self._scratch, entry.base_offset, snapshot=snapshot)
-            self._write_log(entry, self._local(entry) if local else self._cold_bytes(entry))
-            opened = self._opened(entry)
-            try:
-                opened.roll(reason="repair")
-                uploaded = self._cold.upload(opened.sealed_segment_files(entry.base_offset))
-            finally:
-                opened.close()
-            new = msgspec.structs.replace(
-                uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
-            )
-            self._cold.commit(
-                lambda manifest: repairs.swap_objects(
-                    manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
-                )
-            )
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _opened(self, entry: SegmentEntry) -> PartitionLog:
-        """Opening recovers: every batch is checked, indexes and producers are made."""
-        whole = {"segment.bytes": 2**31 - 1, "segment.index.bytes": 2**31 - 8}
-        return PartitionLog.open(
-            self._scratch,
-            topic=self._partition.topic,
-            partition=self._partition.number,
-            topic_id=self._partition.log.topic_id,
-            config=LogConfig.parse({**self._partition.log.config.overrides, **whole}),
-            clock=self._clock,
-            clean=False,
-            log_start_offset=entry.base_offset,
+        pieces = self._local(entry) if local else object_pieces(self._store, entry)
+        snapshot = self._producers_before(entry, before)
+        log_ = self._partition.log
+        with rebuilt_segment(
+            self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
+        ) as rebuilt:
+            uploaded = self._cold.upload(rebuilt.files)
+        new = msgspec.structs.replace(
+            uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
         )
-
-    def _write_log(self, entry: SegmentEntry, pieces: Iterator[bytes]) -> None:
-        crc = 0
-        with path_of(self._scratch, entry.base_offset, LOG).open("wb") as file:
-            for piece in pieces:
-                crc = crc32c_of(piece, crc)
-                file.write(piece)
-        if crc != entry.log_crc32c:
-            raise CorruptDataError(
-                f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: plan with --deep",
-                file=self._store.full_key(entry.log_key),
+        self._cold.commit(
+            lambda manifest: repairs.swap_objects(
+                manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
             )
+        )
 
     # --- where the bytes come from ----------------------------------------------------------------
 
@@ -277,14 +237,6 @@ class Repair:
                 return
             yield from (piece.read() for piece in read.slices)
             offset = read.next_offset
-
-    def _cold_bytes(self, entry: SegmentEntry) -> Iterator[bytes]:
-        for start in range(0, entry.size_bytes, PIECE_BYTES):
-            end = min(start + PIECE_BYTES, entry.size_bytes)
-            yield FETCH_POLICY.run(partial(self._range, entry.log_key, start, end))
-
-    def _range(self, key: str, start: int, end: int) -> bytes:
-        return b"".join(self._store.get_range(key, start, end))
 
     def _producers_before(self, entry: SegmentEntry, before: SegmentEntry | None) -> bytes | None:
         """As the segment before it has them; None where that is damaged too."""

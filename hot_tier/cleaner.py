@@ -59,20 +59,20 @@ class CleanedRound(NamedTuple):
     written_bytes: int
 
 
-def _no_border() -> AbstractContextManager[int]:
-    return nullcontext(-1)
+def _no_borders() -> AbstractContextManager[frozenset[int]]:
+    return nullcontext(frozenset())
 
 
 @dataclass
 class CleanerHooks:
     """`stopping`: asked now and then; a round that stops changes nothing more.
 
-    `swapping`: entered around each swap; gives the offset that no group may reach across (how far
-    the bucket reaches), or -1.
+    `swapping`: entered around each swap; gives the offsets that no group may reach across (how far
+    the bucket reaches, and where its gaps end).
     """
 
     stopping: Callable[[], bool] = field(default=lambda: False)
-    swapping: Callable[[], AbstractContextManager[int]] = field(default=_no_border)
+    swapping: Callable[[], AbstractContextManager[frozenset[int]]] = field(default=_no_borders)
 
 
 class Interrupted(TierlogError):
@@ -106,8 +106,8 @@ class Cleaner:
             )
         segments = self._state.segments.items[:-1]
         wanted = [one for one in segments if one.base_offset < reached]
-        with self._hooks.swapping() as border:
-            borders = frozenset((border,))
+        with self._hooks.swapping() as borders:
+            pass
         config = self._state.config
         limits = GroupLimits(
             min(config.segment_bytes, MAX_SEGMENT_BYTES), config.segment_index_bytes, borders
@@ -186,8 +186,9 @@ class Cleaner:
             raise
 
     def _swap(self, group: tuple[Segment, ...], cleaned: CleanedSegment) -> None:
-        with self._hooks.swapping() as border:
-            across = group[0].end.next_offset <= border < group[-1].end.next_offset
+        with self._hooks.swapping() as borders:
+            start, end = group[0].end.next_offset, group[-1].end.next_offset
+            across = any(start <= border < end for border in borders)
             if across or not swap(self._state, self._reaper, group, cleaned):
                 raise Interrupted
 

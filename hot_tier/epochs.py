@@ -9,6 +9,7 @@ Replaced whole at every change (temp file, sync, rename, folder sync). The log's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hot_tier.disk import Disk
@@ -65,6 +66,12 @@ class LeaderEpochs:
         entries = (*kept, *after)
         if entries != self.entries:
             self._replace(entries)
+
+    def extend_front(self, older: Sequence[EpochEntry]) -> None:
+        """Records of these epochs joined in front. One that goes on here began there."""
+        if older:
+            later = [entry for entry in self.entries if entry.epoch > older[-1].epoch]
+            self._replace((*older, *later))
 
     def clear(self) -> None:
         if self.entries:

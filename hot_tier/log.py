@@ -22,6 +22,7 @@ from pathlib import Path
 from hot_tier import log_reader, residency, segment_swap, truncation
 from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
+from hot_tier.attach import attach_front
 from hot_tier.cleanable import Cleanable, find_cleanable
 from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.disk import Disk
@@ -46,6 +47,7 @@ from hot_tier.segment_views import (
     SegmentViews,
 )
 from hot_tier.steady import steady
+from record_format.checkpoint_files import EpochEntry
 from record_format.compacting import KeyTable
 from record_format.errors import ConfigurationError, OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
@@ -180,7 +182,7 @@ class PartitionLog:
         return self._state.leader_epoch
 
     @property
-    def epochs(self) -> tuple[tuple[int, int], ...]:
+    def epochs(self) -> tuple[EpochEntry, ...]:
         """(epoch, start offset) of the epochs that local records were appended in."""
         return self._state.epochs.entries
 
@@ -378,6 +380,14 @@ class PartitionLog:
         with self._state.lock:
             if replacements == self._state.replacements:
                 segment_swap.note_mirrored(self._state)
+
+    # --- what the other tier gives back -----------------------------------------------------------
+
+    def attach_front(
+        self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
+    ) -> bool:
+        """Take a sealed segment's files in front of the first local one; see `attach`."""
+        return attach_front(self._state, files, epochs=epochs, crc32c=crc32c)
 
     # --- making it shorter ------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker import repair
+from broker import rebuilt_segment, repair
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from manifest.invariants import InvalidTransition
@@ -133,11 +133,10 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
     flip(view.path, 15)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
 
-    def careless(self, entry, pieces):
-        with repair.path_of(self._scratch, entry.base_offset, repair.LOG).open("wb") as file:
-            file.writelines(pieces)
+    def careless(path, entry, pieces):
+        path.write_bytes(b"".join(pieces))
 
-    monkeypatch.setattr(repair.Repair, "_write_log", careless)
+    monkeypatch.setattr(rebuilt_segment, "_write_log", careless)
     with pytest.raises(InvalidTransition, match="other bytes"):
         filled.broker.repair("t", apply=True)
 

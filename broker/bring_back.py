@@ -1,0 +1,104 @@
+"""Brings the segments of a compacted topic back to disk, where only the bucket has them.
+
+* Compaction works on local segments, and such a topic stays on disk whole; a restore, or a repair
+  that set a bad segment aside, leaves the front of it in the bucket.
+* The newest comes back first, each whole: a stop or a crash leaves a shorter way to go. Reads take
+  it from either tier meanwhile.
+* Nothing is believed of what the store gives (`rebuilt_segment`), nothing in the bucket changes,
+  and the disk's reserve is respected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+from broker.bucket import Bucket
+from broker.partition import Partition
+from broker.rebuilt_segment import object_pieces, rebuilt_segment
+from cold_tier.object_store import ObjectStore
+from hot_tier.cleaner import Interrupted
+from manifest.state import SegmentEntry
+from record_format.errors import CorruptDataError
+
+log = structlog.get_logger(__name__)
+
+
+class BringBack:
+    """`scratch` is a folder of its own on the disk of the logs; one call at a time."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        scratch: Path,
+        clock: Callable[[], int],
+        check_room: Callable[[int], None],
+    ) -> None:
+        self._bucket, self._scratch, self._clock = bucket, scratch, clock
+        self._check_room = check_room
+
+    def __call__(self, partition: Partition, *, stopping: Callable[[], bool]) -> None:
+        """Bring all of it back. Raises Interrupted, StoreUnavailable, ConfigurationError, DiskFull,
+        CorruptDataError, LogOfflineError.
+        """
+        store = self._bucket.checked_store()
+        for entry in reversed(list(cold_only(partition))):
+            self._check_room(entry.size_bytes)
+            if not self._bring(partition, entry, store, stopping=stopping):
+                return  # retention or a trim has passed it, and all that lies below
+            log.info(
+                "segment brought back",
+                partition=str(partition),
+                base_offset=entry.base_offset,
+                size_bytes=entry.size_bytes,
+            )
+
+    def _bring(
+        self,
+        partition: Partition,
+        entry: SegmentEntry,
+        store: ObjectStore,
+        *,
+        stopping: Callable[[], bool],
+    ) -> bool:
+        if entry.next_offset > partition.log.first_local_offset:
+            raise CorruptDataError(
+                f"ends in offset {entry.last_offset}, but the local log begins at "
+                f"{partition.log.first_local_offset}",
+                file=entry.log_key,
+            )
+        pieces = _until(stopping, object_pieces(store, entry))
+        with rebuilt_segment(
+            self._scratch, partition.log, entry, pieces, clock=self._clock
+        ) as rebuilt:
+            modified_ns = entry.modified_ms * 1_000_000  # compaction and retention go by it
+            os.utime(rebuilt.files.log, ns=(modified_ns, modified_ns))
+            return partition.log.attach_front(
+                rebuilt.files, epochs=rebuilt.epochs, crc32c=entry.log_crc32c
+            )
+
+
+def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
+    """The segments that are in the bucket and not on disk, oldest first."""
+    if partition.cold is None:
+        return
+    local_start = partition.log.first_local_offset
+    for entry in partition.cold.entries(partition.log.log_start_offset):
+        if entry.base_offset >= local_start:
+            return
+        yield entry
+
+
+def has_cold_only(partition: Partition) -> bool:
+    return next(cold_only(partition), None) is not None
+
+
+def _until(stopping: Callable[[], bool], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        if stopping():
+            raise Interrupted
+        yield piece

@@ -1,0 +1,116 @@
+"""One segment that the manifest names, as Kafka's files again, in a scratch folder of its own.
+
+* Its bytes must have the CRC-32C that the manifest holds.
+* Nothing else of the bucket is taken: the folder is opened as after a crash, which checks every
+  batch and makes the indexes anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c as crc32c_of
+
+from cold_tier.object_store import ObjectStore
+from cold_tier.ranged_reader import FETCH_POLICY
+from hot_tier import parting
+from hot_tier.file_names import LOG, path_of
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from hot_tier.segment_views import SegmentFiles
+from manifest.state import SegmentEntry
+from record_format.checkpoint_files import EpochEntry
+from record_format.errors import CorruptDataError, DiskFull
+
+PIECE_BYTES = 8 << 20
+
+
+class RebuiltSegment(NamedTuple):
+    """A sealed segment's files, synced, and the epochs that its records were appended in."""
+
+    files: SegmentFiles
+    epochs: tuple[EpochEntry, ...]
+
+
+@contextmanager
+def rebuilt_segment(
+    scratch: Path,
+    log: PartitionLog,
+    entry: SegmentEntry,
+    pieces: Iterable[bytes],
+    *,
+    clock: Callable[[], int],
+    snapshot: bytes | None = None,
+) -> Iterator[RebuiltSegment]:
+    """`entry` of the partition of `log`, made of `pieces`; `scratch` is gone afterwards.
+
+    `snapshot`: the producers before it. Raises CorruptDataError, DiskFull, LogOfflineError.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        parting.start_empty(scratch, entry.base_offset, snapshot=snapshot)
+        _write_log(path_of(scratch, entry.base_offset, LOG), entry, pieces)
+        opened = _opened(scratch, log, entry, clock)
+        try:
+            opened.roll(reason="rebuilt")
+            yield RebuiltSegment(opened.sealed_segment_files(entry.base_offset), opened.epochs)
+        finally:
+            opened.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
+    """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject."""
+    for start in range(0, entry.size_bytes, PIECE_BYTES):
+        end = min(start + PIECE_BYTES, entry.size_bytes)
+        yield FETCH_POLICY.run(partial(_range, store, entry.log_key, start, end))
+
+
+def _range(store: ObjectStore, key: str, start: int, end: int) -> bytes:
+    return b"".join(store.get_range(key, start, end))
+
+
+def _write_log(path: Path, entry: SegmentEntry, pieces: Iterable[bytes]) -> None:
+    crc = 0
+    try:
+        with path.open("wb") as file:
+            for piece in pieces:
+                crc = crc32c_of(piece, crc)
+                file.write(piece)
+    except OSError as error:
+        raise DiskFull(f"{path}: {error.strerror}", retry_after_s=5.0) from error
+    if crc != entry.log_crc32c:
+        raise CorruptDataError(
+            f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
+            "`tierlog storage verify --deep` says where",
+            file=entry.log_key,
+        )
+
+
+def _opened(
+    scratch: Path, log: PartitionLog, entry: SegmentEntry, clock: Callable[[], int]
+) -> PartitionLog:
+    whole = {"segment.bytes": 2**31 - 1, "segment.index.bytes": 2**31 - 8}
+    opened = PartitionLog.open(
+        scratch,
+        topic=log.topic,
+        partition=log.partition,
+        topic_id=log.topic_id,
+        config=LogConfig.parse({**log.config.overrides, **whole}),
+        clock=clock,
+        clean=False,
+        log_start_offset=entry.base_offset,
+    )
+    cut = opened.recovery
+    if cut.cut_reason or not entry.base_offset < opened.log_end_offset <= entry.next_offset:
+        opened.close()
+        detail = cut.cut_reason or f"ends in offset {opened.log_end_offset - 1}"
+        raise CorruptDataError(detail, file=entry.log_key, position=cut.cut_position or None)
+    return opened

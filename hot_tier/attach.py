@@ -1,0 +1,58 @@
+"""A segment that the other tier gave back joins the log, in front of the first local one.
+
+* It comes whole and synced, in a folder of its own on the same disk, and joins by renames, its
+  `.log` last: a crash leaves the whole segment, or indexes alone, which the next open removes.
+* It ends where the first local segment begins, as every sealed segment does, whatever lies between.
+* The newest comes first: below the offsets that are here there is never a hole that was not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX
+from hot_tier.log_state import LogState, Segments
+from hot_tier.roll import disk_error
+from hot_tier.segment import Segment, SegmentEnd
+from hot_tier.segment_views import SegmentFiles
+from record_format.checkpoint_files import EpochEntry
+
+
+def attach_front(
+    state: LogState, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
+) -> bool:
+    """Make `files` (sealed, synced) the first segment; False where the log start has passed it, or
+    the log was closed.
+
+    `epochs`: those its records were appended in. Raises DiskFull, LogOfflineError.
+    """
+    with state.lock:
+        state.check_online()
+        first = state.segments.items[0]
+        assert files.last_offset < first.base_offset, "it lies in front of what is here"
+        if state.closed or files.last_offset < state.log_start_offset:
+            return False
+        end = SegmentEnd(files.size_bytes, first.base_offset)
+        segment = Segment(state.folder, files.base_offset, end)
+        segment.record_count, segment.min_timestamp = files.record_count, files.min_timestamp
+        segment.crc32c, segment.has_transactions = crc32c, files.txnindex is not None
+        try:
+            state.epochs.extend_front(epochs)
+            for suffix, path in _in_order(files):
+                state.disk.rename(path, segment.path(suffix))
+            state.disk.sync_folder(state.folder)
+        except OSError as error:
+            raise disk_error(state, error) from error
+        state.segments = Segments.of((segment, *state.segments.items))
+        return True
+
+
+def _in_order(files: SegmentFiles) -> list[tuple[str, Path]]:
+    transactions = [(TRANSACTION_INDEX, files.txnindex)] if files.txnindex else []
+    return [
+        *transactions,
+        (TIME_INDEX, files.timeindex),
+        (OFFSET_INDEX, files.index),
+        (LOG, files.log),
+    ]

@@ -1,0 +1,221 @@
+"""Segments of compacted topics that only the bucket has come back to disk, and are compacted."""
+
+import shutil
+
+import pytest
+
+from broker.bring_back import cold_only, has_cold_only
+from broker.groups import NewOffset
+from hot_tier.durable_file import REAL_DISK
+from hot_tier.log import PartitionLog
+from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
+from record_format.decode import iter_records
+from record_format.errors import DiskFull
+from tests.integration.broker.test_compaction import (
+    COMPACT,
+    cold_records,
+    compacted,
+    fill,
+    last_of,
+    offload,
+)
+from tests.integration.broker.test_restore import GAP, Restored
+
+
+@pytest.fixture
+def kept(house):
+    """What a compacted topic holds; some of it was compacted, and all of it is in the bucket."""
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 300)
+    compacted(house, "t")
+    last |= fill(house, "t", 200, keys=30, seed=2)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    offload(house, "t")
+    house.broker.close()
+    return last
+
+
+@pytest.fixture
+def restored(house, kept, tmp_path):
+    restored = Restored(tmp_path / "restored", house)
+    yield restored
+    restored.broker.close()
+
+
+def partition_of(house):
+    return house.broker.partition("t", 0)
+
+
+def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored, kept):
+    end = partition_of(restored).log.log_start_offset + 500 + GAP
+    assert partition_of(restored).log.local_log_start_offset == end
+    last = kept | fill(restored, "t", 200, keys=10, seed=3)
+    partition_of(restored).log.roll(reason="test")
+    restored.broker.compactor.run_round()
+    log = partition_of(restored).log
+    assert not has_cold_only(partition_of(restored))
+    assert log.first_local_offset < 500
+    records = restored.records("t")
+    assert last_of(records) == last
+    assert len(records) == len(last), "the old values of both sides of the gap are gone"
+
+
+def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
+    last = kept | fill(restored, "t", 100, seed=3)
+    compacted_to_the_end(restored)
+    offload(restored, "t")
+    assert last_of(cold_records(restored, "t")) == last
+    restored.restart()
+    last |= fill(restored, "t", 300, seed=4)
+    compacted_to_the_end(restored)
+    offload(restored, "t")
+    assert last_of(restored.records("t")) == last_of(cold_records(restored, "t")) == last
+    gap_end = partition_of(restored).cold.manifest.gaps[0].end_offset
+    entries = partition_of(restored).cold.entries(0)
+    assert not [one for one in entries if one.base_offset < gap_end <= one.last_offset]
+    report = restored.broker.verify("t", deep=True)
+    assert [p for p in report.problems if p.kind != "gap"] == []
+
+
+def compacted_to_the_end(house):
+    partition_of(house).log.roll(reason="test")
+    house.broker.compactor.run_round()
+
+
+def test_segments_join_as_the_manifest_has_them(restored):
+    partition = partition_of(restored)
+    there = list(cold_only(partition))
+    first_local = partition.log.first_local_offset
+    assert len(there) > 3
+    restored.broker.compactor._bring_back(partition, stopping=lambda: False)
+    here = [view for view in partition.log.segments() if view.base_offset < first_local]
+    assert [view.base_offset for view in here] == [entry.base_offset for entry in there]
+    for view, entry in zip(here, there, strict=True):
+        assert partition.log.segment_crc32c(view.base_offset) == entry.log_crc32c
+        assert view.path.stat().st_mtime_ns // 1_000_000 == entry.modified_ms
+    assert partition.log.mirrored
+    assert partition.log.epochs[0].epoch == there[0].leader_epoch
+
+
+def test_whatever_a_crash_leaves_is_whole_segments(restored, tmp_path, monkeypatch):
+    """Before each rename and sync the folder would open, with nothing missing behind its start."""
+    partition, copies = partition_of(restored), []
+    whole = restored.records("t")
+
+    def look():
+        if len(copies) == 16:  # three segments and the beginning of a fourth
+            return
+        copies.append(tmp_path / f"copy-{len(copies)}" / partition.log.folder.name)
+        shutil.copytree(partition.log.folder, copies[-1])
+
+    class Watched(type(REAL_DISK)):
+        def rename(self, source, target):
+            look()
+            super().rename(source, target)
+
+        def sync_folder(self, path):
+            look()
+            super().sync_folder(path)
+
+    monkeypatch.setattr(partition.log._state, "disk", Watched())
+    entries = list(cold_only(partition))
+    restored.broker.compactor._bring_back(partition, stopping=lambda: False)
+    bases = {entry.base_offset for entry in entries} | {partition.log._state.segments.bases[-1]}
+    assert len(copies) == 16
+    for copy in copies:
+        log = PartitionLog.open(
+            copy,
+            topic="t",
+            partition=0,
+            topic_id=partition.log.topic_id,
+            config=partition.log.config,
+            clock=lambda: 0,
+            clean=False,
+            recovery_point=partition.log.recovery_point,
+            log_start_offset=0,
+        )
+        assert log.first_local_offset in bases
+        offset, end = log.first_local_offset, log.high_watermark
+        assert read_all(log, offset) == [r for r in whole if offset <= r.offset < end]
+        assert not list(copy.glob("*.tmp"))
+        log.close()
+
+
+def read_all(log, offset):
+    found = []
+    while offset < log.high_watermark:
+        read = log.read(offset, max_bytes=1 << 20)
+        found += iter_records(b"".join(piece.read() for piece in read.slices), from_offset=offset)
+        if read.next_offset == offset:
+            break
+        offset = read.next_offset
+    return found
+
+
+def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored, kept):
+    partition = partition_of(restored)
+    entries = list(cold_only(partition))
+    path = restored.root / "bucket" / partition.cold.full_key(entries[1].log_key)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    restored.broker.compactor.run_round()
+    assert partition.log.first_local_offset == entries[2].base_offset
+    assert restored.broker.compactor._waits
+    assert not list((restored.root / "data" / "tierlog" / "bring-back").glob("*"))
+
+
+def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
+    partition = partition_of(restored)
+    entries = list(cold_only(partition))
+    restored.set_down(True)
+    restored.broker.compactor.run_round()
+    assert list(cold_only(partition)) == entries
+    restored.set_down(False)
+    restored.broker.compactor._waits.clear()
+
+    def no_room(size_bytes):
+        raise DiskFull(f"{size_bytes} do not fit")
+
+    monkeypatch.setattr(restored.broker.compactor._bring_back, "_check_room", no_room)
+    restored.broker.compactor.run_round()
+    assert list(cold_only(partition)) == entries
+    monkeypatch.undo()
+    restored.broker.compactor._waits.clear()
+    restored.broker.compactor.run_round()
+    assert not has_cold_only(partition)
+
+
+def test_what_a_trim_has_passed_stays_away(restored):
+    partition = partition_of(restored)
+    entries = list(cold_only(partition))
+    bring = restored.broker.compactor._bring_back
+    middle = entries[2]
+    check_room = bring._check_room
+
+    def trim_first(size_bytes):
+        check_room(size_bytes)
+        restored.broker.janitor.trim(partition, middle.base_offset)
+
+    bring._check_room = trim_first
+    bring(partition, stopping=lambda: False)
+    assert partition.log.first_local_offset == middle.base_offset
+    assert not has_cold_only(partition)
+
+
+def test_restored_group_offsets_are_compacted_again(house, tmp_path):
+    house.broker.create_topic("t")
+    house.produce("t", [b"x"] * 10)
+    for offset in range(10):
+        house.broker.groups.commit("g", [NewOffset("t", 0, offset)])
+    assert house.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
+    house.broker.close()
+    restored = Restored(tmp_path / "restored", house)
+    restored.broker.compactor.run_round()
+    offsets = restored.broker.partition(OFFSETS_TOPIC, 0)
+    assert not has_cold_only(offsets)
+    assert offsets.log.first_local_offset == 0
+    restored.restart()
+    assert restored.broker.groups.group("g")[0].offset == 9
+    restored.broker.close()
