@@ -33,8 +33,11 @@ class Access:
 
     def admit(self, exchange: Exchange) -> None:
         """Say who is there, in `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
-        if exchange.scope["http_version"] == "1.1" and exchange.header(b"host") is None:
+        host = exchange.header(b"host")
+        if host is None and exchange.scope["http_version"] == "1.1":
             refuse_field("Host", "missing; a request of HTTP/1.1 has one (RFC 9112, 3.2)")
+        if host is not None and "," in host:
+            refuse_field("Host", "given more than once")
         is_open = exchange.scope["path"] in OPEN_PATHS
         if not self._asks_for_tokens():
             check_host(exchange, self._settings)

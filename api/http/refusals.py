@@ -41,6 +41,16 @@ class RangeNotSatisfiable(RequestError):
         self.size_bytes = size_bytes
 
 
+class HeaderTooLarge(RequestError):
+    """The request line and the headers together."""
+
+    def __init__(self, *, limit_bytes: int, size_bytes: int) -> None:
+        super().__init__(
+            f"the request's head has {size_bytes} bytes or more; at most {limit_bytes} are taken"
+        )
+        self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
+
+
 class ForeignHost(RequestError):
     """Without tokens: a Host or Origin that is not loopback (DNS rebinding)."""
 

@@ -16,18 +16,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from api.http import problems
 from api.http.context import Context
+from api.http.limited_protocol import ConnectionLimits
 from api.http.send_turns import SendTurns
 from api.http.settings import HttpSettings
-from api.http.zerocopy import ConnectionLimits, ZeroCopyProtocol
-from record_format.errors import InvalidRequest, Throttled
+from api.http.zerocopy import ZeroCopyProtocol
+from record_format.errors import RequestError, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
@@ -167,8 +168,10 @@ def _protocol(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
+        unread_max_bytes=settings.body_max_bytes,
+        unread_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
-        bad_request=_bad_request,
+        refusal=_refusal,
     )
     bound = {"limits": limits, "threads": threads, "turns": SendTurns()}
     return type("BoundProtocol", (ZeroCopyProtocol,), bound)
@@ -190,13 +193,14 @@ def _busy(app: Any) -> Any:
     return busy
 
 
-def _bad_request(detail: str) -> bytes:
-    """The whole response to what is not HTTP."""
-    problem = problems.to_problem(InvalidRequest(detail), request_id="")
-    body = msgspec.json.encode(problem.document)
+def _refusal(error: RequestError) -> bytes:
+    """The whole response to what is no request."""
+    problem = problems.to_problem(error, request_id="")
+    body = problem.body()
     headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    return b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body
+    status = HTTPStatus(problem.status)
+    return f"HTTP/1.1 {status} {status.phrase}\r\n".encode() + lines + b"\r\n" + body
 
 
 def _new_id() -> tuple[bytes, bytes]:

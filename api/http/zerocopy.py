@@ -25,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.http.file_send import FileSend
+from api.http.limited_protocol import LimitedProtocol
 from api.http.send_turns import TURN_BYTES, SendTurns
 from record_format.page_cache import HasFileno
 
@@ -39,19 +39,6 @@ EXTENSION: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20
 SMALL_BODY_BYTES: Final = 64 << 10  # such a body is joined to its head: one send(2), not two
 _MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
-
-
-class ConnectionLimits(NamedTuple):
-    """`busy_app` answers on connections above `connections_max`; above twice that they are cut.
-
-    `bad_request` makes the whole response to what is not HTTP.
-    """
-
-    connections_max: int
-    header_max_bytes: int
-    header_timeout_s: float
-    busy_app: Any
-    bad_request: Callable[[str], bytes]
 
 
 class _HeadCatcher:
@@ -161,34 +148,22 @@ class ZeroCopyCycle(RequestResponseCycle):
         return self.body_given and self.sending_ended
 
 
-class ZeroCopyProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with `sendfile`, limits, and answers to half-closed clients."""
+class ZeroCopyProtocol(LimitedProtocol):
+    """The protocol with `sendfile`, and with answers to half-closed clients."""
 
-    limits: ConnectionLimits
     threads: Executor | None = None
     turns: SendTurns
     _sends_files = False
     _sending_ended = False  # the client closed its sending side
     _sock: socket.socket | None = None  # the duplicate
     _sending: FileSend | None = None
-    _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
-    _in_head = True
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
 
     # --- the connection -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)
         raw = transport.get_extra_info("socket")
         self._sends_files = self.scheme == "http" and raw is not None
-        count = len(self.connections)
-        if count > 2 * self.limits.connections_max:
-            self.transport.abort()
-            return
-        if count > self.limits.connections_max:
-            self.app = self.limits.busy_app
-        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
@@ -196,7 +171,6 @@ class ZeroCopyProtocol(HttpToolsProtocol):
             active.disconnected = True
             active.message_event.set()
         super().connection_lost(exc)
-        self._head_arrived()
         if self._sending is not None:
             self._sending.stop()
         if self._sock is not None:
@@ -215,47 +189,14 @@ class ZeroCopyProtocol(HttpToolsProtocol):
             self._active.message_event.set()
         return True
 
-    # --- the head -------------------------------------------------------------------------------
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self.limits.header_max_bytes:
-            self.send_400_response("The head of the request is too large.")
+    # --- requests -------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._in_head:
-            self._await_head()
         if self._sends_files:
             self.scope["extensions"] = {EXTENSION: {}}
 
-    def on_headers_complete(self) -> None:
-        self._head_arrived()
-        super().on_headers_complete()
-
-    def _await_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
-
-    def _head_arrived(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; where another answer is under way only by closing."""
-        self._head_arrived()
-        if self._active is not None and not self._active.response_complete:
-            self.transport.abort()
-            return
-        self.transport.write(self.limits.bad_request(msg))
-        self.transport.close()
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._active = cycle
         if self._sends_files:
             cycle.__class__ = ZeroCopyCycle
             assert isinstance(cycle, ZeroCopyCycle)

@@ -90,3 +90,18 @@ def test_a_request_without_a_host_is_refused(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
         sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert b" 200 " in sock.recv(1 << 16).splitlines()[0]
+
+
+def test_a_request_with_two_hosts_is_refused(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        answer = sock.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"loc":"Host"' in answer
+
+
+def test_a_head_beyond_the_limit_is_431_in_a_problem(api: Api) -> None:
+    answer = api.get("/healthz", headers={"x": "a" * 70_000})
+    refused = problem(answer, 431, "header-too-large")
+    assert refused["limit_bytes"] == 65_536
+    assert refused["size_bytes"] > 70_000

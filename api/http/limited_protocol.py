@@ -1,0 +1,154 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on what a client may send, beyond what handlers see.
+
+* A head is bounded in bytes and in time, however it is cut into packets.
+* Bytes that are not HTTP are answered where no answer is under way, and end the connection.
+* What is left of a body that nobody reads, behind a refusal, is let go by: so far and so long that
+  its sender finds the answer, then the connection ends.
+* Beyond a number of connections another application answers, and beyond twice that nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.http.refusals import HeaderTooLarge
+from record_format.errors import InvalidRequest, RequestError
+
+
+class ConnectionLimits(NamedTuple):
+    """`busy_app` answers on connections above `connections_max`; above twice that they are cut.
+
+    `unread_*` are of a body that nobody reads any more. `refusal` makes the whole response to what
+    is no request.
+    """
+
+    connections_max: int
+    header_max_bytes: int
+    header_timeout_s: float
+    unread_max_bytes: int
+    unread_timeout_s: float
+    busy_app: Any
+    refusal: Callable[[RequestError], bytes]
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Leans on `cycle` and `connections` of uvicorn's protocol, and on what its cycles know."""
+
+    limits: ConnectionLimits
+    _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
+    _in_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    _unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        count = len(self.connections)
+        if count > 2 * self.limits.connections_max:
+            self.transport.abort()
+            return
+        if count > self.limits.connections_max:
+            self.app = self.limits.busy_app
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._head_arrived()
+        self._unread_ended()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # --- the head -------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.limits.header_max_bytes:
+            self._refuse(self._head_too_large(self._head_bytes))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        # A head that came in one read was not counted on its way, or with its body.
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        if size > self.limits.header_max_bytes:
+            raise self._head_too_large(size)
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+    def _head_arrived(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_too_large(self, size_bytes: int) -> HeaderTooLarge:
+        return HeaderTooLarge(limit_bytes=self.limits.header_max_bytes, size_bytes=size_bytes)
+
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn calls this while it handles what the parser raised."""
+        found = sys.exception()
+        # What a callback of ours raises, the parser raises as the context of its own.
+        reason = found and (found.__context__ or found)
+        if not isinstance(reason, HeaderTooLarge):
+            reason = InvalidRequest(f"this is no request of HTTP/1.1: {reason or msg}")
+        self._refuse(reason)
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer, and end the connection; where another answer is under way, only end it."""
+        self._head_arrived()
+        active = self._active
+        if active is not None and active.more_body and active is self.cycle:  # it is in its body
+            if active.response_started:
+                self.transport.abort()
+                return
+            active.disconnected = True
+            active.message_event.set()
+        elif active is not None and not active.response_complete:
+            self.transport.abort()
+            return
+        self.transport.write(self.limits.refusal(error))
+        self.transport.close()
+
+    # --- a body that nobody reads ---------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        if self._active is self.cycle and self.cycle.more_body:
+            self._unread_bytes = 0
+            self._unread_timer = self.loop.call_later(
+                self.limits.unread_timeout_s, self.transport.abort
+            )
+        super().on_response_complete()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self._unread_timer is not None:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > self.limits.unread_max_bytes:
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.cycle.more_body = False  # uvicorn leaves it where the answer is complete
+        self._unread_ended()
+
+    def _unread_ended(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
