@@ -39,6 +39,7 @@ CLAIMS: Final = (
     "compaction",
     "slow_disk",
     "kafka_cpu",
+    "kafka_tiered",
     "log_peers",
 )
 WIDTH_WITHOUT_TERMINAL: Final = 120

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import threading
 import time
@@ -33,50 +32,25 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from bench import children, s3
+from bench import cold_topic, s3
 from bench.children import Server
+from bench.cold_topic import BATCH_BYTES, COLD_BYTES, MIB, SEGMENT_BYTES, Pass, Reader
 from bench.records import batch_of_size
 from bench.report import Report, Target
-from bench.rounds import cpu_seconds_of
 from bench.s3 import Bucket, SlowProxy
-from bench.wire import Wire, percentile
+from bench.wire import percentile
 from cold_tier.open import open_store
 from cold_tier.ranged_reader import ChunkRef, RangedReader
 from cold_tier.read_ahead import WINDOW_MAX
 from record_format.batch import parse_header
-from tierlog.client import Client
 
 ROUNDS: Final = 3
-MIB: Final = 1 << 20
-BATCH_BYTES: Final = 16 << 10
-SEGMENT_BYTES: Final = 128 * MIB
-TOPIC_BYTES: Final = 512 * MIB
-COLD_BYTES: Final = TOPIC_BYTES - SEGMENT_BYTES  # the last segment is active and local
-ROOMY_BYTES: Final = 4 << 30
 RE_READS: Final = 3  # CPU is counted in ticks
 CHUNK_BYTES: Final = 8 * MIB
-FETCH_BYTES: Final = 8 * MIB
 READERS: Final = 100
 READERS_S: Final = 8.0
 DELAY_S: Final = 0.05
 SLOW_S, SLOW_EVERY, FETCHES = 2.0, 50, 400
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
-
-
-class Pass(NamedTuple):
-    """One reading of `size_bytes`."""
-
-    size_bytes: int
-    seconds: float
-    cpu_s: float
-
-    @property
-    def mb_per_s(self) -> float:
-        return self.size_bytes / 1e6 / self.seconds
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_s / (self.size_bytes / 1e9)
 
 
 class Round(NamedTuple):
@@ -91,7 +65,7 @@ class Round(NamedTuple):
 def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(name="cold_read", title="Reads of the cold tier", peer="peer")
     with s3.versitygw(folder) as bucket:
-        _fill(folder, bucket)
+        cold_topic.fill(folder, *bucket.flags)
         key = _a_log(bucket)
         seen = [_round(folder, bucket, key) for _ in range(rounds + 1)][1:]
         _add_passes(report, seen)
@@ -105,26 +79,6 @@ def measure(folder: Path, *, rounds: int) -> Report:
 # --- what is there to read ---------------------------------------------------------------------
 
 
-def _fill(folder: Path, bucket: Bucket) -> None:
-    batch = batch_of_size(BATCH_BYTES)
-    body = batch * (FETCH_BYTES // BATCH_BYTES)
-    config = {"segment.bytes": SEGMENT_BYTES, "retention.ms": -1}
-    with (
-        children.broker(folder, *bucket.flags) as broker,
-        Client(broker.url, timeout_s=120) as client,
-    ):
-        for topic, kept in ("hot", -2), ("other", 0), ("cold", 0):
-            client.create_topic(topic, config={**config, "local.retention.bytes": kept})
-            for _ in range(TOPIC_BYTES // len(body)):
-                client.produce_batches(topic, body, partition=0, acks="1")
-            client.offload(topic, wait_ms=60_000)
-        for _ in range(600):
-            if all(one.tier == "cold" for one in list(client.segments("cold", 0))[:-1]):
-                return
-            time.sleep(0.1)
-    raise RuntimeError("the topic did not become cold")
-
-
 def _a_log(bucket: Bucket) -> str:
     """The key of one segment of the cold topic, from the bucket's root."""
     client: Any = s3.client(bucket)
@@ -133,73 +87,21 @@ def _a_log(bucket: Bucket) -> str:
     return str(logs[0])
 
 
-def _broker(folder: Path, bucket: Bucket, *, cache_bytes: int = ROOMY_BYTES) -> Any:
-    """A broker whose cache is empty."""
-    shutil.rmtree(folder / "data" / "tierlog" / "cache", ignore_errors=True)
-    return children.broker(folder, *bucket.flags, "--cache-bytes", str(cache_bytes))
-
-
 # --- one reader ----------------------------------------------------------------------------------
 
 
 def _round(folder: Path, bucket: Bucket, key: str) -> Round:
-    with _broker(folder, bucket, cache_bytes=COLD_BYTES) as broker:
-        _read_all(broker, "other")
-        _settle(broker)
-        first = _read_all(broker, "cold")
+    first = cold_topic.first_read(folder, *bucket.flags)
     bare = _bare(bucket, key)
-    with _broker(folder, bucket) as broker:
-        _settle(broker)
-        into_empty = _read_all(broker, "cold")
-        _settle(broker)
-        second = _read_all(broker, "cold", times=RE_READS)
-        hot = _read_all(broker, "hot", times=RE_READS)
+    with cold_topic.broker(folder, *bucket.flags) as broker:
+        cold_topic.settle(broker)
+        into_empty = cold_topic.read_all(broker, "cold")
+        cold_topic.settle(broker)
+        second = cold_topic.read_all(broker, "cold", times=RE_READS)
+        hot = cold_topic.read_all(broker, "hot", times=RE_READS)
     with tempfile.TemporaryDirectory(dir=folder) as written:
         into_files = _bare(bucket, key, written)
     return Round(first, into_empty, second, hot, bare, into_files)
-
-
-def _settle(broker: Server) -> None:
-    """Wait until what a start brings with it (kernels, the probe) is over."""
-    before = -1.0
-    while cpu_seconds_of(broker.pid) - before > 0.02:
-        before = cpu_seconds_of(broker.pid)
-        time.sleep(0.4)
-
-
-def _read_all(broker: Server, topic: str, *, times: int = 1) -> Pass:
-    size, cpu_before = 0, cpu_seconds_of(broker.pid)
-    began = time.perf_counter()
-    reader = Reader(broker, topic)
-    for number in range(1, times + 1):
-        offset = 0
-        while size < COLD_BYTES * number:
-            offset, got = reader.read(offset)
-            size += got
-    seconds = time.perf_counter() - began
-    reader.close()
-    return Pass(size, seconds, cpu_seconds_of(broker.pid) - cpu_before)
-
-
-class Reader:
-    """Raw batches from one offset on, over one connection; the bytes are thrown away."""
-
-    def __init__(self, broker: Server, topic: str) -> None:
-        self._wire = Wire(broker)
-        self._line = f"GET /v1/topics/{topic}/partitions/0/records?offset=%d&max_bytes=%d"
-        self._buffer = memoryview(bytearray(MIB))
-
-    def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
-        """(next offset, bytes)."""
-        request = self._wire.request(self._line % (offset, max_bytes), Accept=RAW)
-        head, size = self._wire.drain(request, self._buffer)
-        found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
-        if not size or found is None:
-            raise RuntimeError(f"offset {offset}: {head!r}")
-        return int(found[1]), size
-
-    def close(self) -> None:
-        self._wire.sock.close()
 
 
 def _bare(bucket: Bucket, key: str, folder: str = "") -> Pass:
@@ -268,8 +170,8 @@ def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
     """GETs for one record: of a broker that has read nothing, and once more in another chunk."""
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
     proxy = SlowProxy(bucket, lambda _: 0.0)
-    with _broker(folder, proxy.bucket) as broker:
-        _settle(broker)
+    with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
+        cold_topic.settle(broker)
         reader, counts = Reader(broker, "cold"), []
         for place in (SEGMENT_BYTES // 2, SEGMENT_BYTES // 4):
             before = proxy.gets
@@ -285,8 +187,8 @@ def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
 
 
 def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
-    with _broker(folder, bucket) as broker:
-        _settle(broker)
+    with cold_topic.broker(folder, *bucket.flags) as broker:
+        cold_topic.settle(broker)
         before, most = _resident_mib(broker.pid), 0.0
         totals, threads = [0] * READERS, []
         ends = time.monotonic() + READERS_S
@@ -335,9 +237,9 @@ def _far_away(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> N
     speeds = []
     for _ in range(rounds):
         proxy = SlowProxy(bucket, lambda _: DELAY_S)
-        with _broker(folder, proxy.bucket) as broker:
-            _settle(broker)
-            speeds.append(_read_all(broker, "cold").mb_per_s)
+        with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
+            cold_topic.settle(broker)
+            speeds.append(cold_topic.read_all(broker, "cold").mb_per_s)
         proxy.close()
     target = Target(value=100, of_ratio=False)
     report.add("first read, 50 ms more a request", "MB/s", speeds, target=target)

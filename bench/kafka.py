@@ -1,14 +1,16 @@
 """A real Kafka as a peer: one broker on loopback, with the JVM's defaults and 1 GiB of heap.
 
-* Its jars are those that the tests judge our files with (`make test` fetches them, with Maven).
+* Its jars are those that the tests judge our files with (`make test` fetches them, with Maven). The
+  one with its store in a local folder is fetched when it is first wanted.
 * Load comes from Kafka's own tools, in a JVM of their own: only the broker's CPU is counted.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,7 +20,10 @@ from bench.children import ROOT, MissingPeer, free_port, program, running
 VERSION: Final = "4.3.1"
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qg"
 START_TIMEOUT_S: Final = 60
+UPKEEP_MS: Final = 2_000
 _HOME: Final = ROOT / ".cache" / f"kafka-{VERSION}"
+_TIERED: Final = _HOME / "tiered"
+_TIERED_JAR: Final = f"org.apache.kafka:kafka-storage:{VERSION}:jar:test"
 _LOGGING: Final = ROOT / "tests" / "integration" / "kafka" / "log4j2.yaml"
 
 
@@ -36,7 +41,7 @@ class Kafka(NamedTuple):
 
 
 @contextmanager
-def kafka(folder: Path) -> Iterator[Kafka]:
+def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Kafka]:
     """A broker on an empty folder, which makes a topic of one partition when it is first named."""
     if not (_HOME / "ready").exists():
         raise MissingPeer(
@@ -44,13 +49,14 @@ def kafka(folder: Path) -> Iterator[Kafka]:
         )
     program("java")
     port, controller = free_port(), free_port()
-    settings, log = folder / "kafka.properties", folder / "kafka.log"
-    settings.write_text(_settings(folder / "kafka", port=port, controller=controller))
+    written, log = folder / "kafka.properties", folder / "kafka.log"
+    named = _settings(folder / "kafka", port=port, controller=controller) | dict(settings or {})
+    written.write_text("".join(f"{name}={value}\n" for name, value in named.items()))
     storage = [*_java("WARN"), "kafka.tools.StorageTool"]
     subprocess.run(
-        [*storage, "format", "-t", CLUSTER_ID, "-c", str(settings)], check=True, capture_output=True
+        [*storage, "format", "-t", CLUSTER_ID, "-c", str(written)], check=True, capture_output=True
     )
-    with running([*_java("INFO"), "kafka.Kafka", str(settings)], log=log) as child:
+    with running([*_java("INFO"), "kafka.Kafka", str(written)], log=log) as child:
         deadline = time.monotonic() + START_TIMEOUT_S
         while b"Kafka Server started" not in log.read_bytes():
             if child.poll() is not None or time.monotonic() > deadline:
@@ -59,13 +65,43 @@ def kafka(folder: Path) -> Iterator[Kafka]:
         yield Kafka(child.pid, f"127.0.0.1:{port}")
 
 
+@contextmanager
+def tiered_kafka(folder: Path) -> Iterator[Kafka]:
+    """As `kafka`, with its tiered storage in a local folder: its own LocalTieredStorage."""
+    if not list(_TIERED.glob("*.jar")):
+        _fetch_tiered()
+    storage = "org.apache.kafka.server.log.remote.storage.LocalTieredStorage"
+    settings = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.manager.class.name": storage,
+        "remote.log.storage.manager.class.path": f"{_TIERED}/*",
+        "remote.log.metadata.manager.listener.name": "PLAINTEXT",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": 1,
+        "rlmm.config.remote.log.metadata.topic.num.partitions": 1,
+        "rsm.config.dir": folder / "kafka-tiered",
+        "remote.log.manager.task.interval.ms": UPKEEP_MS,
+        "log.retention.check.interval.ms": UPKEEP_MS,
+    }
+    with kafka(folder, settings) as broker:
+        yield broker
+
+
+def _fetch_tiered() -> None:
+    if shutil.which("mvn") is None:
+        raise MissingPeer(f"{_TIERED_JAR} is not in .cache, and there is no Maven to fetch it with")
+    goal = ("dependency:copy", f"-Dartifact={_TIERED_JAR}", f"-DoutputDirectory={_TIERED}")
+    done = subprocess.run(["mvn", "-q", "-B", *goal], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingPeer(f"{_TIERED_JAR} could not be fetched: {done.stdout[-500:]}")
+
+
 def _java(level: str) -> list[str]:
     options = ["-Xmx1g", f"-Dlog4j2.configurationFile={_LOGGING}", f"-Djudge.level={level}"]
     return ["java", *options, "-cp", f"{_HOME}/libs/*"]
 
 
-def _settings(data: Path, *, port: int, controller: int) -> str:
-    named = {
+def _settings(data: Path, *, port: int, controller: int) -> dict[str, object]:
+    return {
         "process.roles": "broker,controller",
         "node.id": 1,
         "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
@@ -79,4 +115,3 @@ def _settings(data: Path, *, port: int, controller: int) -> str:
         "message.max.bytes": 8 << 20,
         "log.dirs": data,
     }
-    return "".join(f"{name}={value}\n" for name, value in named.items())

@@ -1,0 +1,128 @@
+"""A topic that is only in the bucket, a broker with nothing of it cached, and a reader of batches.
+
+* Each topic is of the same size and filled with the same batch. The last segment is active, hence
+  local: COLD_BYTES of it are cold.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench import children
+from bench.children import Server
+from bench.records import batch_of_size
+from bench.rounds import cpu_seconds_of
+from bench.wire import Wire
+from tierlog.client import Client
+
+MIB: Final = 1 << 20
+BATCH_BYTES: Final = 16 << 10
+SEGMENT_BYTES: Final = 128 * MIB
+TOPIC_BYTES: Final = 512 * MIB
+COLD_BYTES: Final = TOPIC_BYTES - SEGMENT_BYTES
+ROOMY_BYTES: Final = 4 << 30
+FETCH_BYTES: Final = 8 * MIB
+RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
+
+
+class Pass(NamedTuple):
+    """One reading of `size_bytes`."""
+
+    size_bytes: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def mb_per_s(self) -> float:
+        return self.size_bytes / 1e6 / self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_s / (self.size_bytes / 1e9)
+
+
+def fill(folder: Path, *flags: str) -> None:
+    """Topics "cold" and "other", which are only in the bucket, and "hot", which is also local."""
+    batch = batch_of_size(BATCH_BYTES)
+    body = batch * (FETCH_BYTES // BATCH_BYTES)
+    config = {"segment.bytes": SEGMENT_BYTES, "retention.ms": -1}
+    with (
+        children.broker(folder, *flags) as server,
+        Client(server.url, timeout_s=120) as client,
+    ):
+        for topic, kept in ("hot", -2), ("other", 0), ("cold", 0):
+            client.create_topic(topic, config={**config, "local.retention.bytes": kept})
+            for _ in range(TOPIC_BYTES // len(body)):
+                client.produce_batches(topic, body, partition=0, acks="1")
+            client.offload(topic, wait_ms=60_000)
+        for _ in range(600):
+            if all(one.tier == "cold" for one in list(client.segments("cold", 0))[:-1]):
+                return
+            time.sleep(0.1)
+    raise RuntimeError("the topic did not become cold")
+
+
+def broker(
+    folder: Path, *flags: str, cache_bytes: int = ROOMY_BYTES
+) -> AbstractContextManager[Server]:
+    """A broker whose cache is empty."""
+    shutil.rmtree(folder / "data" / "tierlog" / "cache", ignore_errors=True)
+    return children.broker(folder, *flags, "--cache-bytes", str(cache_bytes))
+
+
+def first_read(folder: Path, *flags: str, fetch_bytes: int = FETCH_BYTES) -> Pass:
+    """The first read of a topic, by a broker that has run for a while: its cache is full of
+    another topic, so that each new chunk takes the pages of an old one.
+    """
+    with broker(folder, *flags, cache_bytes=COLD_BYTES) as server:
+        read_all(server, "other")
+        settle(server)
+        return read_all(server, "cold", fetch_bytes=fetch_bytes)
+
+
+def settle(server: Server) -> None:
+    """Wait until what a start brings with it (kernels, the probe) is over."""
+    before = -1.0
+    while cpu_seconds_of(server.pid) - before > 0.02:
+        before = cpu_seconds_of(server.pid)
+        time.sleep(0.4)
+
+
+def read_all(server: Server, topic: str, *, times: int = 1, fetch_bytes: int = FETCH_BYTES) -> Pass:
+    size, cpu_before = 0, cpu_seconds_of(server.pid)
+    began = time.perf_counter()
+    reader = Reader(server, topic)
+    for number in range(1, times + 1):
+        offset = 0
+        while size < COLD_BYTES * number:
+            offset, got = reader.read(offset, max_bytes=fetch_bytes)
+            size += got
+    seconds = time.perf_counter() - began
+    reader.close()
+    return Pass(size, seconds, cpu_seconds_of(server.pid) - cpu_before)
+
+
+class Reader:
+    """Raw batches from one offset on, over one connection; the bytes are thrown away."""
+
+    def __init__(self, server: Server, topic: str) -> None:
+        self._wire = Wire(server)
+        self._line = f"GET /v1/topics/{topic}/partitions/0/records?offset=%d&max_bytes=%d"
+        self._buffer = memoryview(bytearray(MIB))
+
+    def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
+        """(next offset, bytes)."""
+        request = self._wire.request(self._line % (offset, max_bytes), Accept=RAW)
+        head, size = self._wire.drain(request, self._buffer)
+        found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
+        if not size or found is None:
+            raise RuntimeError(f"offset {offset}: {head!r}")
+        return int(found[1]), size
+
+    def close(self) -> None:
+        self._wire.sock.close()
