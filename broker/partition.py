@@ -144,11 +144,15 @@ class Partition:
         Raises OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError.
         """
         for _ in range(READ_ATTEMPTS):
+            now = self.offsets()
             try:
-                return self._read(offset, max_bytes=max_bytes, committed=committed)
+                found = self._read(offset, now, max_bytes=max_bytes, committed=committed)
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
                     raise
+            else:
+                assert found is not None, "a read that may wait finds what there is"
+                return found
         raise AssertionError(f"{self}: offset {offset} is in neither tier")
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
@@ -156,10 +160,8 @@ class Partition:
         now = self.offsets()
         if now.log_start_offset <= offset < now.local_log_start_offset:
             return None if committed else self._try_read_cold(offset, now, max_bytes=max_bytes)
-        if not self.log.is_resident(offset, max_bytes=max_bytes):
-            return None
         try:
-            return self._read(offset, max_bytes=max_bytes, committed=committed)
+            return self._read(offset, now, max_bytes=max_bytes, committed=committed, wait=False)
         except OffsetTrimmed:
             if offset < self.log.log_start_offset:
                 raise
@@ -179,9 +181,12 @@ class Partition:
         hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
         return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
 
-    def _read(self, offset: int, *, max_bytes: int, committed: bool) -> Fetched:
+    def _read(
+        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: bool = True
+    ) -> Fetched | None:
+        """None where it may not wait for the disk and would have to."""
         self.check_leadership()
-        now, replacements = self.offsets(), self.log.replacements
+        replacements = self.log.replacements
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
@@ -194,7 +199,10 @@ class Partition:
             slices, next_offset = cold.slices, cold.next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
-            hot = self.log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset)
+            read_hot = self.log.read if wait else self.log.try_read
+            hot = read_hot(next_offset, max_bytes=max_bytes, end_offset=end_offset)
+            if hot is None:
+                return None
             # Of the hot tier too a first batch comes whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier = "mixed" if slices else "hot"

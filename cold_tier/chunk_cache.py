@@ -78,7 +78,7 @@ class _ChunkFile(OpenFile):
 
     __slots__ = ("_closed", "_ticket")
 
-    def __init__(self, path: Path, ticket: _Ticket, closed: deque[_Ticket]) -> None:
+    def __init__(self, path: Path | str, ticket: _Ticket, closed: deque[_Ticket]) -> None:
         self._ticket, self._closed = ticket, closed
         super().__init__(path)
 
@@ -269,7 +269,7 @@ class ChunkCache:
 
     def _open(self, chunk: ChunkRef, entry: _Entry) -> _ChunkFile | None:
         try:
-            opened = _ChunkFile(self._path(_key(chunk)), entry.ticket, self._closed)
+            opened = _ChunkFile(self._name(_key(chunk)), entry.ticket, self._closed)
         except FileNotFoundError:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
@@ -396,7 +396,11 @@ class ChunkCache:
         return self._cached + self._reserved + self._lingering
 
     def _path(self, key: _Key) -> Path:
-        return self._folder / key[0] / str(key[1])
+        return Path(self._name(key))
+
+    def _name(self, key: _Key) -> str:
+        """As `_path`, for every lookup: to make a Path costs more than to open the file."""
+        return f"{self._folder}/{key[0]}/{key[1]}"
 
     def _unlink(self, keys: Iterable[_Key]) -> None:
         """Without the lock. A chunk that was filled again meanwhile loses its file: then a miss."""

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hot_tier import log_reader, residency, segment_swap, truncation
+from hot_tier import log_reader, segment_swap, truncation
 from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
 from hot_tier.attach import attach_front
@@ -28,6 +28,7 @@ from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import SNAPSHOT, path_of
+from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
@@ -75,6 +76,7 @@ class PartitionLog:
         self._flusher = Flusher(state)
         self._reaper = Reaper(state)
         self._views = SegmentViews(state)
+        self._at_hand = FilesAtHand(state)
         self._closed = False
         # Held by whoever reads segment files by their paths, and around each replacement of them.
         self.files_lock = threading.Lock()
@@ -295,11 +297,23 @@ class PartitionLog:
             lambda: log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end),
         )
 
-    def is_resident(self, offset: int, *, max_bytes: int = 1) -> bool:
-        """Whether a read at `offset` needs no disk: its index is in memory, its bytes in the
-        cache.
+    def try_read(
+        self, offset: int, *, max_bytes: int, end_offset: int | None = None
+    ) -> LogRead | None:
+        """As `read`, without waiting for the disk; None where it would have to.
+
+        What is found may still have to be read: only the way to it is in memory.
         """
-        return residency.is_resident(self._state, offset, max_bytes=max_bytes)
+        end = self.high_watermark if end_offset is None else end_offset
+        try:
+            return steady(
+                self._state,
+                lambda: log_reader.read(
+                    self._state, offset, max_bytes=max_bytes, end_offset=end, files=self._at_hand
+                ),
+            )
+        except BlockingIOError:
+            return None
 
     def offset_for_timestamp(
         self, timestamp: int, *, end_offset: int | None = None

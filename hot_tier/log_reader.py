@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from hot_tier.file_names import LOG
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
+from hot_tier.open_files import Files
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.transaction_index import read_entries
 from record_format.batch import BatchHeader, check_crc, parse_header
@@ -36,9 +37,11 @@ class LogRead(NamedTuple):
     next_offset: int
 
 
-def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int) -> LogRead:
+def read(
+    state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files | None = None
+) -> LogRead:
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
-    one.
+    one. With `files` that do not wait: raises BlockingIOError where it would have to.
 
     An empty read at the end. Raises OffsetTrimmed (below the first local segment, or the log
     start), OffsetPastEnd, CorruptDataError.
@@ -52,7 +55,8 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int) -> Lo
     for segment in segments.items[number : number + MAX_SLICES]:
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
-        found = _slice(state, segment, next_offset, left_bytes, end_offset)
+        limits = (left_bytes, end_offset)
+        found = _slice(state, files or state.files, segment, next_offset, limits)
         if found is None:
             continue  # no batch here: the segment ends in offsets that compaction removed
         piece, first, end = found
@@ -83,24 +87,28 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
 
 
 def _slice(
-    state: LogState, segment: Segment, offset: int, max_bytes: int, end_offset: int
+    state: LogState, files: Files, segment: Segment, offset: int, limits: tuple[int, int]
 ) -> tuple[FileSlice, int, int] | None:
-    """(slice, first offset, next offset) of what the segment has; None where it has nothing."""
+    """(slice, first offset, next offset) of what the segment has; None where it has nothing.
+
+    `limits`: bytes, and the offset to end at.
+    """
+    max_bytes, end_offset = limits
 
     def look_up() -> tuple[BatchHeader, SegmentEnd] | None:
-        first = segment.find_offset(state.files, offset)
+        first = segment.find_offset(files, offset)
         if first is None or first.last_offset >= end_offset:
             return None
         end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
         return first, end or segment.find_end(
-            state.files, first, max_bytes=max_bytes, end_offset=end_offset
+            files, first, max_bytes=max_bytes, end_offset=end_offset
         )
 
     found = with_good_indexes(state, segment, look_up)
     if found is None:
         return None
     first, end = found
-    file = state.files.open(segment.name(LOG))
+    file = files.open(segment.name(LOG))
     piece = FileSlice(file, first.position, end.size_bytes - first.position)
     return piece, first.base_offset, end.next_offset
 

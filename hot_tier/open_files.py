@@ -7,9 +7,12 @@ of their paths: to make, hash and compare Path objects costs more than a lookup.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, Protocol
 
 from hot_tier.index_images import IndexImages
 from record_format.file_slice import OpenFile
@@ -17,8 +20,22 @@ from record_format.file_slice import OpenFile
 DEFAULT_LIMIT = 64
 
 
+class Files(Protocol):
+    """What a look-up needs: `OpenFiles`, or a stand-in that does not wait (`files_at_hand`)."""
+
+    @property
+    def images(self) -> IndexImages: ...
+
+    @property
+    def pread(self) -> Callable[[int, int, int], bytes]: ...
+
+    def open(self, path: Path | str) -> OpenFile: ...
+
+
 class OpenFiles:
     """Least recently used descriptors by path. Thread-safe."""
+
+    pread: Final = staticmethod(os.pread)
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from hot_tier.batch_walk import headers_from
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import IndexImage, ReadAt, floor_in_image, floor_on_disk
-from hot_tier.open_files import OpenFiles
+from hot_tier.open_files import Files
 from record_format.batch import NO_TIMESTAMP, BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import parse_offset_index, parse_time_index
@@ -86,12 +86,12 @@ class Segment:
         """As `path`, and cheaper."""
         return f"{self.folder}/{file_name(self.base_offset, suffix)}"
 
-    def log_reader(self, files: OpenFiles) -> ReadAt:
+    def log_reader(self, files: Files) -> ReadAt:
         return reader_of(files, self.name(LOG))
 
     # --- by offset --------------------------------------------------------------------------------
 
-    def find_offset(self, files: OpenFiles, offset: int) -> BatchHeader | None:
+    def find_offset(self, files: Files, offset: int) -> BatchHeader | None:
         """The first batch that ends at or after `offset`; None past the end."""
         size_bytes, next_offset = self.end
         if offset >= next_offset:
@@ -103,7 +103,7 @@ class Segment:
         return None
 
     def find_end(
-        self, files: OpenFiles, first: BatchHeader, *, max_bytes: int, end_offset: int
+        self, files: Files, first: BatchHeader, *, max_bytes: int, end_offset: int
     ) -> SegmentEnd:
         """Where a read from `first` on ends: whole batches below `end_offset`, within `max_bytes`.
 
@@ -123,7 +123,7 @@ class Segment:
         return self.end if position < size_bytes else end
 
     def _walk_near(
-        self, files: OpenFiles, end: SegmentEnd, *, stop: int, end_offset: int
+        self, files: Files, end: SegmentEnd, *, stop: int, end_offset: int
     ) -> tuple[int, Iterator[BatchHeader]]:
         """A walk that begins at or after `end`, all before it within both limits, and near the
         nearer of them.
@@ -138,7 +138,7 @@ class Segment:
         return end.size_bytes, self._headers(files, end.size_bytes, end=size_bytes)
 
     def _headers_from(
-        self, files: OpenFiles, entry: tuple[int, ...] | None, *, end: int
+        self, files: Files, entry: tuple[int, ...] | None, *, end: int
     ) -> Iterator[BatchHeader]:
         """The headers from an entry of the offset index on; from the segment's start without one.
 
@@ -153,6 +153,8 @@ class Segment:
         try:
             first = next(headers)
             right = first.last_offset == self.base_offset + relative_offset
+        except BlockingIOError:
+            raise  # of a reader that does not wait: it says nothing of the index
         except (CorruptBatch, StopIteration, OSError):
             right = False
         if not right:
@@ -168,7 +170,7 @@ class Segment:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
     def _floor_offset_entry(
-        self, files: OpenFiles, *, column: int, target: int
+        self, files: Files, *, column: int, target: int
     ) -> tuple[int, ...] | None:
         image = self.offsets
         if image is not None:
@@ -176,7 +178,7 @@ class Segment:
         return self._floor_sealed(files, OFFSET_INDEX, column=column, target=target)
 
     def _floor_sealed(
-        self, files: OpenFiles, suffix: str, *, column: int, target: int
+        self, files: Files, suffix: str, *, column: int, target: int
     ) -> tuple[int, ...] | None:
         layout = OFFSET_ENTRY if suffix == OFFSET_INDEX else TIME_ENTRY
         name = self.name(suffix)
@@ -190,19 +192,7 @@ class Segment:
         except EOFError as short:
             raise CorruptIndex(str(short), file=name) from None
 
-    def known_offset_entry(
-        self, files: OpenFiles, *, column: int, target: int
-    ) -> tuple[bool, tuple[int, ...] | None]:
-        """(whether the offset index is in memory, its entry at or below `target`)."""
-        active = self.offsets
-        if active is not None:
-            return True, active.floor(column=column, target=target)
-        image = files.images.get(self.name(OFFSET_INDEX))
-        if image is None:
-            return False, None
-        return True, floor_in_image(image, OFFSET_ENTRY, column=column, target=target)
-
-    def _headers(self, files: OpenFiles, position: int, *, end: int) -> Iterator[BatchHeader]:
+    def _headers(self, files: Files, position: int, *, end: int) -> Iterator[BatchHeader]:
         try:
             yield from headers_from(self.log_reader(files), position, end=end)
         except CorruptBatch as bad:
@@ -230,7 +220,7 @@ class Segment:
 
     # --- by time ----------------------------------------------------------------------------------
 
-    def largest_timestamp(self, files: OpenFiles) -> LargestTimestamp:
+    def largest_timestamp(self, files: Files) -> LargestTimestamp:
         """The last time index entry, or what a walk over all headers finds where there is none."""
         largest = self.largest
         if largest is None:
@@ -238,13 +228,13 @@ class Segment:
             self.largest = largest
         return largest
 
-    def last_time_entry(self, files: OpenFiles) -> LargestTimestamp | None:
+    def last_time_entry(self, files: Files) -> LargestTimestamp | None:
         entry = self._floor_time_entry(files, 2**63 - 1)
         if entry is None:
             return None
         return LargestTimestamp(entry[0], self.base_offset + entry[1])
 
-    def _walk_for_largest(self, files: OpenFiles) -> LargestTimestamp:
+    def _walk_for_largest(self, files: Files) -> LargestTimestamp:
         largest = LargestTimestamp(NO_TIMESTAMP, self.base_offset)
         for header in self._headers(files, 0, end=self.end.size_bytes):
             if header.max_timestamp > largest.timestamp:
@@ -252,7 +242,7 @@ class Segment:
         return largest
 
     def batches_from_time(
-        self, files: OpenFiles, timestamp: int, *, start_offset: int
+        self, files: Files, timestamp: int, *, start_offset: int
     ) -> Iterator[BatchHeader]:
         """Headers of the batches that may hold the first record at or after `timestamp`."""
         entry = self._floor_time_entry(files, timestamp)
@@ -263,7 +253,7 @@ class Segment:
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 
-    def _floor_time_entry(self, files: OpenFiles, timestamp: int) -> tuple[int, ...] | None:
+    def _floor_time_entry(self, files: Files, timestamp: int) -> tuple[int, ...] | None:
         image = self.times
         if image is not None:
             return image.floor(column=0, target=timestamp)
@@ -271,7 +261,7 @@ class Segment:
 
 
 def _floor_in_file(
-    files: OpenFiles, name: str, layout: Struct, *, column: int, target: int
+    files: Files, name: str, layout: Struct, *, column: int, target: int
 ) -> tuple[int, ...] | None:
     """Look into a sealed index that is not in memory; and keep it there where it is wanted."""
     forgotten = files.images.forgotten
@@ -284,17 +274,17 @@ def _floor_in_file(
         return floor_on_disk(
             reader_of(files, name), layout, count=count, column=column, target=target
         )
-    image = os.pread(file.fd, size_bytes, 0)
+    image = files.pread(file.fd, size_bytes, 0)
     if len(image) < size_bytes:
         raise CorruptIndex("the index became shorter", file=name)
     files.images.keep(name, image, forgotten=forgotten)
     return floor_in_image(image, layout, column=column, target=target)
 
 
-def reader_of(files: OpenFiles, path: Path | str) -> ReadAt:
-    file = files.open(path)
+def reader_of(files: Files, path: Path | str) -> ReadAt:
+    file, pread = files.open(path), files.pread
 
     def read_at(size_bytes: int, position: int) -> bytes:
-        return os.pread(file.fd, size_bytes, position)
+        return pread(file.fd, size_bytes, position)
 
     return read_at

@@ -24,7 +24,7 @@ NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "preadv") else 0
 _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 
-def pread_nowait(fd: int, size_bytes: int, position: int) -> bytes:
+def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
     """As os.pread: short only where the file ends.
 
     Raises BlockingIOError where some of it would have to come from the disk.
@@ -40,7 +40,7 @@ def pread_nowait(fd: int, size_bytes: int, position: int) -> bytes:
         if error.errno in _CANNOT_TELL:
             raise BlockingIOError(errno.EAGAIN, "this file system cannot say it") from error
         raise
-    return bytes(memoryview(buffer)[:read])
+    return bytes(buffer) if read == size_bytes else bytes(buffer[:read])
 
 
 def is_resident(fd: int, position: int, size_bytes: int) -> bool:

@@ -1,6 +1,7 @@
 import pytest
 
 from hot_tier.file_names import OFFSET_INDEX
+from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.index_images import ENTRY_BYTES, SMALL_BYTES, IndexImages
 
 
@@ -44,11 +45,35 @@ def rolled(open_log, append_values):
     return log
 
 
-def test_sealed_segment_is_resident_once_its_index_and_file_were_used(rolled):
-    assert not rolled.is_resident(1)
+def test_a_sealed_segment_is_read_without_waiting_once_its_index_and_file_were_used(rolled):
+    assert rolled.try_read(1, max_bytes=1) is None
+    read = rolled.read(1, max_bytes=1)
+    assert rolled.try_read(1, max_bytes=1) == read
+    assert rolled.try_read(1, max_bytes=1 << 20) is None, "other segments hold the rest"
+    whole = rolled.read(1, max_bytes=1 << 20)
+    assert len(whole.slices) > 3
+    assert rolled.try_read(1, max_bytes=1 << 20) == whole
+
+
+def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypatch):
     rolled.read(1, max_bytes=1)
-    assert rolled.is_resident(1)
-    assert not rolled.is_resident(1, max_bytes=1 << 20), "such a read goes on in other segments"
+
+    def evicted(*_):
+        raise BlockingIOError
+
+    monkeypatch.setattr(FilesAtHand, "pread", staticmethod(evicted))
+    assert rolled.try_read(1, max_bytes=1) is None
+    assert rolled.read(1, max_bytes=1).slices
+
+
+def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
+    read = rolled.read(3, max_bytes=1)
+    name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
+    images = rolled._state.files.images
+    good = images.get(name)
+    images.keep(name, bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8))
+    assert rolled.try_read(3, max_bytes=1) is None
+    assert rolled.read(3, max_bytes=1) == read
 
 
 def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):

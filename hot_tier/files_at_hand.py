@@ -1,0 +1,42 @@
+"""The open files of a log for a reader that may not wait: what would need the disk raises
+BlockingIOError, and a thread that may wait asks the log again.
+
+Where the system cannot tell what is in memory that is every read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from hot_tier.file_names import LOG
+from hot_tier.index_images import IndexImages
+from hot_tier.log_state import LogState
+from record_format.file_slice import OpenFile
+from record_format.page_cache import pread_nowait
+
+
+class FilesAtHand:
+    """See the module. Takes the place of `OpenFiles` in a look-up."""
+
+    pread: Final = staticmethod(pread_nowait)
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    @property
+    def images(self) -> IndexImages:
+        return self._state.files.images
+
+    def open(self, path: Path | str) -> OpenFile:
+        """A file that is open already; the active segment's, which was just written, in any case.
+
+        Raises BlockingIOError for any other.
+        """
+        files = self._state.files
+        file = files.opened(path)
+        if file is None:
+            if path != self._state.active.segment.name(LOG):
+                raise BlockingIOError(f"{path} is not open")
+            file = files.open(path)
+        return file
