@@ -168,7 +168,8 @@ def _protocol(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
-        unread_max_bytes=settings.body_max_bytes,
+        # Beyond this a sender finds a reset in place of his 413: let few be cut.
+        unread_max_bytes=8 * settings.body_max_bytes,
         unread_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
         refusal=_refusal,
