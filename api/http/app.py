@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -14,7 +13,7 @@ from api.console.pages import Console
 from api.http import openapi, problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
-from api.http.docs_page import DOCS_CALLS
+from api.http.docs_page import DOCS_CALLS, document_call
 from api.http.exchange import Receive, Scope, Send
 from api.http.front import TierlogApp
 from api.http.refusals import MethodNotAllowed, NotFound
@@ -40,39 +39,31 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
         await console.stop()
         context.close()
 
+    shown = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` is not there yet
     app = TierlogApp(
         context,
-        CallTable((*CALLS, *DOCS_CALLS, *console.calls())),
+        CallTable((*CALLS, *DOCS_CALLS, shown, *console.calls())),
         title="tierlog",
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
+        openapi_url=None,  # the front door serves it, as it serves everything
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _problem_of_foreign_path},
     )
     app.state.context = context
-    schemas = openapi.Schemas(CALLS)
-    app.router.routes.extend(CallRoute(app, call, schemas) for call in CALLS)
+    app.router.routes.extend(CallRoute(app, call) for call in CALLS)
     made = app.openapi
-
-    def document() -> dict[str, Any]:
-        found = made()
-        components = found.setdefault("components", {})
-        components.setdefault("schemas", {}).update(schemas.components)
-        components["securitySchemes"] = openapi.SECURITY_SCHEMES
-        found["security"] = openapi.SECURITY
-        return found
-
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.completed(made(), CALLS)  # type: ignore[method-assign]
     return app
 
 
 class CallRoute(APIRoute):
     """A call as FastAPI knows it: for the document, and for whoever comes past the front door."""
 
-    def __init__(self, app: TierlogApp, call: Call, schemas: openapi.Schemas) -> None:
+    def __init__(self, app: TierlogApp, call: Call) -> None:
         self._front = app
         super().__init__(
             call.path,
@@ -84,7 +75,6 @@ class CallRoute(APIRoute):
             operation_id=call.handler.__name__,
             summary=call.summary,
             tags=[call.tag],
-            openapi_extra=openapi.operation(call, schemas),
         )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -32,6 +32,15 @@ class Body:
     example: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class OtherAnswer:
+    """An answer that is no problem, with another status than the usual one."""
+
+    description: str
+    content: Mapping[str, Body] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common."""
@@ -48,7 +57,7 @@ class Call:
     status: int = 200
     answer: Mapping[str, Body] = field(default_factory=dict)
     answer_headers: Mapping[str, str] = field(default_factory=dict)
-    other_answers: Mapping[int, str] = field(default_factory=dict)
+    other_answers: Mapping[int, OtherAnswer] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI document as a page, by Swagger UI out of our own package.
+"""`/openapi.json`, and at `/docs` the same as a page, by Swagger UI out of our own package.
 
 * Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
 * Files are found by name in one table: no path is ever made of a request.
@@ -9,19 +9,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
-from api.http.answers import Answer
+import msgspec
+
+from api.http.answers import JSON, Answer
 from api.http.byte_range import none_match
 from api.http.calls import Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.problems import HeaderList
 from api.http.refusals import NotFound
-from api.http.topics import no_query
+from api.http.topics import acceptable_json, no_query
 
 _SCRIPT: Final = b"text/javascript; charset=utf-8"
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -78,9 +80,34 @@ async def docs_file(_: Context, exchange: Exchange) -> Answer:
     return Answer(200, [(b"content-type", FILES[name]), *headers], body)
 
 
+def document_call(document: Callable[[], dict[str, Any]]) -> Call:
+    """`document` makes what is shown; it is asked once, when the first reader comes."""
+
+    @cache
+    def written() -> tuple[bytes, str]:
+        return _tagged(msgspec.json.encode(document()))
+
+    async def openapi_document(_: Context, exchange: Exchange) -> Answer:
+        no_query(exchange)
+        acceptable_json(exchange)
+        body, etag = written()
+        headers = [(b"etag", etag.encode()), (b"cache-control", b"no-cache")]
+        if not none_match(exchange.header(b"if-none-match"), etag):
+            return Answer(304, headers)
+        return Answer(200, [JSON, *headers], body)
+
+    return Call(
+        method="GET", path="/openapi.json", handler=openapi_document, tag="docs", summary=""
+    )
+
+
 @cache
 def _read(name: str) -> tuple[bytes, str]:
-    body = files("api.http").joinpath("swagger_ui", name).read_bytes()
+    return _tagged(files("api.http").joinpath("swagger_ui", name).read_bytes())
+
+
+def _tagged(body: bytes) -> tuple[bytes, str]:
+    """With a strong ETag."""
     return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 

@@ -16,6 +16,8 @@ from api.http.exchange import Exchange
 from api.http.positions import MAX_OFFSET, time_of
 from api.http.settings import MAX_WAIT_MS
 from api.http.shapes import (
+    EpochState,
+    GapState,
     ManifestSegment,
     ManifestState,
     Offloaded,
@@ -120,8 +122,8 @@ def _shown_manifest(
         owner=manifest.owner,
         log_start_offset=manifest.log_start_offset,
         end_offset=manifest.end_offset,
-        epochs=msgspec.to_builtins(manifest.epochs),
-        gaps=msgspec.to_builtins(manifest.gaps),
+        epochs=[EpochState(one.epoch, one.start_offset, one.owner) for one in manifest.epochs],
+        gaps=[GapState(gap.start_offset, gap.end_offset) for gap in manifest.gaps],
         segments=[_shown_entry(cold, entry) for entry in found[:limit]],
         next_from_offset=found[limit].base_offset if len(found) > limit else None,
     )

@@ -55,6 +55,10 @@ def _errors(error: errors.InvalidRequest) -> Mapping[str, object]:
     return {"errors": [{"loc": loc, "msg": msg} for loc, msg in error.problems]}
 
 
+def _no_place(_: Exception) -> Mapping[str, object]:
+    return {"errors": []}
+
+
 def _local_file(error: errors.CorruptDataError) -> Mapping[str, object]:
     return {"file": shown_path(error.file), "position": error.position}
 
@@ -79,7 +83,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidConfig: Kind(400, "invalid-config", "The configuration is not valid", _errors),
     errors.InvalidTopicName: Kind(400, "invalid-topic-name", "Not a topic name", _errors),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "Not a whole record batch", _take("position")),
-    refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive"),
+    refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_place),
     refusals.Unauthorized: Kind(401, "unauthorized", "Not let in"),
     refusals.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),

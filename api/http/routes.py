@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from api.http import fetch_many, partitions, running, shapes, topics
-from api.http.calls import Body, Call
+from api.http.calls import Body, Call, OtherAnswer
 from api.http.fetch import FetchQuery, fetch
 from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
@@ -56,6 +56,37 @@ _RECORDS_EXAMPLE: Final = {
         {"value_base64": "AAEC", "headers": [{"name": "source", "value": "tower"}]},
     ]
 }
+_PRODUCED_EXAMPLE: Final = {
+    "topic": "flights",
+    "results": [
+        {
+            "partition": 0,
+            "base_offset": 336774,
+            "last_offset": 336775,
+            "records": 2,
+            "log_append_time": None,
+            "duplicate": False,
+        }
+    ],
+    "warnings": [],
+}
+_FETCHED_EXAMPLE: Final = {
+    "topic": "flights",
+    "partition": 0,
+    "records": [
+        {
+            "offset": 336774,
+            "timestamp": 1357034400000,
+            "key": "N14228",
+            "value": '{"carrier": "UA", "delay": 2}',
+            "headers": [{"name": "source", "value": "tower"}],
+        }
+    ],
+    "next_offset": 336775,
+    "log_start_offset": 0,
+    "high_watermark": 336776,
+    "tier": "hot",
+}
 _LINES_EXAMPLE: Final = '{"carrier":"UA"}\n{"carrier":"AA"}\n'
 _LOG_HEADERS: Final = {
     "Log-Start-Offset": "the earliest offset that can be read",
@@ -63,6 +94,11 @@ _LOG_HEADERS: Final = {
     "Log-Next-Offset": "ask for this next",
     "Log-Up-To-Date": "true where the next offset is the high watermark",
     "Log-Tier": "hot, cold or mixed",
+}
+_SEGMENT_HEADERS: Final = {
+    "ETag": "of topic id, size and checksum",
+    "Accept-Ranges": "bytes",
+    "Log-Tier": "hot or cold",
 }
 _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
@@ -172,8 +208,13 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         query=ProduceQuery,
         headers=headers,
         body=body,
-        answer={JSON: Body(schema=Produced)},
-        other_answers={202: Accepted.__name__},
+        answer={JSON: Body(schema=Produced, example=_PRODUCED_EXAMPLE)},
+        other_answers={
+            202: OtherAnswer(
+                "`acks=0`: taken in, not awaited",
+                {JSON: Body(schema=Accepted, example={"topic": "flights", "accepted": 2})},
+            )
+        },
         problems=problems,
     )
 
@@ -191,6 +232,7 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
         query=TailQuery,
         headers={"Last-Event-ID": "the id of the last event: resumes after it"},
         answer={EVENTS: Body(schema={"type": "string"})},
+        answer_headers={} if whole_topic else _LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
     )
 
@@ -209,8 +251,9 @@ _RECORD_CALLS: Final = (
             "in its place: milliseconds or RFC 3339. HEAD gives the headers."
         ),
         query=FetchQuery,
+        headers={"Last-Event-ID": "of an event stream, as for a tail"},
         answer={
-            JSON: Body(schema=shapes.FetchedPartition),
+            JSON: Body(schema=shapes.FetchedPartition, example=_FETCHED_EXAMPLE),
             NDJSON: Body(schema=LINES),
             BATCHES: Body(schema=BINARY),
             EVENTS: Body(schema={"type": "string"}),
@@ -280,8 +323,15 @@ _LOG_CALLS: Final = (
             "If-None-Match": "ETags",
         },
         answer={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
-        answer_headers={"ETag": "of topic id, size and checksum", "Accept-Ranges": "bytes"},
-        other_answers={206: "the range", 304: "the ETag is the client's"},
+        answer_headers=_SEGMENT_HEADERS,
+        other_answers={
+            206: OtherAnswer(
+                "the range",
+                {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
+                {**_SEGMENT_HEADERS, "Content-Range": "bytes first-last/size"},
+            ),
+            304: OtherAnswer("the ETag is the client's", headers=_SEGMENT_HEADERS),
+        },
         problems=(*READING, "unknown-segment", "range-not-satisfiable"),
     ),
     Call(
@@ -339,7 +389,9 @@ _RUNNING_CALLS: Final = (
         tag="running it",
         summary="Every partition serves",
         answer={JSON: Body(schema=shapes.Ready)},
-        other_answers={503: "not ready, with the reasons"},
+        other_answers={
+            503: OtherAnswer("not ready, with the reasons", {JSON: Body(schema=shapes.Ready)})
+        },
     ),
     Call(
         method="GET",

@@ -25,7 +25,7 @@ class Need(NamedTuple):
 # The console's page and scripts hold no facts, and must be there to ask for a token.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE))
-FOREIGN: Final = Need(READ)  # what FastAPI serves: documentation
+FOREIGN: Final = Need(READ)  # a path that nobody serves
 UNLISTED: Final = Need(ADMIN, whole=True)
 
 _TOPIC: Final = "/v1/topics/{topic}"
@@ -61,6 +61,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/readyz"): Need(READ),
     ("GET", "/metrics"): Need(READ, whole=True),
     ("GET", "/v1/storage"): Need(READ, whole=True),
+    ("GET", "/openapi.json"): Need(READ),
     ("GET", "/docs"): Need(READ),
     ("GET", "/docs/{file}"): Need(READ),
     ("GET", "/"): Need(READ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from hot_tier.log_config import ConfigValue
+
+PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 
 
 class TopicSummary(msgspec.Struct):
@@ -101,6 +103,21 @@ class ManifestSegment(msgspec.Struct):
     indexes_size_bytes: int
 
 
+class EpochState(msgspec.Struct):
+    """From `base_offset` on, `owner` wrote under this epoch."""
+
+    leader_epoch: int
+    base_offset: int
+    owner: str
+
+
+class GapState(msgspec.Struct):
+    """Offsets that a restore left out: `next_offset` is the first behind them."""
+
+    base_offset: int
+    next_offset: int
+
+
 class ManifestState(msgspec.Struct):
     topic: str
     topic_id: str
@@ -111,8 +128,8 @@ class ManifestState(msgspec.Struct):
     owner: str
     log_start_offset: int
     end_offset: int
-    epochs: list[dict[str, int]]
-    gaps: list[dict[str, int]]
+    epochs: list[EpochState]
+    gaps: list[GapState]
     segments: list[ManifestSegment]
     next_from_offset: int | None
 
@@ -144,12 +161,18 @@ class Ready(msgspec.Struct):
     degraded: list[str]
 
 
+class RecordHeader(msgspec.Struct):
+    name: str
+    value: str | UnsetType | None = UNSET
+    value_base64: str | UnsetType | None = UNSET
+
+
 class FetchedRecord(msgspec.Struct):
     """`*_base64` in place of a member whose bytes are not text."""
 
     offset: int
     timestamp: int
-    headers: list[dict[str, Any]]
+    headers: list[RecordHeader]
     key: Any | UnsetType = UNSET
     key_base64: str | UnsetType | None = UNSET
     value: Any | UnsetType = UNSET
@@ -171,4 +194,4 @@ class FetchError(msgspec.Struct):
 
     topic: str
     partition: int
-    error: dict[str, Any]
+    error: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": PROBLEM_REF})]

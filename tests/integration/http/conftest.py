@@ -13,6 +13,7 @@ from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.openapi_document import OpenApiDocument
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
 NDJSON = "application/x-ndjson"
@@ -26,7 +27,14 @@ class Api(httpx.Client):
     broker: Broker
     store: FaultyObjectStore
     port: int
+    document: OpenApiDocument | None = None
     _names = itertools.count()
+
+    def request(self, *args: Any, **kwargs: Any) -> httpx.Response:
+        answer = super().request(*args, **kwargs)
+        if self.document is not None:
+            self.document.check(answer)
+        return answer
 
     def topic(self, partitions: int = 1, **config: Any) -> str:
         name = f"topic-{next(self._names)}"
@@ -77,6 +85,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             Api(base_url=server.url, timeout=30) as client,
         ):
             client.broker, client.store, client.port = broker, store, server.port
+            client.document = OpenApiDocument(client.get("/openapi.json").json())
             yield client
     finally:
         broker.close()

@@ -1,8 +1,11 @@
 """`/docs` without a network."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from api.http.docs_page import FILES
@@ -43,7 +46,29 @@ def test_nothing_else_is_given_out(api: Api, name: str) -> None:
 def test_the_document_is_the_one_that_is_shown(api: Api) -> None:
     script = api.get("/docs/docs.js").text
     assert 'url: "openapi.json"' in script
-    assert api.get("/openapi.json").json()["openapi"].startswith("3.")
+    document = api.get("/openapi.json")
+    assert document.json()["openapi"].startswith("3.")
+    tag = document.headers["etag"]
+    assert api.get("/openapi.json", headers={"if-none-match": tag}).status_code == 304
+    problem(api.get("/openapi.json?x=1"), 400, "invalid-request")
+    problem(api.get("/openapi.json", headers={"accept": "text/html"}), 406, "not-acceptable")
+
+
+def test_the_documents_examples_are_what_it_says(api: Api) -> None:
+    document = api.get("/openapi.json").json()
+    checked = list(_examples(document))
+    for content in checked:
+        whole = {**content["schema"], "components": document["components"]}
+        jsonschema_rs.validate(whole, content["example"])
+    assert len(checked) > 10
+
+
+def _examples(node: object) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if "example" in node and "schema" in node:
+            yield node
+        for inner in node.values():
+            yield from _examples(inner)
 
 
 def test_a_browser_shows_every_call_and_asks_nobody_else(api: Api, tmp_path: Path) -> None:
