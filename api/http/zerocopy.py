@@ -25,10 +25,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from api.http.file_send import FileSend
 from api.http.limited_protocol import LimitedProtocol
@@ -38,19 +39,8 @@ from record_format.page_cache import HasFileno
 EXTENSION: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20
 SMALL_BODY_BYTES: Final = 64 << 10  # such a body is joined to its head: one send(2), not two
+_BODILESS: Final = frozenset((204, 304))
 _MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
-
-
-class _HeadCatcher:
-    """Stands in for the transport while uvicorn writes a response's head."""
-
-    __slots__ = ("head",)
-
-    def __init__(self) -> None:
-        self.head = b""
-
-    def write(self, data: bytes) -> None:
-        self.head = data
 
 
 class ZeroCopyCycle(RequestResponseCycle):
@@ -82,13 +72,32 @@ class ZeroCopyCycle(RequestResponseCycle):
             await super().send(message)
 
     async def _hold_head(self, message: Any) -> None:
-        transport, catcher = self.transport, _HeadCatcher()
-        self.transport = catcher  # type: ignore[assignment]
-        try:
-            await super().send(message)
-        finally:
-            self.transport = transport
-        self.held_head = catcher.head
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.held_head = self._head(message["status"], message.get("headers", ()))
+
+    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """As uvicorn writes it, in a third of its time. Names are in lower case, as ASGI has it."""
+        lines = [*self.default_headers, *headers]
+        given = dict(lines)
+        if given.get(b"connection") == b"close":
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append((b"connection", b"close"))
+        length = given.get(b"content-length")
+        if length is not None:
+            self.expected_content_length = int(length)
+        has_body = self.scope["method"] != "HEAD" and status not in _BODILESS
+        self.chunked_encoding = length is None and has_body
+        if self.chunked_encoding:
+            lines.append((b"transfer-encoding", b"chunked"))
+        head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
+            raise RuntimeError("a header of the response breaks its line")
+        return head
 
     def _is_small_whole_body(self, message: Any) -> bool:
         size = len(message.get("body", b""))

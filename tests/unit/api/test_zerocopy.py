@@ -54,6 +54,14 @@ class App:
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
+        if scope["path"] == "/broken-line":
+            headers = [(b"content-length", b"0"), (b"x-given", b"1\r\nx-injected: 2")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["path"] == "/chunks":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one, ", "more_body": True})
+            await send({"type": "http.response.body", "body": b"two"})
+            return
         if scope["path"] == "/wait":
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -179,6 +187,29 @@ def test_head_sends_no_byte_of_the_file(running: Running) -> None:
         assert answer.headers["content-length"] == "5000000"
         assert answer.content == b""
         assert client.get("/file?0-10").content == running.data[:10]
+
+
+def test_a_header_that_breaks_its_line_ends_the_connection(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /broken-line HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"x-injected" not in read_all(sock)
+
+
+def test_a_body_without_a_length_comes_in_chunks(running: Running) -> None:
+    with httpx.Client(base_url=running.url) as client:
+        for _ in range(2):
+            answer = client.get("/chunks")
+            assert answer.headers["transfer-encoding"] == "chunked"
+            assert answer.text == "one, two"
+        assert client.head("/chunks").content == b""
+
+
+def test_an_old_client_is_told_that_the_connection_ends(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /file?0-5 HTTP/1.0\r\n\r\n")
+        head, body = read_all(sock).split(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert body == running.data[:5]
 
 
 def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
