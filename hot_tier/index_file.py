@@ -83,10 +83,7 @@ class IndexImage:
         return self._layout.unpack_from(self.image, (number % len(self)) * size)
 
     def floor(self, *, column: int, target: int) -> Entry | None:
-        number = floor_entry(
-            self.image, self._layout, column=column, target=target, count=len(self)
-        )
-        return self.entry(number) if number >= 0 else None
+        return floor_in_image(self.image, self._layout, column=column, target=target)
 
     def trim(self) -> None:
         """Write everything and cut the file to its entries. Raises OSError."""
@@ -125,8 +122,22 @@ def floor_on_disk(
     return floor_in_image(block, layout, column=column, target=target)
 
 
-def floor_in_image(image: bytes, layout: Struct, *, column: int, target: int) -> Entry | None:
+def floor_in_image(
+    image: bytes | bytearray, layout: Struct, *, column: int, target: int
+) -> Entry | None:
     """The last of the entries in `image` whose `column` is at most `target`."""
     count = len(image) // layout.size
     number = floor_entry(image, layout, column=column, target=target, count=count)
     return layout.unpack_from(image, number * layout.size) if number >= 0 else None
+
+
+def entries_around(
+    image: bytes | bytearray, layout: Struct, *, column: int, target: int
+) -> tuple[Entry | None, Entry | None]:
+    """As `floor_in_image`, and the entry after it; None for that where the first is `target`'s."""
+    count, size = len(image) // layout.size, layout.size
+    number = floor_entry(image, layout, column=column, target=target, count=count)
+    floor = layout.unpack_from(image, number * size) if number >= 0 else None
+    if number + 1 >= count or (floor is not None and floor[column] == target):
+        return floor, None
+    return floor, layout.unpack_from(image, (number + 1) * size)

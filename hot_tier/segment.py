@@ -18,13 +18,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from hot_tier.batch_walk import headers_from
+from hot_tier.batch_walk import WINDOW_BYTES, headers_from
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
-from hot_tier.index_file import IndexImage, ReadAt, floor_in_image, floor_on_disk
+from hot_tier.index_file import (
+    Entry,
+    IndexImage,
+    ReadAt,
+    entries_around,
+    floor_in_image,
+    floor_on_disk,
+)
 from hot_tier.open_files import Files
 from record_format.batch import NO_TIMESTAMP, BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
@@ -96,11 +104,26 @@ class Segment:
         size_bytes, next_offset = self.end
         if offset >= next_offset:
             return None
-        entry = self._floor_offset_entry(files, column=0, target=self.relative(offset))
+        entry, following = self._entries_around(files, self.relative(offset))
+        if entry is not None and following is not None and following[1] - entry[1] > WINDOW_BYTES:
+            # Large batches have an entry each: most likely the next one is it, without a walk.
+            header = next(self._headers_from(files, following, end=size_bytes))
+            if header.base_offset <= offset:
+                return header
         for header in self._headers_from(files, entry, end=size_bytes):
             if header.last_offset >= offset:
                 return header
         return None
+
+    def _entries_around(self, files: Files, target: int) -> tuple[Entry | None, Entry | None]:
+        """The entry at or below a relative offset, and the one after it where both are in memory
+        and the first is not that offset's.
+        """
+        active = self.offsets
+        image = files.images.get(self.name(OFFSET_INDEX)) if active is None else active.image
+        if image is None:
+            return self._floor_offset_entry(files, column=0, target=target), None
+        return entries_around(image, OFFSET_ENTRY, column=0, target=target)
 
     def find_end(
         self, files: Files, first: BatchHeader, *, max_bytes: int, end_offset: int
@@ -129,16 +152,17 @@ class Segment:
         nearer of them.
         """
         size_bytes = self.end.size_bytes
-        by_position = self._floor_offset_entry(files, column=1, target=min(stop, MAX_SEGMENT_BYTES))
-        by_offset = self._floor_offset_entry(files, column=0, target=self.relative(end_offset - 1))
-        if by_position is not None and by_offset is not None:
-            nearer = min(by_position, by_offset)
-            if nearer[1] > end.size_bytes:
-                return nearer[1], self._headers_from(files, nearer, end=size_bytes)
+        near = self._floor_offset_entry(files, column=1, target=min(stop, MAX_SEGMENT_BYTES))
+        if near is not None and end_offset < self.end.next_offset:
+            target = self.relative(end_offset - 1)
+            by_offset = self._floor_offset_entry(files, column=0, target=target)
+            near = min(near, by_offset) if by_offset is not None else None
+        if near is not None and near[1] > end.size_bytes:
+            return near[1], self._headers_from(files, near, end=size_bytes)
         return end.size_bytes, self._headers(files, end.size_bytes, end=size_bytes)
 
     def _headers_from(
-        self, files: Files, entry: tuple[int, ...] | None, *, end: int
+        self, files: Files, entry: Entry | None, *, end: int
     ) -> Iterator[BatchHeader]:
         """The headers from an entry of the offset index on; from the segment's start without one.
 
@@ -146,8 +170,7 @@ class Segment:
         CorruptIndex.
         """
         if entry is None:
-            yield from self._headers(files, 0, end=end)
-            return
+            return self._headers(files, 0, end=end)
         relative_offset, position = entry
         headers = self._headers(files, position, end=end)
         try:
@@ -163,23 +186,18 @@ class Segment:
                 f"begins at position {position}",
                 file=self.name(OFFSET_INDEX),
             )
-        yield first
-        yield from headers
+        return chain((first,), headers)
 
     def relative(self, offset: int) -> int:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
-    def _floor_offset_entry(
-        self, files: Files, *, column: int, target: int
-    ) -> tuple[int, ...] | None:
+    def _floor_offset_entry(self, files: Files, *, column: int, target: int) -> Entry | None:
         image = self.offsets
         if image is not None:
             return image.floor(column=column, target=target)
         return self._floor_sealed(files, OFFSET_INDEX, column=column, target=target)
 
-    def _floor_sealed(
-        self, files: Files, suffix: str, *, column: int, target: int
-    ) -> tuple[int, ...] | None:
+    def _floor_sealed(self, files: Files, suffix: str, *, column: int, target: int) -> Entry | None:
         layout = OFFSET_ENTRY if suffix == OFFSET_INDEX else TIME_ENTRY
         name = self.name(suffix)
         image = files.images.get(name)
