@@ -64,6 +64,8 @@ _ADVICE = {
     "AllAccessDisabled": "the bucket is switched off for everyone",
     "403": "no permission to {operation} {key}, or credentials that the store does not take",
     "InvalidAccessKeyId": "the store does not know the access key; mend the credentials",
+    # versitygw's word for it, under status 404: no object is missing.
+    "XAdminUserNotFound": "the store does not know the access key; mend the credentials",
     "SignatureDoesNotMatch": "the secret key is wrong, or a proxy on the way changes requests",
     "ExpiredToken": "the credentials have expired; renew them",
     "ExpiredTokenException": "the credentials have expired; renew them",

@@ -19,6 +19,7 @@ from spark_reader.access import Access
 from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch
 from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
+from spark_reader.s3a import S3ASettings
 
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 
@@ -100,11 +101,13 @@ _OPTIONS: Final[dict[str, Option]] = {
 }
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Read and check all options. Raises InvalidOption."""
+def parse_options(
+    given: Mapping[str, str], *, streaming: bool, s3a: S3ASettings | None = None
+) -> ReadOptions:
+    """Read and check all options; `s3a` fills what they leave open. Raises InvalidOption."""
     values = read_options(given, _OPTIONS, use=Use.STREAM if streaming else Use.BATCH)
     options = ReadOptions(
-        access=access_of(values),
+        access=access_of(values, s3a),
         choice=_choice(values),
         starting=_starting(values, streaming=streaming),
         ending=_ending(values),
@@ -129,19 +132,21 @@ def wants_headers(given: Mapping[str, str]) -> bool:
     return read.boolean(name, lowered.get(name.lower(), "false"))
 
 
-def access_of(values: Mapping[str, Any]) -> Access:
+def access_of(values: Mapping[str, Any], s3a: S3ASettings | None = None) -> Access:
     """The options that say how to reach the bucket and the broker."""
+    store = values.get("store")
+    s3 = S3Options(
+        endpoint=values.get("endpoint"),
+        region=values.get("region"),
+        path_style=values.get("pathStyle"),
+        access_key_id=values.get("accessKeyId"),
+        secret_access_key=values.get("secretAccessKey"),
+        session_token=values.get("sessionToken"),
+    )
     return Access(
-        store=values.get("store"),
+        store=store,
         server=values.get("server"),
-        s3=S3Options(
-            endpoint=values.get("endpoint"),
-            region=values.get("region"),
-            path_style=values.get("pathStyle"),
-            access_key_id=values.get("accessKeyId"),
-            secret_access_key=values.get("secretAccessKey"),
-            session_token=values.get("sessionToken"),
-        ),
+        s3=s3 if s3a is None else s3a.complete(s3, store),
         token=values.get("token"),
         token_file=values.get("tokenFile"),
         ca_file=values.get("caFile"),

@@ -8,6 +8,7 @@ when it is asked for.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -18,6 +19,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+if TYPE_CHECKING:
+    from spark_reader.s3a import S3ASettings
+
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "timestampType int"
@@ -26,6 +30,9 @@ HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 
 class TierlogSource(DataSource):  # type: ignore[misc]
+    s3a: ClassVar[S3ASettings | None] = None
+    """Of the session, where `registration.register` made the class."""
+
     @classmethod
     def name(cls) -> str:
         return "tierlog"
@@ -44,14 +51,14 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         from spark_reader.columns import columns_of
         from spark_reader.options import parse_options
 
-        options = parse_options(self.options, streaming=False)
+        options = parse_options(self.options, streaming=False, s3a=self.s3a)
         return TierlogReader(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from spark_reader.columns import columns_of
         from spark_reader.options import parse_options
 
-        options = parse_options(self.options, streaming=True)
+        options = parse_options(self.options, streaming=True, s3a=self.s3a)
         _check_streams()
         from spark_reader.stream_source import TierlogStreamReader
 

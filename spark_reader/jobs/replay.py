@@ -30,6 +30,7 @@ from spark_reader.jobs.replay_plan import ReplayPlan, Step, cut_steps, from_json
 from spark_reader.jobs.session import Progress, watched
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
+from spark_reader.s3a import S3ASettings, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +96,8 @@ def replay(
     Raises InvalidRequest where the folder belongs to another replay, DataLoss, and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)
-    plan = _plan(notes, source, target, step_bytes=step_bytes, say=say)
+    s3a = settings_of(session)
+    plan = _plan(notes, source, target, s3a=s3a, step_bytes=step_bytes, say=say)
     done = {name for name in notes.names(_NOTES) if name.startswith("done-")}
     for number, step in enumerate(plan.steps):
         if _done(number) in done:
@@ -121,6 +123,7 @@ def _plan(
     source: Mapping[str, str],
     target: ToFiles | ToTopic,
     *,
+    s3a: S3ASettings,
     step_bytes: int,
     say: Say,
 ) -> ReplayPlan:
@@ -137,7 +140,7 @@ def _plan(
         return plan
     if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
         raise InvalidRequest(f"{notes.url()} is not empty, and no replay's: it has {others[0]}")
-    options = parse_options(source, streaming=False)
+    options = parse_options(source, streaming=False, s3a=s3a)
     planner = Planner(options, report=say, warn=say)
     ranges = planner.ranges()
     steps = cut_steps(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_reader.java import ensure_java
 from spark_reader.jobs.package import build_zip
-from spark_reader.source import TierlogSource
+from spark_reader.registration import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ def job_session(
 
     existing = SparkSession.getActiveSession()
     if existing is not None:
-        existing.dataSource.register(TierlogSource)
+        register(existing)
         yield existing
         return
     session = _new_session(name, master, config or {})
@@ -50,7 +50,7 @@ def job_session(
         with tempfile.TemporaryDirectory(prefix="tierlog-zip-") as folder:
             if _is_elsewhere(session):
                 session.sparkContext.addPyFile(str(build_zip(Path(folder) / "tierlog.zip")))
-            session.dataSource.register(TierlogSource)
+            register(session)
             yield session
     finally:
         session.stop()

@@ -26,6 +26,7 @@ from spark_reader.access import Access, Connections
 from spark_reader.catalog import Catalog, TopicFacts
 from spark_reader.jobs.session import Progress, watched
 from spark_reader.options import parse_options
+from spark_reader.s3a import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +53,7 @@ def verify(
 
     Raises UnknownTopic, InvalidOption, and Spark's errors; what is broken is in the answer.
     """
-    options = parse_options({**source, "tier": "cold"}, streaming=False)
+    options = parse_options({**source, "tier": "cold"}, streaming=False, s3a=settings_of(session))
     store = Connections(options.access).store
     found = Findings(-1)
     work: list[tuple[int, bytes]] = []

@@ -1,0 +1,174 @@
+"""Credentials and endpoint from the session's S3A settings, against S3 servers that check them."""
+
+import contextlib
+import io
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote
+
+import boto3
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from cold_tier.open import S3Options, open_store
+from pyspark_tierlog import DefaultSource, register
+from spark_reader.jobs.verify import verify
+from tests.fakes.two_tiers import two_tiers
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
+]
+
+ACCESS_KEY, TOKEN = "AKguarded", "a session token"
+
+
+class Server(NamedTuple):
+    endpoint: str
+    access_key: str
+    secret_key: str
+    token: str
+    bucket: str = "lake"
+
+    @property
+    def store(self):
+        return f"s3://{self.bucket}/spark"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A few segments of topic `t`, all of them cold but the last."""
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 600)
+        tiers.offload("t")
+        yield tiers
+
+
+class Guarded:
+    """moto behind a door: it checks no credentials itself, in URLs least of all."""
+
+    def __init__(self):
+        self._app = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ, start_response):
+        shown = environ.get("HTTP_AUTHORIZATION", "") + unquote(environ["QUERY_STRING"])
+        in_url = parse_qs(environ["QUERY_STRING"]).get("X-Amz-Security-Token", [""])
+        token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", in_url[0])
+        if f"Credential={ACCESS_KEY}/" in shown and token == TOKEN:
+            return self._app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>InvalidAccessKeyId</Code><Message>no</Message></Error>"]
+
+
+@pytest.fixture
+def moto(small):
+    server = make_server("127.0.0.1", 0, Guarded(), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        found = Server(f"http://127.0.0.1:{server.port}", ACCESS_KEY, "hunter3", TOKEN)
+        client = boto3.client(
+            "s3",
+            endpoint_url=found.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=found.access_key,
+            aws_secret_access_key=found.secret_key,
+            aws_session_token=found.token,
+        )
+        client.create_bucket(Bucket=found.bucket)
+        client.close()
+        fill(found, small)
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def real(small):
+    """The server that the environment names."""
+    names = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+    endpoint, *keys, bucket = (os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in names)
+    if not all((endpoint, *keys, bucket)):
+        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
+    found = Server(endpoint, *keys, token="", bucket=bucket)
+    fill(found, small)
+    return found
+
+
+def fill(server, tiers):
+    """All that the tests' bucket holds, under the same keys."""
+    options = S3Options(
+        endpoint=server.endpoint,
+        region="us-east-1",
+        access_key_id=server.access_key,
+        secret_access_key=server.secret_key,
+        session_token=server.token or None,
+    )
+    store = open_store(server.store, options)
+    folder = Path(tiers.store_url.removeprefix("file://"))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(path.relative_to(folder).as_posix(), path.read_bytes())
+    store.close()
+
+
+@pytest.fixture
+def settings(spark, monkeypatch):
+    """Gives a session settings and registers the source; all of it is as before at the end."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    given = []
+
+    def give(**values):
+        for name, value in values.items():
+            given.append(f"fs.s3a.{name.replace('_', '.')}")
+            spark.conf.set(given[-1], value)
+        register(spark)
+
+    yield give
+    for name in given:
+        spark.conf.unset(name)
+    spark.dataSource.register(DefaultSource)
+
+
+@pytest.mark.parametrize("server", ["moto", pytest.param("real", marks=pytest.mark.s3)])
+def test_the_sessions_s3a_settings_lead_to_the_bucket_and_show_nowhere(
+    server, spark, small, settings, request
+):
+    server = request.getfixturevalue(server)
+    cold = small.cold_end("t", 0)
+    asked = {"store": server.store, "subscribe": "t", "tier": "cold"}
+    read = spark.read.format("tierlog").options(**asked)
+    settings(
+        access_key="AKIDoesNotExist",
+        secret_key="hunter2",
+        connection_ssl_enabled="false",
+        path_style_access="true",
+        endpoint_region="us-east-1",
+        endpoint=server.endpoint.removeprefix("http://"),
+    )
+    with pytest.raises(Exception, match="does not know the access key") as caught:
+        read.load().count()
+    assert "hunter2" not in str(caught.value)
+
+    of_bucket = {
+        "access_key": server.access_key,
+        "secret_key": server.secret_key,
+        "session_token": server.token,
+    }
+    settings(**{f"bucket_{server.bucket}_{name}": value for name, value in of_bucket.items()})
+    frame = read.load()
+    assert frame.count() == cold
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        frame.explain(mode="extended")
+    assert not any(one in told.getvalue() for one in (server.secret_key, server.token) if one)
+    # A job plans in the driver's own process, and its tasks are none of the source's.
+    report = verify(spark, asked, clock=lambda: 0)
+    assert (report.problems, report.checked.records) == ([], cold)
