@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -52,6 +53,13 @@ class Durations:
         with self._lock:
             self._counts[bucket] += 1
             self._total_s += seconds
+
+    def observe_all(self, seconds: Sequence[float]) -> None:
+        buckets = [bisect_left(BOUNDS_S, one) for one in seconds]
+        with self._lock:
+            for bucket in buckets:
+                self._counts[bucket] += 1
+            self._total_s += sum(seconds)
 
     def seen(self) -> DurationsSeen:
         with self._lock:

@@ -117,6 +117,7 @@ class GroupCommit:
         self._submitted: list[_Submitted] = []
         self._unflushed: list[_Unflushed] = []
         self._writing = self._flushing = self._flush_due = self._timer_set = False
+        self._answering = 0  # flushes that are done, their producers not told yet
         self._closed = False
 
     def submit(self, append: Append, *, acks: Acks) -> Future[AppendResult]:
@@ -150,50 +151,59 @@ class GroupCommit:
         """Take no more; True when all that was submitted has its answer."""
         with self._lock:
             self._closed = True
-            return self._idle.wait_for(
-                lambda: not (self._writing or self._flushing), timeout=timeout_s
-            )
+            return self._idle.wait_for(self._is_idle, timeout=timeout_s)
+
+    def _is_idle(self) -> bool:
+        return not (self._writing or self._flushing or self._answering)
 
     # --- writing ----------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        flush = False
+        """Write until nothing waits, or until a flush is due: then who wrote it flushes it, and
+        another writes what came meanwhile.
+        """
         while True:
             with self._lock:
                 group, self._submitted = self._submitted, []
-                if not group:
-                    self._writing = False
-                    flush = self._claim_flush()
-                    self._idle.notify_all()
-                    break
-            self._write(group)
+            if group:
+                self._write(group)
             with self._lock:
-                flush = bool(self._submitted) and self._claim_flush()
+                flush = self._claim_flush()
+                more = bool(self._submitted)
+                self._writing = more
+                self._idle.notify_all()
             if flush:
-                self._executor.submit(self._flush_all)
-        if flush:
-            self._flush_all()  # on this thread: nobody waits for it to write
+                if more:
+                    self._executor.submit(self._write_all)
+                self._flush_all()
+            if flush or not more:
+                return
 
     def _write(self, group: list[_Submitted]) -> None:
         began_s = time.monotonic()
+        log = self._log
         try:
-            outcomes = self._log.append([one.append for one in group])
+            outcomes = log.append([one.append for one in group])
         except BaseException as bug:
             for one in group:
                 one.future.set_exception(bug)
             raise
         self._times.write.observe(time.monotonic() - began_s)
-        waits = False
+        high_watermark = log.high_watermark
+        answered = False
+        unflushed: list[_Unflushed] = []
         for one, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, TierlogError):
                 one.future.set_exception(outcome)
-            elif one.acks is not Acks.ALL or outcome.last_offset < self._log.high_watermark:
-                waits = True
+            elif one.acks is not Acks.ALL or outcome.last_offset < high_watermark:
+                answered = True
                 one.future.set_result(outcome)
             else:
-                with self._lock:
-                    self._unflushed.append(_Unflushed(outcome, one.future, one.began_s))
-        if waits:
+                unflushed.append(_Unflushed(outcome, one.future, one.began_s))
+        if unflushed:
+            with self._lock:
+                self._unflushed += unflushed
+        if answered:
             self._bound_the_wait()
 
     def _bound_the_wait(self) -> None:
@@ -227,27 +237,38 @@ class GroupCommit:
         return True
 
     def _flush_all(self) -> None:
-        while True:
-            with self._lock:
-                if not (self._unflushed or self._flush_due):
-                    self._flushing = False
-                    self._idle.notify_all()
-                    return
-                waiting, self._unflushed = self._unflushed, []
-                self._flush_due = False
-            self._flush(waiting)
+        with self._lock:
+            waiting, self._unflushed = self._unflushed, []
+            self._flush_due = False
+        outcome = self._flush()
+        with self._lock:
+            self._answering += 1
+            self._flushing = False
+            again = self._claim_flush()
+        if again:  # the disk does not wait while this one's producers are told
+            self._executor.submit(self._flush_all)
+        self._answer(waiting, outcome)
+        with self._lock:
+            self._answering -= 1
+            self._idle.notify_all()
 
-    def _flush(self, waiting: list[_Unflushed]) -> None:
+    def _flush(self) -> int | BaseException:
+        """The new high watermark, or what each producer that waits is told."""
         began_s = time.monotonic()
         try:
             high_watermark = self._log.flush()
-        except BaseException as failure:  # noqa: BLE001  each waiting producer is told
+        except BaseException as failure:  # noqa: BLE001
+            return failure
+        self._times.flush.observe(time.monotonic() - began_s)
+        return high_watermark
+
+    def _answer(self, waiting: list[_Unflushed], outcome: int | BaseException) -> None:
+        if isinstance(outcome, BaseException):
             for one in waiting:
-                one.future.set_exception(failure)
+                one.future.set_exception(outcome)
             return
         now_s = time.monotonic()
-        self._times.flush.observe(now_s - began_s)
+        self._times.commit.observe_all([now_s - one.began_s for one in waiting])
         for one in waiting:
-            assert one.result.last_offset < high_watermark
+            assert one.result.last_offset < outcome
             one.future.set_result(one.result)
-            self._times.commit.observe(now_s - one.began_s)

@@ -5,7 +5,8 @@ Rules that keep it honest:
 * Only `native.load` imports this module: numba takes a second to import.
 * The kernel indexes `data` only below `len(data)`: each index is compared first, as compiled code
   checks none. A varint is read by `_varint` alone.
-* It is typed where it is defined, cached on disk, and runs without the GIL.
+* It is typed where it is defined and cached on disk. It runs without the GIL where there is much to
+  walk; a batch of a few microseconds keeps it, for to get it back takes longer than that.
 * It mirrors `record_walk.walk_plain` step by step, problems and positions included: a change to one
   is a change to both.
 """
@@ -29,6 +30,8 @@ _VALUE_LENGTH: Final = int(Problem.VALUE_LENGTH)
 _HEADERS: Final = int(Problem.HEADERS)
 _RECORD_END: Final = int(Problem.RECORD_END)
 _TRAILING: Final = int(Problem.TRAILING)
+
+RELEASE_BYTES: Final = 64 << 10
 
 _BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _I64: Final = types.int64
@@ -75,13 +78,12 @@ def _skip_headers(data, position, end):  # type: ignore[no-untyped-def]
     return position
 
 
-@njit(
-    types.UniTuple(_I64, 5)(
-        _BYTES, _I64, _I64, _I64, _I64, types.Array(_I64, 2, "C"), types.boolean
-    ),
-    cache=True,
-    nogil=True,
+_WALK: Final = types.UniTuple(_I64, 5)(
+    _BYTES, _I64, _I64, _I64, _I64, types.Array(_I64, 2, "C"), types.boolean
 )
+
+
+@njit(_WALK, cache=True)
 def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
@@ -163,23 +165,32 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
     return 0, record_count, position, minimum, maximum
 
 
+@njit(_WALK, cache=True, nogil=True)
+def _walk_released(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+):
+    return _walk(data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns)
+
+
 _NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 
 def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     """`record_walk.walk_plain`, compiled."""
+    record_count, base_timestamp, last_offset_delta, dense, with_columns = request
     columns = _NO_COLUMNS
-    if request.with_columns:
+    if with_columns:
         # The plain walk grows its lists as it goes; here the caller has compared count and size.
-        columns = np.empty((7, request.record_count), np.int64)
-    problem, record, position, minimum, maximum = _walk(
+        columns = np.empty((7, record_count), np.int64)
+    compiled = _walk if len(records) < RELEASE_BYTES else _walk_released
+    problem, record, position, minimum, maximum = compiled(
         np.frombuffer(records, np.uint8),
-        request.record_count,
-        request.base_timestamp,
-        request.last_offset_delta,
-        1 if request.dense else request.last_offset_delta + 1,
+        record_count,
+        base_timestamp,
+        last_offset_delta,
+        1 if dense else last_offset_delta + 1,
         columns,
-        request.with_columns,
+        with_columns,
     )
-    fields = Fields(*columns.tolist()) if request.with_columns and not problem else None
+    fields = Fields(*columns.tolist()) if with_columns and not problem else None
     return Walk(problem, record, position, minimum, maximum, fields)

@@ -112,9 +112,9 @@ def check_produced(
     headers = check_headers(body, limits)
     walks = walk_all(body, headers, limits)
     # Only now, that all are accepted, may the body change.
-    for index, (header, found) in enumerate(zip(headers, walks, strict=True)):
-        if header.max_timestamp != found.max_timestamp:
-            headers[index] = set_max_timestamp(body, header, timestamp=found.max_timestamp)
+    for index, found in enumerate(walks):
+        if headers[index].max_timestamp != found.max_timestamp:
+            headers[index] = set_max_timestamp(body, headers[index], timestamp=found.max_timestamp)
     return ProducedBatches(body, headers, [found.min_timestamp for found in walks])
 
 

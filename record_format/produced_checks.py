@@ -154,8 +154,10 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
     with memoryview(body) as view:
         for index, header in enumerate(headers):
             with view[header.body_position : header.end_position] as part:
-                records = _expand(part, header, left, limits)
-                left -= len(records) if header.codec else 0
+                records: Buffer = part
+                if header.codec:
+                    records = _expand(part, header, left, limits)
+                    left -= len(records)
                 found = _walk_one(records, header)
                 problem = _time_problem(records, header, found, limits)
                 if limits.require_keys and not problem:
@@ -180,26 +182,19 @@ def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLim
         raise InvalidBatch(error.detail, position=header.position) from error
 
 
-def _walk_one(records: Buffer, header: BatchHeader) -> Walk:
-    if header.record_count * MIN_RECORD_SIZE > len(records):
+def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
+    count = header.record_count
+    if count * MIN_RECORD_SIZE > len(records):
         raise InvalidBatch(
-            f"{header.record_count} records cannot fit in {len(records)} bytes",
-            position=header.position,
+            f"{count} records cannot fit in {len(records)} bytes", position=header.position
         )
-    found = walk(records, _request(header))
+    found = walk(
+        records,
+        WalkRequest(count, header.base_timestamp, header.last_offset_delta, True, with_columns),
+    )
     if found.problem:
         raise InvalidBatch(found.describe(), position=header.position)
     return found
-
-
-def _request(header: BatchHeader, *, with_columns: bool = False) -> WalkRequest:
-    return WalkRequest(
-        record_count=header.record_count,
-        base_timestamp=header.base_timestamp,
-        last_offset_delta=header.last_offset_delta,
-        dense=True,
-        with_columns=with_columns,
-    )
 
 
 def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
@@ -210,14 +205,14 @@ def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: Pro
     if limits.timestamp_type != CREATE_TIME:
         return ""
     if low == NO_TIMESTAMP < high:  # a real one that is too old may hide behind it
-        fields = walk(records, _request(header, with_columns=True)).fields
+        fields = _walk_one(records, header, with_columns=True).fields
         assert fields is not None
         low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
     return timestamp_problem(high, limits) or timestamp_problem(low, limits)
 
 
 def _key_problem(records: Buffer, header: BatchHeader) -> str:
-    fields = walk(records, _request(header, with_columns=True)).fields
+    fields = _walk_one(records, header, with_columns=True).fields
     assert fields is not None
     return NO_KEY if -1 in fields.key_starts else ""
 

@@ -135,6 +135,22 @@ def test_after_close_nothing_is_taken_and_all_is_answered(open_log, executor, ti
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
 
 
+def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, one):
+    commits = GroupCommit(open_log(), executor, timer)
+    telling, go_on = threading.Event(), threading.Event()
+
+    def told(_: object) -> None:  # called by whoever answers, before the next one is answered
+        telling.set()
+        assert go_on.wait(TIMEOUT_S)
+
+    future = commits.submit(one(), acks=Acks.ALL)
+    future.add_done_callback(told)
+    assert telling.wait(TIMEOUT_S)
+    assert not commits.close(0)
+    go_on.set()
+    assert commits.close(TIMEOUT_S)
+
+
 def test_many_producers_get_distinct_offsets(open_log, executor, timer, one, records_of):
     log = open_log(config={"segment.bytes": 4096})
     commits = GroupCommit(log, executor, timer)
