@@ -30,6 +30,7 @@ CLAIMS: Final = (
     "manifest",
     "spark_scan",
     "spark_source",
+    "spark_kafka",
     "spark_decode",
     "hot_append",
     "hot_durable",

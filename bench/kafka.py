@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.children import ROOT, MissingPeer, free_port, program, running
+from bench.maven import fetch
 
 VERSION: Final = "4.3.1"
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qg"
@@ -68,8 +68,7 @@ def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterato
 @contextmanager
 def tiered_kafka(folder: Path) -> Iterator[Kafka]:
     """As `kafka`, with its tiered storage in a local folder: its own LocalTieredStorage."""
-    if not list(_TIERED.glob("*.jar")):
-        _fetch_tiered()
+    fetch(_TIERED_JAR, into=_TIERED)
     storage = "org.apache.kafka.server.log.remote.storage.LocalTieredStorage"
     settings = {
         "remote.log.storage.system.enable": "true",
@@ -84,15 +83,6 @@ def tiered_kafka(folder: Path) -> Iterator[Kafka]:
     }
     with kafka(folder, settings) as broker:
         yield broker
-
-
-def _fetch_tiered() -> None:
-    if shutil.which("mvn") is None:
-        raise MissingPeer(f"{_TIERED_JAR} is not in .cache, and there is no Maven to fetch it with")
-    goal = ("dependency:copy", f"-Dartifact={_TIERED_JAR}", f"-DoutputDirectory={_TIERED}")
-    done = subprocess.run(["mvn", "-q", "-B", *goal], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MissingPeer(f"{_TIERED_JAR} could not be fetched: {done.stdout[-500:]}")
 
 
 def _java(level: str) -> list[str]:

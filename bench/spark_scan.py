@@ -18,7 +18,7 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,6 +36,7 @@ from record_format.produced import build_produced
 from spark_reader.java import ensure_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 ROUNDS: Final = 5
@@ -63,9 +64,9 @@ def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(
         name="spark_scan", title="Spark scan, 2 million records, cold", peer="Parquet zstd"
     )
-    _fill(folder)
+    fill(folder, {"t": PARTITIONS})
     with session(folder) as spark:
-        topic, parquet = _topic(spark, folder), folder / "rows.parquet"
+        topic, parquet = cold(spark, folder), folder / "rows.parquet"
         topic.write.option("compression", "zstd").parquet(str(parquet))
         runs = _runs(spark, folder, parquet)
         seen = interleave(runs, rounds=rounds)
@@ -88,33 +89,34 @@ def measure(folder: Path, *, rounds: int) -> Report:
     return report
 
 
-def _fill(folder: Path) -> None:
-    """The topic, all of it in the bucket and none of it on the disk of a broker."""
+def fill(folder: Path, topics: Mapping[str, int]) -> None:
+    """Topics by their number of partitions, RECORDS in each; all of it in the bucket, none hot."""
     settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
     broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
     try:
         config = {"segment.bytes": 64 << 20, "retention.ms": -1, "local.retention.bytes": 0}
-        broker.create_topic("t", partitions=PARTITIONS, config=config)
-        for partition in range(PARTITIONS):
-            log = broker.partition("t", partition)
-            for values, keys, times in _requests(seed=partition):
-                batches = build_produced(
-                    values,
-                    keys=keys,
-                    timestamps=times,
-                    codec=codecs.LZ4,
-                    max_message_bytes=1 << 20,
-                )
-                log.append(batches, acks=Acks.LEADER).result(60)
-        offloaded = broker.offload("t", wait_ms=120_000)
-        assert not offloaded.remaining_segments, offloaded
+        for topic, partitions in topics.items():
+            broker.create_topic(topic, partitions=partitions, config=config)
+            for partition in range(partitions):
+                log = broker.partition(topic, partition)
+                for values, keys, times in _requests(RECORDS // partitions, seed=partition):
+                    batches = build_produced(
+                        values,
+                        keys=keys,
+                        timestamps=times,
+                        codec=codecs.LZ4,
+                        max_message_bytes=1 << 20,
+                    )
+                    log.append(batches, acks=Acks.LEADER).result(60)
+            offloaded = broker.offload(topic, wait_ms=120_000)
+            assert not offloaded.remaining_segments, offloaded
     finally:
         broker.close()
 
 
-def _requests(*, seed: int) -> Iterator[tuple[list[bytes], list[bytes], list[int]]]:
+def _requests(records: int, *, seed: int) -> Iterator[tuple[list[bytes], list[bytes], list[int]]]:
     rng = random.Random(seed)
-    for first in range(0, RECORDS // PARTITIONS, A_REQUEST):
+    for first in range(0, records, A_REQUEST):
         offsets = range(first, first + A_REQUEST)
         values = [
             b'{"id":%d,"user":"u%06d","amount":%d.%02d,"city":"%s","note":"%x","ok":true}'
@@ -136,13 +138,17 @@ _CITIES: Final = (b"Aarhus", b"Bergen", b"Coimbra", b"Dresden", b"Evora", b"Fuku
 
 
 @contextmanager
-def session(folder: Path, *, cores: int = 2) -> Iterator[SparkSession]:
+def session(
+    folder: Path, *, cores: int = 2, class_path: Sequence[Path] = ()
+) -> Iterator[SparkSession]:
+    """A session in a JVM of its own, which ends with it."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     ensure_java()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     session = (
@@ -154,38 +160,50 @@ def session(folder: Path, *, cores: int = 2) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, class_path)))
         .getOrCreate()
     )
     try:
         yield session
     finally:
         session.stop()
+        _end_jvm(SparkContext)
 
 
-def _topic(spark: SparkSession, folder: Path, schema: str = "") -> DataFrame:
+def _end_jvm(context: type[SparkContext]) -> None:
+    """PySpark keeps it for the next session, with the cores and class path of the first."""
+    gateway = context._gateway  # noqa: SLF001
+    context._gateway = context._jvm = None  # noqa: SLF001
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # its sign to end
+    gateway.proc.wait(60)
+
+
+def cold(spark: SparkSession, folder: Path, schema: str = "", *, topic: str = "t") -> DataFrame:
     reader = spark.read.format("tierlog")
     if schema:
         reader = reader.schema(schema)
-    options = {"store": f"file://{folder / 'bucket'}", "subscribe": "t", "tier": "cold"}
+    options = {"store": f"file://{folder / 'bucket'}", "subscribe": topic, "tier": "cold"}
     return reader.options(**options).load()
 
 
 def _runs(spark: SparkSession, folder: Path, parquet: Path) -> dict[str, Callable[[], Spent]]:
     """Each query over both, by name; the frame is made anew each time, as a job would."""
-    whole = lambda: _topic(spark, folder)  # noqa: E731
-    values = lambda: _topic(spark, folder, "value binary")  # noqa: E731
+    whole = lambda: cold(spark, folder)  # noqa: E731
+    values = lambda: cold(spark, folder, "value binary")  # noqa: E731
     rows = lambda: spark.read.parquet(str(parquet))  # noqa: E731
-    offsets = lambda: _topic(spark, folder, "offset bigint")  # noqa: E731
+    offsets = lambda: cold(spark, folder, "offset bigint")  # noqa: E731
 
     def rewrite(frame: DataFrame) -> None:
         written = frame.write.option("compression", "zstd").mode("overwrite")
         written.parquet(str(folder / "rewritten.parquet"))
 
     queries = {
-        "count": (_count, whole),
-        "count by offsets": (_count, offsets),
-        "sum of length(value)": (_sum_lengths, values),
-        "all columns": (_all_columns, whole),
+        "count": (count, whole),
+        "count by offsets": (count, offsets),
+        "sum of length(value)": (sum_lengths, values),
+        "all columns": (all_columns, whole),
         "rewrite as Parquet": (rewrite, whole),
     }
     runs: dict[str, Callable[[], Spent]] = {}
@@ -206,15 +224,15 @@ def _timed(
     return run
 
 
-def _count(frame: DataFrame) -> None:
+def count(frame: DataFrame) -> None:
     found = frame.count()
     assert found == RECORDS, found
 
 
-def _sum_lengths(frame: DataFrame) -> None:
+def sum_lengths(frame: DataFrame) -> None:
     (row,) = frame.selectExpr("sum(length(value))").collect()
     assert row[0] > RECORDS, row
 
 
-def _all_columns(frame: DataFrame) -> None:
+def all_columns(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()

@@ -1,0 +1,143 @@
+"""Claim: a job that moves from Spark's Kafka source reads the same records several times as fast.
+
+* Two million records of 16-byte keys and values of about 130 bytes in lz4 batches of 1 MiB, once in
+  four partitions and once in one. Ours lie in a `file://` bucket and are read without a broker; the
+  peer's are the same rows, written by Spark's own Kafka sink into Apache Kafka 4.3.1 on loopback.
+* Measured: a count, the summed length of the values, all columns into the noop sink; one session,
+  local[2], in turn. Each source with its defaults and the schema that its guide says: ours prunes
+  columns (`offset bigint`, `value binary`), Kafka's cannot. "count, all columns" is without.
+* Kafka's source is Spark's newest in Maven Central. Its companion for delegation tokens is not
+  there: three classes in `spark_kafka_tokens/` stand in for it and pass settings on.
+
+`python -m bench spark_kafka`; takes about four minutes, pyspark, a JDK and Maven.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from bench.children import ROOT, MissingPeer, program
+from bench.kafka import Kafka, kafka
+from bench.maven import fetch
+from bench.report import Report, Target
+from bench.rounds import interleave, wall_seconds
+from bench.spark_scan import RECORDS, all_columns, cold, count, fill, session, sum_lengths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROUNDS: Final = 3
+VERSION: Final = "4.2.0"
+_JARS: Final = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+)
+_CACHE: Final = ROOT / ".cache" / f"spark-kafka-{VERSION}"
+_TOKENS: Final = ROOT / "bench" / "spark_kafka_tokens"
+_SINK: Final = {
+    "kafka.compression.type": "lz4",
+    "kafka.batch.size": 1 << 20,
+    "kafka.linger.ms": 200,
+    "kafka.max.request.size": 4 << 20,
+}
+
+
+class Topic(NamedTuple):
+    """Its partitions, and how many times as fast a count or sum, and all columns, are to be."""
+
+    name: str
+    partitions: int
+    of_some: float
+    of_all: float
+
+
+TOPICS: Final = (Topic("four", 4, 3, 2), Topic("one", 1, 4, 4))
+
+
+def measure(folder: Path, *, rounds: int) -> Report:
+    if importlib.util.find_spec("pyspark") is None:
+        raise MissingPeer("pyspark is not installed: the extra `spark` has it")
+    report = Report(
+        name="spark_kafka",
+        title="2 million records through Spark, 2 cores",
+        peer=f"Kafka source {VERSION}",
+    )
+    class_path = _connector()
+    fill(folder, {topic.name: topic.partitions for topic in TOPICS})
+    with kafka(folder) as peer, session(folder, class_path=class_path) as spark:
+        for topic in TOPICS:
+            _copy(spark, folder, peer, topic)
+            seen = interleave(_runs(spark, folder, peer, topic.name), rounds=rounds)
+            _add_rows(report, topic, seen)
+    return report
+
+
+def _add_rows(report: Report, topic: Topic, seen: Mapping[str, Sequence[float]]) -> None:
+    targets = {
+        "count": topic.of_some,
+        "count, all columns": None,
+        "sum of length(value)": topic.of_some,
+        "all columns": topic.of_all,
+    }
+    for query, times in targets.items():
+        report.add(
+            f"{topic.name} partition{'s' if topic.partitions > 1 else ''}: {query}",
+            "M rows/s",
+            seen[query],
+            seen[f"{query.partition(', ')[0]}, Kafka"],
+            target=Target(value=times) if times else None,
+        )
+
+
+def _connector() -> list[Path]:
+    """Spark's Kafka source, with what stands in for its companion. Raises MissingPeer."""
+    import pyspark
+
+    javac, classes = program("javac"), _CACHE / "classes"
+    jars = [fetch(jar, into=_CACHE) for jar in _JARS]
+    sources = sorted(map(str, _TOKENS.glob("*.java")))
+    path = f"{Path(pyspark.__file__).parent / 'jars'}/*"
+    subprocess.run([javac, "-nowarn", "-cp", path, "-d", classes, *sources], check=True)
+    return [*jars, classes]
+
+
+def _copy(spark: SparkSession, folder: Path, peer: Kafka, topic: Topic) -> None:
+    """Our rows, partition by partition, into a topic of the same name at the peer."""
+    name, partitions = topic.name, str(topic.partitions)
+    peer.tool("TopicCommand", "--create", "--topic", name, "--partitions", partitions)
+    rows = cold(spark, folder, "key binary, value binary, partition int", topic=name)
+    sink = {"kafka.bootstrap.servers": peer.server, "topic": name, **_SINK}
+    rows.write.format("kafka").options(**sink).save()
+
+
+def _runs(
+    spark: SparkSession, folder: Path, peer: Kafka, topic: str
+) -> dict[str, Callable[[], float]]:
+    """Each query over both, in millions of rows a second."""
+
+    def ours(schema: str = "") -> DataFrame:
+        return cold(spark, folder, schema, topic=topic)
+
+    def theirs() -> DataFrame:
+        options = {"kafka.bootstrap.servers": peer.server, "subscribe": topic}
+        return spark.read.format("kafka").options(**options).load()
+
+    return {
+        "count": partial(_rate, count, partial(ours, "offset bigint")),
+        "count, all columns": partial(_rate, count, ours),
+        "count, Kafka": partial(_rate, count, theirs),
+        "sum of length(value)": partial(_rate, sum_lengths, partial(ours, "value binary")),
+        "sum of length(value), Kafka": partial(_rate, sum_lengths, theirs),
+        "all columns": partial(_rate, all_columns, ours),
+        "all columns, Kafka": partial(_rate, all_columns, theirs),
+    }
+
+
+def _rate(query: Callable[[DataFrame], None], frame: Callable[[], DataFrame]) -> float:
+    return RECORDS / 1e6 / wall_seconds(lambda: query(frame()))
