@@ -14,20 +14,24 @@ CHECK_CHUNK_BYTES = 1 << 20
 
 
 def headers_from(
-    read_at: ReadAt, position: int, *, end: int, window_bytes: int = WINDOW_BYTES
+    read_at: ReadAt,
+    position: int,
+    *,
+    end: int,
+    window_bytes: int = WINDOW_BYTES,
+    first_bytes: int = ONE_HEADER_BYTES,
 ) -> Iterator[BatchHeader]:
     """The headers of the batches in [position, end); `header.position` is a position of the file.
 
-    Reads one header at first and behind a large batch, a window of them behind a small one: who
-    looks for one batch wants no other. Raises CorruptBatch where the bytes are no batch, or a batch
-    reaches beyond `end`.
+    Reads `first_bytes` at first, one header behind a large batch, a window of them behind a small
+    one: who looks for one batch wants no other. Raises CorruptBatch where the bytes are no batch,
+    or a batch reaches beyond `end`.
     """
     window, window_start = b"", position
-    step_bytes = window_bytes
+    size_bytes = first_bytes
     while position < end:
         relative = position - window_start
         if relative + HEADER_SIZE > len(window):
-            size_bytes = window_bytes if step_bytes < window_bytes else ONE_HEADER_BYTES
             window = read_at(min(size_bytes, end - position), position)
             window_start, relative = position, 0
         try:
@@ -41,8 +45,8 @@ def headers_from(
                 offset=header.base_offset,
             )
         yield header.at(position)
-        step_bytes = header.size_bytes
-        position += step_bytes
+        size_bytes = window_bytes if header.size_bytes < window_bytes else ONE_HEADER_BYTES
+        position += header.size_bytes
 
 
 class CheckedBatch:

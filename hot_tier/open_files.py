@@ -66,9 +66,10 @@ class OpenFiles:
         """The file where it is open already."""
         name = str(path)
         with self._lock:
-            file = self._files.get(name) or self._pinned.get(name)
-            if name in self._files:
-                self._files.move_to_end(name)
+            file = self._files.get(name)
+            if file is None:
+                return self._pinned.get(name)
+            self._files.move_to_end(name)
             return file
 
     def pin(self, path: Path | str, file: OpenFile) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from hot_tier.batch_walk import WINDOW_BYTES, headers_from
+from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import (
     Entry,
@@ -34,7 +34,7 @@ from hot_tier.index_file import (
     floor_on_disk,
 )
 from hot_tier.open_files import Files
-from record_format.batch import NO_TIMESTAMP, BatchHeader
+from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import parse_offset_index, parse_time_index
 
@@ -62,6 +62,7 @@ class Segment:
     """Facts and lookups. `offsets` and `times` are there while the segment is active."""
 
     __slots__ = (
+        "_folder_name",
         "base_offset",
         "crc32c",
         "end",
@@ -76,6 +77,7 @@ class Segment:
 
     def __init__(self, folder: Path, base_offset: int, end: SegmentEnd) -> None:
         self.folder, self.base_offset, self.end = folder, base_offset, end
+        self._folder_name = str(folder)  # the same text for all segments of a folder
         self.largest: LargestTimestamp | None = None  # None: not looked up yet
         self.min_timestamp: int | None = None
         self.record_count: int | None = None
@@ -92,7 +94,7 @@ class Segment:
 
     def name(self, suffix: str) -> str:
         """As `path`, and cheaper."""
-        return f"{self.folder}/{file_name(self.base_offset, suffix)}"
+        return f"{self._folder_name}/{file_name(self.base_offset, suffix)}"
 
     def log_reader(self, files: Files) -> ReadAt:
         return reader_of(files, self.name(LOG))
@@ -105,12 +107,17 @@ class Segment:
         if offset >= next_offset:
             return None
         entry, following = self._entries_around(files, self.relative(offset))
-        if entry is not None and following is not None and following[1] - entry[1] > WINDOW_BYTES:
-            # Large batches have an entry each: most likely the next one is it, without a walk.
-            header = next(self._headers_from(files, following, end=size_bytes))
-            if header.base_offset <= offset:
-                return header
-        for header in self._headers_from(files, entry, end=size_bytes):
+        first_bytes = ONE_HEADER_BYTES
+        if entry is not None and following is not None:
+            between = following[1] - entry[1]
+            if between > WINDOW_BYTES:
+                # Large batches have an entry each: most likely the next one is it, without a walk.
+                header = next(self._headers_from(files, following, end=size_bytes))
+                if header.base_offset <= offset:
+                    return header
+            else:
+                first_bytes = between + HEADER_SIZE  # it is one of those that this read shows
+        for header in self._headers_from(files, entry, end=size_bytes, first_bytes=first_bytes):
             if header.last_offset >= offset:
                 return header
         return None
@@ -162,7 +169,12 @@ class Segment:
         return end.size_bytes, self._headers(files, end.size_bytes, end=size_bytes)
 
     def _headers_from(
-        self, files: Files, entry: Entry | None, *, end: int
+        self,
+        files: Files,
+        entry: Entry | None,
+        *,
+        end: int,
+        first_bytes: int = ONE_HEADER_BYTES,
     ) -> Iterator[BatchHeader]:
         """The headers from an entry of the offset index on; from the segment's start without one.
 
@@ -172,7 +184,7 @@ class Segment:
         if entry is None:
             return self._headers(files, 0, end=end)
         relative_offset, position = entry
-        headers = self._headers(files, position, end=end)
+        headers = self._headers(files, position, end=end, first_bytes=first_bytes)
         try:
             first = next(headers)
             right = first.last_offset == self.base_offset + relative_offset
@@ -210,9 +222,12 @@ class Segment:
         except EOFError as short:
             raise CorruptIndex(str(short), file=name) from None
 
-    def _headers(self, files: Files, position: int, *, end: int) -> Iterator[BatchHeader]:
+    def _headers(
+        self, files: Files, position: int, *, end: int, first_bytes: int = ONE_HEADER_BYTES
+    ) -> Iterator[BatchHeader]:
+        read_at = self.log_reader(files)
         try:
-            yield from headers_from(self.log_reader(files), position, end=end)
+            yield from headers_from(read_at, position, end=end, first_bytes=first_bytes)
         except CorruptBatch as bad:
             raise CorruptBatch(
                 bad.detail, file=self.name(LOG), position=bad.position, offset=bad.offset
