@@ -184,10 +184,10 @@ class GroupCommit:
         log = self._log
         try:
             outcomes = log.append([one.append for one in group])
-        except BaseException as bug:
+        except BaseException as bug:  # noqa: BLE001  it is raised where each of them is awaited
             for one in group:
                 one.future.set_exception(bug)
-            raise
+            return
         self._times.write.observe(time.monotonic() - began_s)
         high_watermark = log.high_watermark
         answered = False

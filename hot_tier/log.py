@@ -227,7 +227,11 @@ class PartitionLog:
         restart).
         """
         with self._state.lock:
-            return append_all(self._state, appends)
+            try:
+                return append_all(self._state, appends)
+            except Exception as bug:
+                self._state.go_offline(bug)
+                raise
 
     def flush(self) -> int:
         """Put everything appended so far on the medium; the new high watermark.

@@ -113,10 +113,14 @@ class LogState:
         most = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
         return self.random.randrange(most) if most > 0 else 0
 
-    def go_offline(self, error: OSError) -> LogOfflineError:
-        """Close the log to writes until the next start; gives what to raise."""
+    def go_offline(self, error: Exception) -> LogOfflineError:
+        """Close the log to writes until the next start; gives what to raise.
+
+        Also for a fault of ours: what is in memory may not be what is on disk any more.
+        """
         if self.offline is None:
-            self.offline = f"{self.name}: the disk failed: {error}"
+            reason = "the disk failed" if isinstance(error, OSError) else "a write broke down"
+            self.offline = f"{self.name}: {reason}: {error}"
             with suppress(OSError):  # a disk that refuses this too is read anew after a restart
                 (self.folder / OFFLINE_MARKER).touch()
         return self.offline_error()

@@ -3,6 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import hot_tier.log
 from hot_tier.append import Acks, Append
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from record_format.errors import LogOfflineError, OffsetMismatch, ShuttingDown
@@ -106,6 +107,26 @@ def test_a_failed_flush_is_told_to_all_that_waited(open_log, executor, timer, on
     with pytest.raises(LogOfflineError):
         commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
     assert log.high_watermark == 0
+
+
+def test_a_fault_of_ours_ends_the_log_and_is_told_to_everybody(
+    open_log, executor, timer, one, monkeypatch
+):
+    log = open_log()
+    commits = GroupCommit(log, executor, timer)
+    commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(hot_tier.log, "append_all", broken)
+    with pytest.raises(ZeroDivisionError):
+        commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+    monkeypatch.undo()
+    with pytest.raises(LogOfflineError, match="broke down"):
+        commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
+    assert log.read(0, max_bytes=1).next_offset == 1, "reads go on"
+    assert commits.close(TIMEOUT_S)
 
 
 def test_a_repeat_waits_for_the_flush_of_the_first_copy(open_log, executor, timer, one, disk):
