@@ -82,7 +82,7 @@ class Compactor:
                 self._bring_back(partition, stopping=self._stopping.is_set)
             except Interrupted:
                 return
-            except TierlogError as error:
+            except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
                 self._put_off(partition, error)
 
     def _due(self) -> list[tuple[Partition, Cleanable]]:
@@ -142,7 +142,7 @@ class Compactor:
             self._waits.pop(_place(partition), None)
         except Interrupted:
             return  # the next round begins again
-        except TierlogError as error:
+        except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
             self._put_off(partition, error)
 
     def _note(self, partition: Partition, end_offset: int) -> None:
@@ -153,12 +153,16 @@ class Compactor:
         if self._checkpoints.pop(_place(partition), None) is not None:
             self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
 
-    def _put_off(self, partition: Partition, error: TierlogError) -> None:
+    def _put_off(self, partition: Partition, error: Exception) -> None:
         place = _place(partition)
         wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
         self._waits[place] = (self._clock() + wait_ms, wait_ms)
         log.warning(
-            "compaction waits", partition=str(partition), error=str(error), retry_in_ms=wait_ms
+            "compaction waits",
+            partition=str(partition),
+            error=str(error) or type(error).__name__,
+            retry_in_ms=wait_ms,
+            exc_info=None if isinstance(error, TierlogError) else error,
         )
 
     @contextmanager

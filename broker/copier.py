@@ -126,11 +126,14 @@ class Copier:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, partition: Partition, work: _Work) -> None:
-        failure: TierlogError | None = None
+        failure: Exception | None = None
         try:
             self._copy_all(partition, work)
         except TierlogError as error:
             failure = error
+        except Exception as bug:
+            log.exception("offload failed: a bug", partition=str(partition))
+            failure = bug
         finally:
             with self._changed:
                 work.running = None
@@ -205,12 +208,12 @@ def _pending(partition: Partition) -> list[int]:
     ]
 
 
-def _report(partition: Partition, failure: TierlogError, *, retry_in_s: float) -> None:
+def _report(partition: Partition, failure: Exception, *, retry_in_s: float) -> None:
     fatal = isinstance(failure, FencedError | LogOfflineError)
     log.warning(
         "offload stopped" if fatal else "offload waits",
         partition=str(partition),
         epoch=partition.log.leader_epoch,
-        error=str(failure),
+        error=str(failure) or type(failure).__name__,
         retry_in_s=None if fatal else round(retry_in_s, 1),
     )

@@ -58,6 +58,8 @@ class Janitor:
                 continue  # reported when it went offline; nothing can be done until restart
             except TierlogError as error:
                 log.warning("retention waits", partition=str(partition), error=str(error))
+            except Exception:
+                log.exception("retention failed: a bug", partition=str(partition))
             self._maybe_collect(partition)
 
     def check_fences(self) -> None:
@@ -123,6 +125,9 @@ class Janitor:
             gone = partition.cold.collect(self.policy)
         except TierlogError as error:
             log.warning("garbage collection waits", partition=str(partition), error=str(error))
+            return
+        except Exception:
+            log.exception("garbage collection failed: a bug", partition=str(partition))
             return
         if gone:
             log.info("garbage collected", partition=str(partition), objects=gone)

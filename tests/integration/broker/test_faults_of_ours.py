@@ -1,0 +1,73 @@
+"""An unexpected exception in the background is told, waits, and holds up no other partition."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker import compactor, copier, janitor
+from tests.integration.broker.test_compaction import COMPACT, fill
+
+
+class Bug(Exception):
+    pass
+
+
+@pytest.fixture
+def two(house):
+    for topic in ("a-broken", "b-whole"):
+        house.broker.create_topic(topic, config=COMPACT)
+        fill(house, topic, 100)
+        house.broker.partition(topic, 0).log.roll(reason="test")
+    return house
+
+
+def breaking(partition_of):
+    """A method that breaks for topic a-broken; `partition_of` its arguments."""
+
+    def wrap(method):
+        def maybe(*args, **kwargs):
+            if str(partition_of(*args)).startswith("a-broken"):
+                raise Bug("of ours")
+            return method(*args, **kwargs)
+
+        return maybe
+
+    return wrap
+
+
+def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
+    wrap = breaking(lambda _self, partition, _work: partition)
+    monkeypatch.setattr(copier.Copier, "_copy_all", wrap(copier.Copier._copy_all))
+    with capture_logs() as lines:
+        two.broker.offload("b-whole", wait_ms=20_000)
+        two.broker.copier.run_round()
+        two.wait_for(lambda: any("a bug" in line["event"] for line in lines))
+        assert two.broker.copier.wait_until_idle(timeout_s=10)
+    cold = two.broker.partition("b-whole", 0).cold
+    assert cold.end_offset == 100
+    broken = two.broker.copier._work[two.broker.partition("a-broken", 0)]
+    assert broken.failures > 0
+    assert broken.not_before > 0
+
+
+def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monkeypatch):
+    wrap = breaking(lambda _self, partition, *_: partition)
+    monkeypatch.setattr(compactor.Compactor, "_note", wrap(compactor.Compactor._note))
+    with capture_logs() as lines:
+        two.broker.compactor.run_round()
+    assert [line["partition"] for line in lines if line["event"] == "compaction waits"] == [
+        "a-broken-0"
+    ]
+    assert ("b-whole", 0) in two.broker.compactor._checkpoints
+    assert two.broker.compactor._waits.keys() == {("a-broken", 0)}
+
+
+def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
+    seen = []
+    wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
+    monkeypatch.setattr(janitor.Janitor, "_retain", wrap(janitor.Janitor._retain))
+    with capture_logs() as lines:
+        two.broker.janitor.run_round()
+    assert seen == ["a-broken-0", "b-whole-0"]
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        "retention failed: a bug"
+    ]
