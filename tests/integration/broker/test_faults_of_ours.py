@@ -38,12 +38,13 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
     wrap = breaking(lambda _self, partition, _work: partition)
     monkeypatch.setattr(copier.Copier, "_copy_all", wrap(copier.Copier._copy_all))
     with capture_logs() as lines:
-        two.broker.offload("b-whole", wait_ms=20_000)
-        two.broker.copier.run_round()
+        for topic in ("a-broken", "b-whole"):
+            fill(two, topic, 10)
+            two.broker.offload(topic, wait_ms=None if topic == "a-broken" else 20_000)
         two.wait_for(lambda: any("a bug" in line["event"] for line in lines))
         assert two.broker.copier.wait_until_idle(timeout_s=10)
     cold = two.broker.partition("b-whole", 0).cold
-    assert cold.end_offset == 100
+    assert cold.end_offset == 110
     broken = two.broker.copier._work[two.broker.partition("a-broken", 0)]
     assert broken.failures > 0
     assert broken.not_before > 0
