@@ -86,7 +86,7 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
     state.active = ActiveSegment(
         segment,
         config=state.config,
-        jitter_ms=state.jitter_ms(),
+        jitter_ms=state.jitter_ms(segment.base_offset),
         now_ms=state.clock(),
         disk=state.disk,
         offset_image=facts.offset_image,

@@ -113,7 +113,7 @@ class GroupCommit:
         self._log, self._executor, self._timer = log, executor, timer
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        self._idle: threading.Condition | None = None  # made by who waits for it, at the end
         self._submitted: list[_Submitted] = []
         self._unflushed: list[_Unflushed] = []
         self._writing = self._flushing = self._flush_due = self._timer_set = False
@@ -151,7 +151,13 @@ class GroupCommit:
         """Take no more; True when all that was submitted has its answer."""
         with self._lock:
             self._closed = True
+            self._idle = self._idle or threading.Condition(self._lock)
             return self._idle.wait_for(self._is_idle, timeout=timeout_s)
+
+    def _may_be_idle(self) -> None:
+        """Under the lock."""
+        if self._idle is not None:
+            self._idle.notify_all()
 
     def _is_idle(self) -> bool:
         return not (self._writing or self._flushing or self._answering)
@@ -171,7 +177,7 @@ class GroupCommit:
                 flush = self._claim_flush()
                 more = bool(self._submitted)
                 self._writing = more
-                self._idle.notify_all()
+                self._may_be_idle()
             if flush:
                 if more:
                     self._executor.submit(self._write_all)
@@ -250,7 +256,7 @@ class GroupCommit:
         self._answer(waiting, outcome)
         with self._lock:
             self._answering -= 1
-            self._idle.notify_all()
+            self._may_be_idle()
 
     def _flush(self) -> int | BaseException:
         """The new high watermark, or what each producer that waits is told."""

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
+from zlib import crc32
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import Disk
@@ -74,7 +74,7 @@ class LogState:
     ) -> None:
         self.folder, self.name, self.config, self.clock = folder, name, config, clock
         self.disk, self.files = disk, files
-        self.random = Random(f"{jitter_seed}-{name}")
+        self._jitter_seed = f"{jitter_seed}-{name}"
         self.lock = threading.RLock()
         self.segments = Segments((), ())
         self.active: ActiveSegment
@@ -109,9 +109,13 @@ class LogState:
         with self.lock:
             return self.producers.first_unstable_offset()
 
-    def jitter_ms(self) -> int:
+    def jitter_ms(self, base_offset: int) -> int:
+        """How much earlier than `segment.ms` says the segment is rolled: so that those of many
+        partitions are not all rolled at once.
+        """
         most = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
-        return self.random.randrange(most) if most > 0 else 0
+        # Of a hash: a generator of random numbers would take 2.5 KiB of each partition.
+        return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % most if most > 0 else 0
 
     def go_offline(self, error: Exception) -> LogOfflineError:
         """Close the log to writes until the next start; gives what to raise.

@@ -218,7 +218,7 @@ class Recovery:
         state.active = ActiveSegment(
             segment,
             config=state.config,
-            jitter_ms=state.jitter_ms(),
+            jitter_ms=state.jitter_ms(segment.base_offset),
             now_ms=state.clock(),
             disk=state.disk,
             bytes_since_entry=plan.bytes_since_entry,

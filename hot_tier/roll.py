@@ -24,7 +24,7 @@ def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
         active = ActiveSegment(
             segment,
             config=state.config,
-            jitter_ms=state.jitter_ms(),
+            jitter_ms=state.jitter_ms(base_offset),
             now_ms=state.clock(),
             disk=state.disk,
         )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
@@ -45,6 +46,8 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     def on_started() -> None:
         listening.set()
         announce(url)
+        # Numpy's algebra would start a thread a core; nothing here multiplies matrices.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Compiled walks over records; until they are there the plain ones give the same answers.
         threading.Thread(target=native.load, name="native-kernels", daemon=True).start()
 
