@@ -11,6 +11,8 @@
 * Peer of the first read: a loop of 8 MiB ranged GETs by boto3 with as many in flight, nothing
   written; and the same loop into files. Of the second: the same bytes hot. One versitygw on
   loopback for all.
+* Through a broker each byte makes one more way, on the cores that store and reader work on too:
+  where they are busy, the ratio of the speeds is that of the CPU of all three, shown beside it.
 
 `python -m bench cold_read`; takes about three minutes.
 """
@@ -37,6 +39,7 @@ from bench.children import Server
 from bench.cold_topic import BATCH_BYTES, COLD_BYTES, MIB, SEGMENT_BYTES, Pass, Reader
 from bench.records import batch_of_size
 from bench.report import Report, Target
+from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
 from cold_tier.open import open_store
@@ -91,7 +94,7 @@ def _a_log(bucket: Bucket) -> str:
 
 
 def _round(folder: Path, bucket: Bucket, key: str) -> Round:
-    first = cold_topic.first_read(folder, *bucket.flags)
+    first = cold_topic.first_read(folder, *bucket.flags, store_pid=bucket.pid)
     bare = _bare(bucket, key)
     with cold_topic.broker(folder, *bucket.flags) as broker:
         cold_topic.settle(broker)
@@ -117,7 +120,8 @@ def _bare(bucket: Bucket, key: str, folder: str = "") -> Pass:
             return sum(file.write(piece) for piece in body.iter_chunks(256 << 10))
 
     places = list(range(0, SEGMENT_BYTES, CHUNK_BYTES)) * 3
-    size, began, cpu_began = 0, time.perf_counter(), time.process_time()
+    size, began = 0, time.perf_counter()
+    cpu_began, store_began = time.process_time(), cpu_seconds_of_tree(bucket.pid)
     with ThreadPoolExecutor(WINDOW_MAX + 1) as pool:
         ahead: deque[Future[int]] = deque()
         for place in places:
@@ -125,7 +129,9 @@ def _bare(bucket: Bucket, key: str, folder: str = "") -> Pass:
             if len(ahead) > WINDOW_MAX:
                 size += ahead.popleft().result()
         size += sum(future.result() for future in ahead)
-    return Pass(size, time.perf_counter() - began, time.process_time() - cpu_began)
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    all_cpu_s = cpu_s + cpu_seconds_of_tree(bucket.pid) - store_began
+    return Pass(size, seconds, cpu_s, all_cpu_s)
 
 
 def _add_passes(report: Report, seen: Sequence[Round]) -> None:
@@ -152,6 +158,12 @@ def _add_passes(report: Report, seen: Sequence[Round]) -> None:
         "bare",
         speed=Target(value=0.7),
         cpu=Target(value=2.0, at_most=True, of_ratio=False),
+    )
+    report.add(
+        "first read (peer: bare GETs), reader, broker and store",
+        "CPU s/GB",
+        [one.first.all_cpu_s / one.first.size_bytes * 1e9 for one in seen],
+        [one.bare.all_cpu_s / one.bare.size_bytes * 1e9 for one in seen],
     )
     add("into an empty cache (peer: into files)", "into_empty", "into_files", speed=None, cpu=None)
     add(

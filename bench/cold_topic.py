@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from bench import children
 from bench.children import Server
 from bench.records import batch_of_size
-from bench.rounds import cpu_seconds_of
+from bench.rounds import cpu_seconds_of, cpu_seconds_of_tree
 from bench.wire import Wire
 from tierlog.client import Client
 
@@ -35,7 +35,8 @@ class Pass(NamedTuple):
 
     size_bytes: int
     seconds: float
-    cpu_s: float
+    cpu_s: float  # of who serves, or of who reads where nobody does
+    all_cpu_s: float = 0.0  # of everybody: reader, broker, store
 
     @property
     def mb_per_s(self) -> float:
@@ -75,14 +76,22 @@ def broker(
     return children.broker(folder, *flags, "--cache-bytes", str(cache_bytes))
 
 
-def first_read(folder: Path, *flags: str, fetch_bytes: int = FETCH_BYTES) -> Pass:
+def first_read(
+    folder: Path, *flags: str, fetch_bytes: int = FETCH_BYTES, store_pid: int = 0
+) -> Pass:
     """The first read of a topic, by a broker that has run for a while: its cache is full of
     another topic, so that each new chunk takes the pages of an old one.
     """
     with broker(folder, *flags, cache_bytes=COLD_BYTES) as server:
         read_all(server, "other")
         settle(server)
-        return read_all(server, "cold", fetch_bytes=fetch_bytes)
+        others = _cpu_seconds_of_others(store_pid)
+        read = read_all(server, "cold", fetch_bytes=fetch_bytes)
+        return read._replace(all_cpu_s=read.cpu_s + _cpu_seconds_of_others(store_pid) - others)
+
+
+def _cpu_seconds_of_others(store_pid: int) -> float:
+    return time.process_time() + (cpu_seconds_of_tree(store_pid) if store_pid else 0.0)
 
 
 def settle(server: Server) -> None:

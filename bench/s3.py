@@ -2,7 +2,8 @@
 
 * versitygw, built once by `localstack/s3_server.py`; without it, and without Go, skipped.
 * The proxy passes bytes through as they are and holds each request's head back for as long as it is
-  told: what is slow is the way to the answer, not the line. It counts the GETs it passes on.
+  told: what is slow is the way to the answer, not the line. It counts the GETs of segments and
+  their indexes: manifests are asked for by who guards them, too, whatever is read.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from bench.children import ROOT, MissingPeer, free_port, running
 
 BUCKET: Final = "tierlog"
 PART_BYTES: Final = 16 << 20
-_KEYS: Final = {
+_SETTINGS: Final = {
     "AWS_ACCESS_KEY_ID": "tierlog",
     "AWS_SECRET_ACCESS_KEY": "tierlog-secret",
     "AWS_REGION": "us-east-1",
+    "VGW_KEEP_ALIVE": "true",  # as AWS and MinIO do; its default is a connection a request
 }
 _READY_S: Final = 60
 _PIECE: Final = 256 << 10
+_LINE: Final = 512
 
 
 class Bucket(NamedTuple):
     endpoint: str
+    pid: int  # what started the server, whose child it is
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -45,14 +49,14 @@ class Bucket(NamedTuple):
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[Bucket]:
-    """The server on a port of its own with an empty bucket, and its keys in the environment."""
+    """The server on a port of its own with an empty bucket, and its settings in the environment."""
     built = list((ROOT / ".cache" / "s3").glob("versitygw-*/versitygw"))
     if not built and shutil.which("go") is None:
         raise MissingPeer("versitygw is not built: localstack/s3_server.py builds it, with Go")
     port = free_port()
     program = str(ROOT / "localstack" / "s3_server.py")
     command = [sys.executable, program, "--port", str(port), "--data-dir", str(folder / "s3")]
-    os.environ.update(_KEYS)
+    os.environ.update(_SETTINGS)
     log = folder / "s3.log"
     with running(command, log=log) as child:
         deadline = time.monotonic() + _READY_S
@@ -60,7 +64,7 @@ def versitygw(folder: Path) -> Iterator[Bucket]:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"no S3 server: {log.read_text()[-2000:]}")
             time.sleep(0.05)
-        yield Bucket(f"http://127.0.0.1:{port}")
+        yield Bucket(f"http://127.0.0.1:{port}", child.pid)
 
 
 def client(bucket: Bucket) -> object:
@@ -74,14 +78,14 @@ class SlowProxy:
 
     def __init__(self, bucket: Bucket, delay_s: Callable[[int], float]) -> None:
         host, _, port = bucket.endpoint.removeprefix("http://").partition(":")
-        self._upstream, self._delay_s = (host, int(port)), delay_s
+        self._far, self._upstream, self._delay_s = bucket, (host, int(port)), delay_s
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._lock, self.gets, self._requests = threading.Lock(), 0, 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def bucket(self) -> Bucket:
-        return Bucket(f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+        return self._far._replace(endpoint=f"http://127.0.0.1:{self._listener.getsockname()[1]}")
 
     def close(self) -> None:
         self._listener.close()
@@ -103,7 +107,7 @@ class SlowProxy:
         try:
             while size := source.recv_into(buffer):
                 if to_store:
-                    self._hold_back(bytes(buffer[:5]))
+                    self._hold_back(bytes(buffer[:_LINE]))
                 sink.sendall(buffer[:size])
         except OSError:
             pass  # the other half has ended it
@@ -119,5 +123,5 @@ class SlowProxy:
             return
         with self._lock:
             number, self._requests = self._requests, self._requests + 1
-            self.gets += head.startswith(b"GET ")
+            self.gets += head.startswith(b"GET ") and b"/segments/" in head
         time.sleep(self._delay_s(number))

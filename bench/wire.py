@@ -62,7 +62,7 @@ class Wire:
             raise RuntimeError(f"not a success: {head + body[:500]!r}")
         left -= len(body)
         while left > 0:
-            got = self.sock.recv_into(buffer, min(left, len(buffer)))
+            got = self.sock.recv_into(buffer, min(left, len(buffer)), socket.MSG_WAITALL)
             if not got:
                 raise RuntimeError("the server closed the connection")
             left -= got
