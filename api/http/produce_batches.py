@@ -7,14 +7,20 @@ records of any time; else the limits of `message.timestamp.*` are checked record
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from api.http.produce_columns import RecordColumns
 from api.http.settings import HttpSettings
 from hot_tier.log_config import LogConfig
 from record_format import codecs
-from record_format.batch import CREATE_TIME, LOG_APPEND_TIME, NO_PRODUCER_ID, NO_SEQUENCE
-from record_format.errors import FieldProblem, InvalidRecord
+from record_format.batch import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    parse_header,
+)
+from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord
 from record_format.produced import (
     ProducedBatches,
     build_produced,
@@ -23,6 +29,8 @@ from record_format.produced import (
     recompress,
     timestamp_problem,
 )
+
+_FEW_RECORDS: Final = 4096
 
 
 class Producer(Protocol):
@@ -86,6 +94,16 @@ def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) ->
     produced = recompress(produced, rules.codec)
     check_sizes(produced, max_message_bytes=rules.max_message_bytes)
     return produced
+
+
+def is_one_plain_batch(body: bytes | bytearray) -> bool:
+    """Whether this is one batch, not compressed, of few records: it is checked in no time."""
+    try:
+        header = parse_header(body)
+    except CorruptBatch:
+        return False
+    is_plain = header.codec == codecs.NONE and header.record_count <= _FEW_RECORDS
+    return is_plain and header.size_bytes == len(body)
 
 
 def build_appends(

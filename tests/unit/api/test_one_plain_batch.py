@@ -1,0 +1,33 @@
+"""What of raw batches may be checked on the event loop: nothing that expands to who knows what."""
+
+import pytest
+
+from api.http.produce_batches import is_one_plain_batch
+from record_format import codecs
+from record_format.encode import encode_batch
+
+
+def batch(count: int = 3, codec: int = codecs.NONE) -> bytes:
+    return bytes(encode_batch([b"v" * 50] * count, timestamps=[1] * count, codec=codec))
+
+
+def test_one_batch_that_is_not_compressed_is() -> None:
+    assert is_one_plain_batch(batch())
+    assert is_one_plain_batch(bytearray(batch(4096)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x" * 200,
+        batch()[:-1],
+        batch() + b"x",
+        batch() + batch(codec=codecs.LZ4),
+        batch(codec=codecs.ZSTD),
+        batch(4097),
+    ],
+    ids=["empty", "no-batch", "cut", "more", "a-compressed-one-behind", "compressed", "many"],
+)
+def test_all_else_is_not(body: bytes) -> None:
+    assert not is_one_plain_batch(body)
