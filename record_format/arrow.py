@@ -46,6 +46,8 @@ from record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
 
 BATCH_ROWS: Final = 16 * 1024
 BATCH_BYTES: Final = 16 * 1024 * 1024
+ALONE_BYTES: Final = 512 * 1024
+"""Records expanded to this many bytes are decoded by themselves, not copied beside others."""
 
 _HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 SCHEMA: Final = pa.schema(
@@ -188,43 +190,34 @@ class ArrowDecoder:
                 yield self._batch(columns, state)
 
     def _records(self, view: memoryview, data: Array, table: Array) -> Iterator[pa.RecordBatch]:
-        start = 0
-        while start < len(table):
-            group, start = self._expand(view, data, table, start=start)
+        for group in self._groups(view, data, table):
             yield from self._decode_group(group, view)
 
-    def _expand(
-        self, view: memoryview, data: Array, table: Array, *, start: int
-    ) -> tuple[_Group, int]:
-        """Expand from `start` on, about `batch_bytes` or `batch_rows`; also where the next begin.
-
-        Where none is compressed the source is `data` itself.
-        """
+    def _groups(self, view: memoryview, data: Array, table: Array) -> Iterator[_Group]:
+        """All batches in runs of about `batch_bytes` of expanded records, or `batch_rows`."""
         request = self._request
         parts: list[Buffer] = []
-        size = rows = 0
-        end = start
-        while end < len(table) and (
-            end == start
-            or (
-                size < request.batch_bytes and rows + table[end, kernel.COUNT] <= request.batch_rows
-            )
-        ):
-            part = self._expand_batch(view, table[end])
-            if end > start and size + len(part) > request.batch_bytes:
-                break
-            table[end, kernel.START] = size
+        start = size = rows = 0
+        is_large = False
+        for index, row in enumerate(table):
+            part = self._expand_batch(view, row)
+            was_large, is_large = is_large, bool(row[kernel.ATTRIBUTES] & CODEC_MASK)
+            is_large &= len(part) >= ALONE_BYTES
+            if parts and (
+                was_large
+                or is_large
+                or size + len(part) > request.batch_bytes
+                or rows + row[kernel.COUNT] > request.batch_rows
+            ):
+                yield _group(table[start:index], parts, data)
+                parts, start, size, rows = [], index, 0, 0
+            row[kernel.START] = size
             size += len(part)
-            table[end, kernel.END] = size
-            rows += int(table[end, kernel.COUNT])
+            row[kernel.END] = size
+            rows += int(row[kernel.COUNT])
             parts.append(part)
-            end += 1
-        group = table[start:end]
-        if not (group[:, kernel.ATTRIBUTES] & CODEC_MASK).any():
-            group[:, kernel.START] = group[:, kernel.POSITION] + HEADER_SIZE
-            group[:, kernel.END] = group[:, kernel.POSITION] + group[:, kernel.SIZE]
-            return _Group(group, data), end
-        return _Group(group, _frozen(parts[0] if len(parts) == 1 else b"".join(parts))), end
+        if parts:
+            yield _group(table[start:], parts, data)
 
     def _expand_batch(self, view: memoryview, row: Array) -> Buffer:
         position, size = int(row[kernel.POSITION]), int(row[kernel.SIZE])
@@ -358,6 +351,15 @@ def _larger(column: _Bytes) -> _Bytes:
     larger.ends[: rows + 1] = column.ends
     larger.there[:rows] = column.there
     return larger
+
+
+def _group(table: Array, parts: Sequence[Buffer], data: Array) -> _Group:
+    """Where none is compressed the source is `data` itself."""
+    if not (table[:, kernel.ATTRIBUTES] & CODEC_MASK).any():
+        table[:, kernel.START] = table[:, kernel.POSITION] + HEADER_SIZE
+        table[:, kernel.END] = table[:, kernel.POSITION] + table[:, kernel.SIZE]
+        return _Group(table, data)
+    return _Group(table, _frozen(parts[0] if len(parts) == 1 else b"".join(parts)))
 
 
 def _left(group: _Group, state: Array) -> int:

@@ -54,6 +54,7 @@ _XERIAL_BLOCK: Final = 32 * 1024
 _I32: Final = struct.Struct(">i")
 # No snappy element gives more than 64 bytes for 3; a larger claim is a lie.
 _SNAPPY_MAX_RATIO: Final = 32
+_LZ4_MAGIC: Final = 0x184D2204
 # An LZ4 sequence gives at most 255 bytes for each of its own.
 _LZ4_MAX_RATIO: Final = 256
 # Each member behind the first copies the rest of the input; clients write one.
@@ -178,8 +179,46 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, max_bytes: int) -> bytes:
+    if not _lz4_fits(data, max_bytes):
+        return _lz4_decompress_to(data, max_bytes)
+    try:
+        expanded, used = lz4.frame.decompress(data, return_bytes_read=True)
+    except (RuntimeError, ValueError) as error:
+        raise CorruptBatch(f"lz4: {error}") from error
+    if used < len(data):
+        raise CorruptBatch("lz4: bytes after the frame")
+    return expanded  # type: ignore[no-any-return]
+
+
+def _lz4_fits(data: Buffer, max_bytes: int) -> bool:
+    """Whether a frame says by its blocks, and by what it claims, that it cannot give more.
+
+    | bytes | of a frame                                                                  |
+    |-------|-----------------------------------------------------------------------------|
+    | 0-3   | magic                                                                       |
+    | 4     | flags: 16 checksums of blocks, 8 size of the contents, 1 id of a dictionary |
+    | 5     | most that a block holds, 4 to 7: 64 KiB to 4 MiB, in bits 4 to 6            |
+    | 6-    | size (8) and id (4) where there are any, 1 of a checksum, then blocks: size |
+    |       | (4; the highest bit: not compressed), bytes, checksum. Size 0 is the end    |
+    """
+    if len(data) < 7 or _le32(data, 0) != _LZ4_MAGIC:
+        return False
+    flags, block_max = data[4], 1 << (8 + 2 * (data[5] >> 4 & 7))
+    claimed = int.from_bytes(data[6:14], "little") if flags & 8 else 0
+    if claimed > min(max_bytes, _LZ4_MAX_RATIO * len(data)):  # it would be set aside at once
+        return False
+    position = 7 + (flags & 8) + (flags & 1) * 4
+    between = 4 + (flags >> 4 & 1) * 4
+    left = max_bytes
+    while left >= 0 and position + 4 <= len(data) and (size := _le32(data, position)):
+        position += between + (size & 0x7FFF_FFFF)
+        left -= block_max
+    return left >= 0
+
+
+def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
+    """With a limit, and slower: the package sets aside all of it, and copies what there is."""
     frame = lz4.frame.LZ4FrameDecompressor()
-    # The package sets the whole limit aside at once, so the limit must follow the input.
     limit = min(max_bytes, _LZ4_MAX_RATIO * len(data)) + 1
     try:
         expanded: bytes = frame.decompress(data, max_length=limit)

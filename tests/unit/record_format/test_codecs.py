@@ -124,6 +124,29 @@ def test_lz4_of_linked_blocks_with_checksums_is_read() -> None:
     assert expand(LZ4, data) == TEXT
 
 
+@pytest.mark.parametrize("block_size", [4, 5, 6, 7])
+def test_lz4_of_any_descriptor_is_bounded_and_read(block_size: int) -> None:
+    for text in (b"", b"x", TEXT * 20, NOISE * 7):
+        for flags in range(16):
+            data = lz4.frame.compress(
+                text,
+                block_size=block_size,
+                block_linked=bool(flags & 1),
+                content_checksum=bool(flags & 2),
+                block_checksum=bool(flags & 4),
+                store_size=bool(flags & 8),
+            )
+            for limit in (len(text), len(text) + (4 << 20)):
+                assert expand(LZ4, data, limit) == text
+            if text:
+                with pytest.raises(ExpandsTooFar):
+                    expand(LZ4, data, len(text) - 1)
+            with pytest.raises(CorruptBatch, match="after the frame"):
+                expand(LZ4, data + b"x", 8 << 20)
+            with pytest.raises(CorruptBatch):
+                expand(LZ4, data[:-1], 8 << 20)
+
+
 # --- bad bytes ------------------------------------------------------------------------------------
 
 
@@ -206,6 +229,9 @@ def bombs() -> dict[str, tuple[int, bytes]]:
         "snappy blocks": (SNAPPY, compress(SNAPPY, zeros * 64)),
         "snappy claim": (SNAPPY, b"\xff\xff\xff\xff\x0f" + b"\0" * 100),
         "lz4": (LZ4, compress(LZ4, zeros * 64)),
+        "lz4 claim": (LZ4, bytes.fromhex("04224d18 6840") + struct.pack("<Q", 2**62) + b"\0" * 5),
+        "lz4 claim that fits": (LZ4, lz4.frame.compress(zeros, store_size=True)[:15] + b"\0" * 4),
+        "lz4 of empty blocks": (LZ4, compress(LZ4, b"")[:7] + b"\0\0\0\x80" * 100_000),
         "zstd": (ZSTD, compress(ZSTD, zeros * 64)),
         "zstd streamed": (
             ZSTD,
