@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.http import strict_json
+from api.http.repeated_members import Kept, refuse_in_lines, refuse_in_object
 from api.http.times import parse_time
 from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, RequestTooLarge
 
 Content = bytes | None
+Place = Callable[[int, str], str]  # of a row's member, in the request
+Member = TypeVar("Member")
+T = TypeVar("T")
 
 _QUOTE: Final = 0x22
 # What can become an object while it is parsed, for each record that is allowed in the end.
@@ -41,6 +45,9 @@ class HeaderIn(msgspec.Struct, forbid_unknown_fields=True):
     value_base64: bytes | UnsetType | None = UNSET
 
 
+_HeadersIn = list[HeaderIn] | dict[str, str | None] | UnsetType | None
+
+
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
     """One record. `key` and `value` may be any JSON; `*_base64` carries bytes; not both forms."""
 
@@ -48,7 +55,7 @@ class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
     key_base64: bytes | UnsetType | None = UNSET
     value: msgspec.Raw | UnsetType = UNSET
     value_base64: bytes | UnsetType | None = UNSET
-    headers: list[HeaderIn] | dict[str, str | None] | UnsetType | None = UNSET
+    headers: _HeadersIn = UNSET
     timestamp: int | str | UnsetType | None = UNSET
     partition: int | UnsetType | None = UNSET
 
@@ -89,20 +96,23 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     _check_count(body.count(b"{"), limit=records_max * _CANDIDATES_A_RECORD)
     records = strict_json.decode(body, _RECORDS).records
     _check_count(len(records), limit=records_max)
-    return _columns(records, None)
+    columns, kept = _columns(records, None)
+    refuse_in_object(body, kept, _kept_of_one)
+    return columns
 
 
 def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """NDJSON, one record object a line."""
     records: list[RecordIn] = []
-    numbers: list[int] = []
-    for number, line in _lines(body, records_max=records_max):
+    lines = _lines(body, records_max=records_max)
+    for number, line in lines:
         try:
             records.append(_RECORD.decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
             strict_json.refuse(error, within=f"line {number}")
-        numbers.append(number)
-    return _columns(records, numbers)
+    columns, kept = _columns(records, [number for number, _ in lines])
+    refuse_in_lines(body, lines, kept, _kept_of_one)
+    return columns
 
 
 def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -141,40 +151,109 @@ def content_of(raw: msgspec.Raw) -> Content:
     return None if text == b"null" else text
 
 
-def _columns(records: Sequence[RecordIn], lines: Sequence[int] | None) -> RecordColumns:
+class _Given(NamedTuple):
+    """Each member's column, UNSET where a record lacks it."""
+
+    keys: list[msgspec.Raw | UnsetType]
+    values: list[msgspec.Raw | UnsetType]
+    keys_base64: list[bytes | UnsetType | None]
+    values_base64: list[bytes | UnsetType | None]
+    headers: list[_HeadersIn]
+    timestamps: list[int | str | UnsetType | None]
+    partitions: list[int | UnsetType | None]
+
+    @classmethod
+    def by(cls, records: Sequence[RecordIn]) -> _Given:
+        return cls(
+            [record.key for record in records],
+            [record.value for record in records],
+            [record.key_base64 for record in records],
+            [record.value_base64 for record in records],
+            [record.headers for record in records],
+            [record.timestamp for record in records],
+            [record.partition for record in records],
+        )
+
+    def kept(self) -> Kept:
+        others = [column for column in self[2:] if column.count(UNSET) < len(column)]
+        return Kept(len(self.keys), _texts(self.keys), _texts(self.values), others)
+
+
+def _texts(column: list[msgspec.Raw | UnsetType]) -> list[msgspec.Raw]:
+    missing = column.count(UNSET)
+    if not missing:
+        return cast("list[msgspec.Raw]", column)
+    if missing == len(column):
+        return []
+    return [raw for raw in column if not isinstance(raw, UnsetType)]
+
+
+def _kept_of_one(source: bytes) -> Kept:
+    return _Given.by([_RECORD.decode(source)]).kept()
+
+
+def _columns(
+    records: Sequence[RecordIn], lines: Sequence[int] | None
+) -> tuple[RecordColumns, Kept]:
     """`lines` are the records' lines; where there are none a record's place is its index."""
     if not records:
         raise _no_record()
-    at = RecordColumns([], lines=lines).place
+    given = _Given.by(records)
+    kept = given.kept()
+    values, keys = _contents(given.values, kept.values), _contents(given.keys, kept.keys)
+    columns = RecordColumns(values, keys, lines=lines)
+    if kept.others:
+        columns = _with_others(columns, given)
+    assert columns.keys is not None, "made above"
+    return (columns._replace(keys=None) if _is_empty(columns.keys) else columns), kept
 
-    values: list[Content] = []
-    keys: list[Content] = []
-    for index, record in enumerate(records):
-        value, key = record.value, record.key
-        if record.value_base64 is UNSET:
-            values.append(None if value is UNSET else content_of(value))
-        else:
-            _refuse_both(value, at(index, "value_base64"), "value")
-            values.append(record.value_base64)
-        if record.key_base64 is UNSET:
-            keys.append(None if key is UNSET else content_of(key))
-        else:
-            _refuse_both(key, at(index, "key_base64"), "key")
-            keys.append(record.key_base64)
-    return RecordColumns(
-        values,
-        keys if keys.count(None) < len(keys) else None,
-        [_headers(r, at(i, "headers")) for i, r in enumerate(records)]
-        if any(record.headers for record in records)
-        else None,
-        [_timestamp(r, at(i, "timestamp")) for i, r in enumerate(records)]
-        if any(record.timestamp is not UNSET for record in records)
-        else None,
-        [_partition(r, at(i, "partition")) for i, r in enumerate(records)]
-        if any(record.partition is not UNSET for record in records)
-        else None,
-        lines=lines,
+
+def _is_empty(column: list[Content]) -> bool:
+    return column.count(None) == len(column)
+
+
+def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]) -> list[Content]:
+    """`texts` are those of `given` that are there."""
+    if not texts:
+        return [None] * len(given)
+    if len(texts) == len(given):
+        return list(map(content_of, texts))
+    return [None if isinstance(raw, UnsetType) else content_of(raw) for raw in given]
+
+
+def _with_others(columns: RecordColumns, given: _Given) -> RecordColumns:
+    """The members that most requests do not have."""
+    at = columns.place
+    return columns._replace(
+        values=_with_bytes(columns.values, given.values_base64, given.values, at=at, name="value"),
+        keys=_with_bytes(columns.keys or [], given.keys_base64, given.keys, at=at, name="key"),
+        headers=_parsed(given.headers, _headers, at=at, name="headers"),
+        timestamps=_parsed(given.timestamps, _timestamp, at=at, name="timestamp"),
+        partitions=_parsed(given.partitions, _partition, at=at, name="partition"),
     )
+
+
+def _parsed(
+    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: Place, name: str
+) -> list[T] | None:
+    if column.count(UNSET) == len(column):
+        return None
+    return [parse(member, at(row, name)) for row, member in enumerate(column)]
+
+
+def _with_bytes(
+    contents: list[Content],
+    base64s: Sequence[bytes | UnsetType | None],
+    plain: Sequence[object],
+    *,
+    at: Place,
+    name: str,
+) -> list[Content]:
+    for row, coded in enumerate(base64s):
+        if not isinstance(coded, UnsetType):
+            _refuse_both(plain[row], at(row, f"{name}_base64"), name)
+            contents[row] = coded
+    return contents
 
 
 def _refuse_both(other: object, loc: str, name: str) -> None:
@@ -182,8 +261,7 @@ def _refuse_both(other: object, loc: str, name: str) -> None:
         strict_json.refuse_field(loc, f"give {name} or {name}_base64, not both")
 
 
-def _headers(record: RecordIn, loc: str) -> Headers | None:
-    headers = record.headers
+def _headers(headers: _HeadersIn, loc: str) -> Headers | None:
     if not headers:  # missing, null or empty
         return None
     if isinstance(headers, dict):
@@ -203,8 +281,7 @@ def _utf8(text: str | None) -> Content:
     return None if text is None else text.encode()
 
 
-def _timestamp(record: RecordIn, loc: str) -> int | None:
-    given = record.timestamp
+def _timestamp(given: int | str | UnsetType | None, loc: str) -> int | None:
     if given is UNSET or given is None:
         return None
     try:
@@ -213,8 +290,7 @@ def _timestamp(record: RecordIn, loc: str) -> int | None:
         strict_json.refuse_field(loc, str(error))
 
 
-def _partition(record: RecordIn, loc: str) -> int | None:
-    given = record.partition
+def _partition(given: int | UnsetType | None, loc: str) -> int | None:
     if given is UNSET or given is None:
         return None
     assert isinstance(given, int)
