@@ -2,6 +2,8 @@
 
 * Measured: opening a partition that was not closed, with nothing of it known to be flushed: every
   batch's CRC is checked and the indexes are made anew and synced; bytes a second of one segment.
+* The same of a log that idempotent producers wrote by turns: what is remembered of each is made
+  anew too.
 * Peer: a bare loop that reads the same files into a buffer of 1 MiB and takes their CRC-32C.
 
 Both out of the page cache, as after a crash of the process.
@@ -21,12 +23,14 @@ from bench.logs import open_log, opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
-from hot_tier.append import Append
+from hot_tier.append import Append, AppendResult
 from record_format import native
+from record_format.batch import parse_header, set_producer
 
 ROUNDS: Final = 7
 MIB: Final = 1 << 20
 TOTAL_BYTES: Final = 512 * MIB
+PRODUCERS: Final = 8
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
@@ -34,13 +38,17 @@ def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(
         name="hot_recovery", title="Recovery scan of an unclean log", peer="read + crc32c"
     )
-    for size, name in (MIB, "1 MiB"), (16 << 10, "16 KiB"):
-        log_folder = folder / name.replace(" ", "")
-        _fill(log_folder, batch_of_size(size))
+    for size, producers, name in (
+        (MIB, 0, "1 MiB batches"),
+        (16 << 10, 0, "16 KiB batches"),
+        (16 << 10, PRODUCERS, f"16 KiB batches of {PRODUCERS} idempotent producers"),
+    ):
+        log_folder = folder / f"{size}-{producers}"
+        _fill(log_folder, batch_of_size(size), producers)
         runs = {"ours": _recover_run(log_folder), "bare": _bare_run(log_folder)}
         seen = interleave(runs, rounds=rounds)
         report.add(
-            f"{name} batches",
+            name,
             "MB/s",
             [TOTAL_BYTES / 1e6 / wall_s for wall_s in seen["ours"]],
             [TOTAL_BYTES / 1e6 / wall_s for wall_s in seen["bare"]],
@@ -49,10 +57,18 @@ def measure(folder: Path, *, rounds: int) -> Report:
     return report
 
 
-def _fill(folder: Path, batch: bytes) -> None:
+def _fill(folder: Path, batch: bytes, producers: int) -> None:
+    """`producers`: how many idempotent ones wrote it; 0 for none."""
+    own, records = bytearray(batch), parse_header(batch).record_count
     with opened(folder) as log:
-        for _ in range(TOTAL_BYTES // len(batch)):
-            log.append([Append(produced(batch))])
+        for number in range(TOTAL_BYTES // len(batch)):
+            if producers:
+                turn, producer = divmod(number, producers)
+                set_producer(
+                    own, producer_id=producer, producer_epoch=0, base_sequence=turn * records
+                )
+            (outcome,) = log.append([Append(produced(own))])
+            assert isinstance(outcome, AppendResult), outcome
 
 
 def _recover_run(folder: Path) -> Callable[[], float]:

@@ -23,7 +23,7 @@ from hot_tier.producer_snapshots import (
     write_snapshot,
 )
 from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
-from hot_tier.replay import replay, take_batch
+from hot_tier.replay import LateProducers, replay, take_batch
 from hot_tier.segment import (
     OFFSET_ENTRY,
     TIME_ENTRY,
@@ -92,6 +92,7 @@ class Recovery:
             at_least=state.segments.bases[0],
         )
         replay(state, state.producers, end_offset=items[first].base_offset)
+        self._late = LateProducers(state.producers)
         state.epochs.cut_end(items[first].base_offset)
         self._recover_all(items[first:])
         state.disk.sync_folder(state.folder)
@@ -131,6 +132,7 @@ class Recovery:
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
+        self._late.take_in(now_ms=state.clock())
         if not reason and limit is not None and self._tail_is_lost(next_offset, limit):
             reason = f"the segment ends in offset {next_offset - 1}, the next begins at {limit}"
         self._report.checked_bytes += position
@@ -150,16 +152,17 @@ class Recovery:
         run = placed.run
         plan.take_run(run, position=placed.position)
         self._state.epochs.note(run.leader_epoch, run.base_offset)
-        self._state.producers.end_offset = run.next_offset
+        self._late.note(run)
 
     def _take(self, plan: IndexPlan, checked: CheckedBatch) -> AbortedTxn | None:
-        header = checked.header
+        header, now_ms = checked.header, self._state.clock()
         plan.take(header, position=header.position)
         self._state.epochs.note(header.leader_epoch, header.base_offset)
         data = b""
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
-        return take_batch(self._state.producers, header, data, now_ms=self._state.clock())
+        self._late.take_in(now_ms=now_ms)
+        return take_batch(self._state.producers, header, data, now_ms=now_ms)
 
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
         """Whether a segment lacks its end: a crash can keep a later file and lose an earlier one's.

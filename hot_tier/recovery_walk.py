@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
 from hot_tier.index_file import ReadAt
+from hot_tier.producer_state import REMEMBERED_BATCHES
 from hot_tier.segment import MAX_RELATIVE_OFFSET, Segment
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
@@ -63,7 +64,12 @@ class BatchesInOrder:
         while position < self._end:
             chunk = self._read_at(min(CHECK_CHUNK_BYTES, self._end - position), position)
             consumed = 0
-            run = header_run(chunk, base_offset=self._next_offset, last_offset=self._last_of_run)
+            run = header_run(
+                chunk,
+                base_offset=self._next_offset,
+                last_offset=self._last_of_run,
+                remember=REMEMBERED_BATCHES,
+            )
             if run is not None:
                 yield from self._release()
                 yield PlacedRun(position, run)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hot_tier.batch_walk import headers_from
 from hot_tier.log_state import LogState
-from hot_tier.producer_state import ProducerStates
+from hot_tier.producer_state import REMEMBERED_BATCHES, ProducerStates
 from record_format.batch import BatchHeader, parse_header
 from record_format.control import end_marker_of
+from record_format.header_run import HeaderRun
 from record_format.index_layouts import AbortedTxn
 
 
@@ -40,3 +41,31 @@ def take_batch(
         return None
     done = states.take_marker(header, coordinator_epoch=marker.coordinator_epoch, now_ms=now_ms)
     return AbortedTxn(*done) if done and not marker.committed else None
+
+
+class LateProducers:
+    """Producer state out of runs of batches, late: of each producer only the last batches are taken
+    in, whatever came before them.
+    """
+
+    def __init__(self, states: ProducerStates) -> None:
+        self._states = states
+        self._headers: dict[int, list[bytes]] = {}
+
+    def note(self, run: HeaderRun) -> None:
+        headers = self._headers
+        for producer_id, newer in run.remembered.items():
+            older = headers.get(producer_id)
+            if older and len(newer) < REMEMBERED_BATCHES:
+                newer = [*older, *newer][-REMEMBERED_BATCHES:]
+            headers[producer_id] = newer
+        self._states.end_offset = run.next_offset
+
+    def take_in(self, *, now_ms: int) -> None:
+        """Do it before anything else is done with the states."""
+        end_offset = self._states.end_offset
+        for own in self._headers.values():
+            for header in own:
+                self._states.take_data_batch(parse_header(header), now_ms=now_ms)
+        self._states.end_offset = end_offset
+        self._headers.clear()

@@ -1,15 +1,18 @@
 """The plain batches at the front of a buffer as columns: no object and no call a batch but its
 checksum.
 
-A batch is plain here where nothing but its place, offsets and time matter to a log: it begins
-exactly where the one before it ended, was not written by an idempotent producer, is no control
-batch, and is of the same leader epoch as the first. That is most of what is checked after a crash;
-whoever meets a batch that is not plain looks at it by itself.
+A batch is plain here where nothing but its place, offsets, time and producer's sequence matter to a
+log: it begins exactly where the one before it ended, is of no transaction, no control batch, and of
+the same leader epoch as the first. That is most of what is checked after a crash; whoever meets a
+batch that is not plain looks at it by itself.
+
+Of an idempotent producer's batches only the last few matter once all are there: the bytes of their
+headers are given, for whoever still wants them in the end.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -22,7 +25,10 @@ from record_format.batch import (
     LOG_OVERHEAD,
     MAGIC,
     MIN_RECORD_SIZE,
+    TRANSACTIONAL_BIT,
 )
+
+_NOT_PLAIN: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class HeaderRun(NamedTuple):
@@ -34,23 +40,28 @@ class HeaderRun(NamedTuple):
     ends: list[int]
     last_offsets: list[int]
     max_timestamps: list[int]
+    remembered: dict[int, list[bytes]]  # last headers of each producer id, oldest first
 
     @property
     def next_offset(self) -> int:
         return self.last_offsets[-1] + 1
 
 
-def header_run(buf: bytes, *, base_offset: int, last_offset: int) -> HeaderRun | None:
+def header_run(
+    buf: bytes, *, base_offset: int, last_offset: int, remember: int
+) -> HeaderRun | None:
     """The longest run of plain batches at the front of `buf` that begins with `base_offset`, every
     checksum verified; None where the first batch is not plain.
 
     It ends before the first batch that is not plain, is cut by the end of `buf`, goes beyond
-    `last_offset`, or is bad in any way: what that is, is for the caller to find out.
+    `last_offset`, or is bad in any way: what that is, is for the caller to find out. `remember`:
+    how many of a producer's last headers are given.
     """
     starts: list[int] = []
     ends: list[int] = []
     last_offsets: list[int] = []
     max_timestamps: list[int] = []
+    by_producer: dict[int, list[int]] = {}
     unpack_from, size_bytes = HEADER.unpack_from, len(buf)
     start, next_offset, epoch = 0, base_offset, -1
     with memoryview(buf) as view:
@@ -75,8 +86,7 @@ def header_run(buf: bytes, *, base_offset: int, last_offset: int) -> HeaderRun |
             if (
                 first != next_offset
                 or magic != MAGIC
-                or producer_id >= 0
-                or attributes & CONTROL_BIT
+                or attributes & _NOT_PLAIN
                 or not 0 <= records <= delta + 1
                 or not start + HEADER_SIZE + room <= end <= size_bytes
                 or delta < 0
@@ -89,6 +99,8 @@ def header_run(buf: bytes, *, base_offset: int, last_offset: int) -> HeaderRun |
                 epoch = of_epoch
             if crc32c(view[start + CRC_START : end]) != crc:
                 break
+            if producer_id >= 0:
+                by_producer.setdefault(producer_id, []).append(start)
             starts.append(start)
             ends.append(end)
             last_offsets.append(last)
@@ -96,4 +108,8 @@ def header_run(buf: bytes, *, base_offset: int, last_offset: int) -> HeaderRun |
             start, next_offset = end, last + 1
     if not starts:
         return None
-    return HeaderRun(epoch, base_offset, starts, ends, last_offsets, max_timestamps)
+    remembered = {
+        producer_id: [buf[at : at + HEADER_SIZE] for at in own[-remember:]]
+        for producer_id, own in by_producer.items()
+    }
+    return HeaderRun(epoch, base_offset, starts, ends, last_offsets, max_timestamps, remembered)

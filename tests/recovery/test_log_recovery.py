@@ -1,12 +1,13 @@
 """What an open does with each state that a crash or a bad disk leaves: recovery's table."""
 
 import errno
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from hot_tier.append import Append
+from hot_tier.append import Append, AppendResult
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import (
     ConfigurationError,
@@ -15,6 +16,7 @@ from record_format.errors import (
     LogOfflineError,
     OutOfOrderSequence,
 )
+from record_format.produced import check_produced
 
 NOW_MS = 1_700_000_000_000
 CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
@@ -377,6 +379,39 @@ def test_producers_are_known_after_a_restart(open_log, make_batch, produced, fol
     gap, following = log.append([idempotent(make_batch, produced, n) for n in (41, 40)])
     assert isinstance(gap, OutOfOrderSequence)
     assert (following.base_offset, following.duplicate) == (40, False)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 1 << 20])
+def test_all_producers_come_back_as_they_were(open_log, make_batch, monkeypatch, chunk_bytes):
+    # Producers that take turns, one with a newer epoch, plain batches and transactions in between:
+    # what recovery took in as runs, in whatever pieces it read them, and what batch by batch.
+    monkeypatch.setattr("hot_tier.recovery_walk.CHECK_CHUNK_BYTES", chunk_bytes)
+    dice, sequences = random.Random(3), dict.fromkeys(range(6), 0)
+    log = open_log(config={"segment.bytes": 1 << 20})
+    for turn in range(300):
+        producer_id = dice.choice((0, 0, 0, 1, 1, 2, 3, 4, 5))
+        epoch = int(producer_id == 1 and turn > 150)
+        if producer_id == 1 and turn > 150 and sequences[1] < 1000:
+            sequences[1] = 1000  # of the newer epoch, which begins with 0
+        fields = {"producer_id": producer_id, "producer_epoch": epoch}
+        fields["base_sequence"] = sequences[producer_id] % 1000
+        if producer_id == 5:
+            fields = {}
+        values = [b"v"] * dice.randrange(1, 4)
+        batch = make_batch(values, **fields, transactional=producer_id == 4)
+        checked = check_produced(
+            batch, max_message_bytes=1 << 20, now_ms=NOW_MS, allow_transactional=True
+        )
+        (outcome,) = log.append([Append(checked)])
+        assert isinstance(outcome, AppendResult), outcome
+        sequences[producer_id] += len(values)
+    log.close()
+    before = [producer._replace(seen_ms=0) for producer in log._state.producers]
+    log = open_log(clean=False)
+    after = [producer._replace(seen_ms=0) for producer in log._state.producers]
+    assert sorted(after) == sorted(before)
+    assert len(after) == 5
+    assert log.last_stable_offset < log.log_end_offset
 
 
 def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folder):

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from record_format.batch import HEADER_SIZE, check_crc, iter_headers, stamp
+from record_format.batch import HEADER_SIZE, check_crc, iter_headers, parse_header, stamp
 from record_format.encode import encode_batch
 from record_format.header_run import header_run
 
@@ -28,7 +28,7 @@ def test_a_run_has_the_columns_of_its_headers():
         data += batch(offset, count=count, codec=dice.choice([0, 0, 3, 4]))
         offset += count
     headers = list(iter_headers(data))
-    run = header_run(data + b"\0" * 30, base_offset=50, last_offset=ANY)
+    run = header_run(data + b"\0" * 30, base_offset=50, last_offset=ANY, remember=5)
     assert run.starts == [header.position for header in headers]
     assert run.ends == [header.end_position for header in headers]
     assert run.last_offsets == [header.last_offset for header in headers]
@@ -41,7 +41,10 @@ def test_a_run_has_the_columns_of_its_headers():
     [
         ("a gap", batch(4)),
         ("an overlap", batch(2)),
-        ("a producer", batch(3, producer_id=9, producer_epoch=0, base_sequence=0)),
+        (
+            "a transaction",
+            batch(3, producer_id=9, producer_epoch=0, base_sequence=0, transactional=True),
+        ),
         ("a control batch", batch(3, control=True, producer_id=-1)),
         ("another epoch", batch(3, epoch=5)),
         ("a cut batch", batch(3)[:-5]),
@@ -56,16 +59,16 @@ def test_a_run_has_the_columns_of_its_headers():
 )
 def test_a_run_ends_before_what_is_not_plain(name, second):
     data = batch(0) + second + batch(6)
-    run = header_run(data, base_offset=0, last_offset=ANY)
+    run = header_run(data, base_offset=0, last_offset=ANY, remember=5)
     assert run.last_offsets == [2], name
 
 
 def test_a_run_stays_below_its_last_offset_and_begins_where_it_is_told():
     data = batch(0) + batch(3) + batch(6)
-    assert header_run(data, base_offset=0, last_offset=5).last_offsets == [2, 5]
-    assert header_run(data, base_offset=0, last_offset=1) is None
-    assert header_run(data, base_offset=1, last_offset=ANY) is None
-    assert header_run(b"", base_offset=0, last_offset=ANY) is None
+    assert header_run(data, base_offset=0, last_offset=5, remember=5).last_offsets == [2, 5]
+    assert header_run(data, base_offset=0, last_offset=1, remember=5) is None
+    assert header_run(data, base_offset=1, last_offset=ANY, remember=5) is None
+    assert header_run(b"", base_offset=0, last_offset=ANY, remember=5) is None
 
 
 def test_random_damage_never_makes_a_run_longer_than_what_is_good():
@@ -76,6 +79,31 @@ def test_random_damage_never_makes_a_run_longer_than_what_is_good():
         data = bytearray(whole)
         for _ in range(dice.randrange(1, 4)):
             data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        run = header_run(bytes(data), base_offset=0, last_offset=ANY)
+        run = header_run(bytes(data), base_offset=0, last_offset=ANY, remember=5)
         for header in list(iter_headers(bytes(data[: run.ends[-1]]))) if run else []:
             check_crc(bytes(data), header)
+
+
+def test_of_each_producer_the_last_headers_are_given():
+    data, numbers = b"", dict.fromkeys((7, 8, 9), 0)
+    for offset, producer_id in enumerate((7, 7, 8, -1, 7, 9, 7, 8, 7)):
+        if producer_id < 0:
+            data += batch(offset, count=1)
+            continue
+        data += batch(
+            offset,
+            count=1,
+            producer_id=producer_id,
+            producer_epoch=2,
+            base_sequence=numbers[producer_id],
+        )
+        numbers[producer_id] += 1
+    run = header_run(data, base_offset=0, last_offset=ANY, remember=3)
+    assert run.last_offsets == list(range(9))
+    given = {pid: [parse_header(one) for one in own] for pid, own in run.remembered.items()}
+    assert {pid: [one.base_offset for one in own] for pid, own in given.items()} == {
+        7: [4, 6, 8],
+        8: [2, 7],
+        9: [5],
+    }
+    assert [one.base_sequence for one in given[7]] == [2, 3, 4]
