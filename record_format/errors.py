@@ -139,6 +139,16 @@ class RequestTooLarge(TooLarge):
     """A body above the limits of the front door."""
 
 
+class TooManyRecords(RequestError):
+    """More records in a request than the front door takes."""
+
+    def __init__(self, *, limit_records: int, records: int) -> None:
+        super().__init__(
+            f"the request holds {records} records or parts of them; at most {limit_records} are taken"
+        )
+        self.limit_records, self.records = limit_records, records
+
+
 class OutOfOrderSequence(RequestError):
     """An idempotent producer's sequence leaves a gap (Kafka's OUT_OF_ORDER_SEQUENCE_NUMBER)."""
 

@@ -33,6 +33,7 @@ from record_format.errors import (
     InvalidRecord,
     RecordTooLarge,
     RequestTooLarge,
+    TooManyRecords,
 )
 from record_format.record_walk import Walk, WalkRequest
 from record_format.walker import walk
@@ -87,11 +88,7 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
         position += header.size_bytes
         records += header.record_count
         if records > limits.max_records:
-            raise RequestTooLarge(
-                f"more than {limits.max_records} records in one request",
-                limit_bytes=limits.max_records,
-                size_bytes=records,
-            )
+            raise TooManyRecords(limit_records=limits.max_records, records=records)
     if not headers:
         raise InvalidRecord("the request holds no record")
     return headers

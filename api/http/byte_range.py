@@ -48,6 +48,13 @@ def select_range(
     return ByteRange(start, end, partial=True)
 
 
+def matches(header: str | None, etag: str) -> bool:
+    """Whether If-Match lets the answer through; False means 412. Compared strongly."""
+    if header is None or header.strip() == "*":
+        return True
+    return etag in (match.group(0) for match in _TAG.finditer(header))
+
+
 def none_match(header: str | None, etag: str) -> bool:
     """Whether If-None-Match lets the answer through; False means 304. Compared weakly."""
     if header is None:

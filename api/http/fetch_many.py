@@ -60,6 +60,7 @@ class Place(NamedTuple):
     offset: int
     max_bytes: int
     fetched: Fetched | None = None
+    page_bytes: int = 0  # of `max_bytes`, what the places before it left
 
 
 _DECODER: Final = msgspec.json.Decoder(FetchMany)
@@ -121,19 +122,20 @@ async def _read_one(
 ) -> Place | Refused:
     """With no room left only the offsets are told."""
     committed = wanted.isolation == "read_committed"
+    page_bytes = max(1, min(place.max_bytes, room))
     try:
         fetched = await read(
             context,
             place.partition,
             place.offset,
-            max_bytes=max(1, min(place.max_bytes, room)),
+            max_bytes=page_bytes,
             committed=committed,
         )
     except (TierlogError, OffsetTrimmed) as error:
         return Refused(place.partition.topic, place.partition.number, error)
     if room <= 0:
         fetched = fetched._replace(slices=(), next_offset=place.offset)
-    return place._replace(fetched=fetched)
+    return place._replace(fetched=fetched, page_bytes=page_bytes)
 
 
 def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
@@ -179,7 +181,7 @@ def _shown(
         return _shown_error(context, exchange, place)
     assert place.fetched is not None, "it was read"
     try:
-        page = record_json.read_page(place.fetched, offset=place.offset, max_bytes=place.max_bytes)
+        page = record_json.read_page(place.fetched, offset=place.offset, max_bytes=place.page_bytes)
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)

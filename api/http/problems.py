@@ -110,8 +110,12 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.OffsetMismatch: Kind(
         412, "offset-mismatch", "The log ends elsewhere", _take("log_end_offset")
     ),
+    refusals.PreconditionFailed: Kind(412, "precondition-failed", "Not what If-Match names"),
     errors.RecordTooLarge: Kind(413, "record-too-large", "A record is too large", _SIZES),
     errors.RequestTooLarge: Kind(413, "request-too-large", "The request is too large", _SIZES),
+    errors.TooManyRecords: Kind(
+        413, "request-too-large", "The request is too large", _take("limit_records", "records")
+    ),
     refusals.UnsupportedMediaType: Kind(
         415, "unsupported-media-type", "Not a media type of this call", _take("accepted")
     ),

@@ -24,7 +24,7 @@ from api.http import strict_json
 from api.http.repeated_members import Kept, refuse_in_lines, refuse_in_object
 from api.http.times import parse_time
 from record_format.encode import Headers
-from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, RequestTooLarge
+from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords
 
 Content = bytes | None
 Place = Callable[[int, str], str]  # of a row's member, in the request
@@ -91,7 +91,7 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, RequestTooLarge."""
+    """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
     _check_text(body)
     _check_count(body.count(b"{"), limit=records_max * _CANDIDATES_A_RECORD)
     records = strict_json.decode(body, _RECORDS).records
@@ -328,11 +328,7 @@ def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
 
 def _check_count(count: int, *, limit: int) -> None:
     if count > limit:
-        raise RequestTooLarge(
-            f"the request holds {count} records or parts of them; at most {limit} are taken",
-            limit_bytes=limit,
-            size_bytes=count,
-        )
+        raise TooManyRecords(limit_records=limit, records=count)
 
 
 def _no_record() -> InvalidRecord:

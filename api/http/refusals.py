@@ -51,6 +51,10 @@ class HeaderTooLarge(RequestError):
         self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
 
 
+class PreconditionFailed(RequestError):
+    """If-Match names none of what is there."""
+
+
 class ForeignHost(RequestError):
     """Without tokens: a Host or Origin that is not loopback (DNS rebinding)."""
 

@@ -320,6 +320,7 @@ _LOG_CALLS: Final = (
         headers={
             "Range": "bytes=first-last",
             "If-Range": "an ETag",
+            "If-Match": "ETags",
             "If-None-Match": "ETags",
         },
         answer={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
@@ -332,7 +333,7 @@ _LOG_CALLS: Final = (
             ),
             304: OtherAnswer("the ETag is the client's", headers=_SEGMENT_HEADERS),
         },
-        problems=(*READING, "unknown-segment", "range-not-satisfiable"),
+        problems=(*READING, "unknown-segment", "range-not-satisfiable", "precondition-failed"),
     ),
     Call(
         method="GET",

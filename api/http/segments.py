@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 
 from api.http.answers import Answer, AnyAnswer, FileAnswer, WindowedAnswer
-from api.http.byte_range import ByteRange, none_match, select_range
+from api.http.byte_range import ByteRange, matches, none_match, select_range
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import BATCHES, OCTETS, preferred
 from api.http.problems import HeaderList
+from api.http.refusals import PreconditionFailed
 from api.http.topics import no_query
 from broker.partition import Partition
 from broker.segment_listing import (
@@ -44,6 +45,8 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
         (b"accept-ranges", b"bytes"),
         (b"log-tier", segment.tier.encode()),
     ]
+    if not matches(exchange.header(b"if-match"), etag):
+        raise PreconditionFailed(f"If-Match: the segment is {etag} now")
     if not none_match(exchange.header(b"if-none-match"), etag):
         return Answer(304, headers)
     chosen = select_range(
@@ -68,11 +71,11 @@ async def _answer(
     head: tuple[int, HeaderList],
 ) -> AnyAnswer:
     status, headers = head
+    context.metrics.fetched(segment.tier, chosen.end - chosen.start)
     at_once = try_slices_of(partition, segment, start=chosen.start, end=chosen.end)
     if at_once is not None:
         return FileAnswer(status, headers, at_once)
     slices = slices_of(partition, segment, start=chosen.start, end=chosen.end)
-    context.metrics.fetched(segment.tier, chosen.end - chosen.start)
     first = await context.read(_next_slice, slices)
 
     async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:

@@ -22,6 +22,7 @@ from record_format.errors import FieldProblem, InvalidRequest
 T = TypeVar("T")
 
 _UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
+_MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", re.DOTALL)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
 _DEEP: Final = "nested too deeply"
@@ -91,9 +92,10 @@ def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
     match = _WHERE.match(str(error))
     assert match is not None, "the pattern takes any text"
     message, place = match.group(1), match.group(2) or ""
-    unknown = _UNKNOWN_MEMBER.match(message)
-    if unknown:
-        place, message = join(place, unknown.group(1)), "unknown member"
+    for pattern, said in ((_UNKNOWN_MEMBER, "unknown member"), (_MISSING_MEMBER, "missing")):
+        found = pattern.match(message)
+        if found:
+            place, message = join(place, found.group(1)), said
     return FieldProblem(join(within, place), message)
 
 

@@ -194,6 +194,16 @@ def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Ap
     assert got[3]["high_watermark"] == 1
 
 
+def test_the_limit_of_a_fetch_of_many_is_of_all_together(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    for partition in (0, 1):
+        api.values(topic, *["x" * 100] * 10, partition=partition)
+    wanted = [{"topic": topic, "partition": partition} for partition in (0, 1)]
+    got = api.post("/v1/fetch", json={"partitions": wanted, "max_bytes": 1}).json()["partitions"]
+    assert [len(one["records"]) for one in got] == [1, 0]
+    assert [one["next_offset"] for one in got] == [1, 0]
+
+
 def test_a_fetch_of_many_waits_for_any_of_them(api: Api) -> None:
     topic = api.topic(partitions=2)
     wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in (0, 1)]

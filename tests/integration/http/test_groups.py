@@ -82,9 +82,9 @@ def test_an_unknown_topic_or_partition_is_404_and_nothing_is_committed(api: Api)
 @pytest.mark.parametrize(
     ("body", "loc"),
     [
-        ({}, ""),
+        ({}, "offsets"),
         ({"offsets": []}, "offsets"),
-        ({"offsets": [{"topic": "t", "partition": 0}]}, "offsets[0]"),
+        ({"offsets": [{"topic": "t", "partition": 0}]}, "offsets[0].offset"),
         ({"offsets": [row("t", 0, -1)]}, "offsets[0].offset"),
         ({"offsets": [row("t", -1, 0)]}, "offsets[0].partition"),
         ({"offsets": [row("t", 0, 0, metadata=5)]}, "offsets[0].metadata"),

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,27 @@ def test_a_head_beyond_the_limit_is_431_in_a_problem(api: Api) -> None:
     refused = problem(answer, 431, "header-too-large")
     assert refused["limit_bytes"] == 65_536
     assert refused["size_bytes"] > 70_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "loc"),
+    [
+        ("POST", "/v1/topics", {}, "name"),
+        ("POST", "/v1/topics/t/records", {}, "records"),
+        (
+            "POST",
+            "/v1/topics/t/records",
+            {"records": [{"headers": [{}]}]},
+            "records[0].headers[0].name",
+        ),
+        ("POST", "/v1/topics/t/partitions/0/trim", {}, "before_offset"),
+        ("POST", "/v1/fetch", {"partitions": [{"topic": "t"}]}, "partitions[0].partition"),
+    ],
+)
+def test_a_member_that_is_missing_is_named(
+    api: Api, method: str, path: str, body: dict[str, Any], loc: str
+) -> None:
+    topic = api.topic()
+    answer = api.request(method, path.replace("/t/", f"/{topic}/"), json=body)
+    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    assert error == {"loc": loc, "msg": "missing"}

@@ -219,7 +219,8 @@ def test_limits_of_size_and_number_are_refused_not_clamped(api: Api) -> None:
     assert api.produce(topic, *[{"value": "x" * 500}] * 5).status_code == 200  # cut into batches
     refused = problem(post(api, topic, b"x" * (5 << 20), NDJSON), 413, "request-too-large")
     assert refused["limit_bytes"] == 4 << 20
-    problem(post(api, topic, b"1\n" * 60_000, NDJSON), 413, "request-too-large")
+    refused = problem(post(api, topic, b"1\n" * 60_000, NDJSON), 413, "request-too-large")
+    assert (refused["limit_records"], refused["records"]) == (50_000, 60_000)
     assert api.fetch(topic).json()["high_watermark"] == 5
 
 

@@ -81,6 +81,10 @@ def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
         assert unchanged.headers["etag"] == etag
         assert unchanged.content == b""
     assert api.get(path, headers={"if-none-match": '"x"'}).status_code == 200
+    for tags in (etag, f'"x", {etag}', "*"):
+        assert api.get(path, headers={"if-match": tags}).content == whole.content
+    for tags in ('"x"', f"W/{etag}"):
+        problem(api.get(path, headers={"if-match": tags}), 412, "precondition-failed")
     head = api.head(path, headers={"range": "bytes=0-9"})
     assert (head.status_code, head.headers["content-length"], head.content) == (206, "10", b"")
     refused = api.get(path, headers={"range": f"bytes={size}-"})

@@ -10,7 +10,7 @@ from api.http.partitioner import split_by_partition
 from api.http.produce_columns import RecordColumns, parse_envelopes, parse_json, parse_values
 from api.http.refusals import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
 from api.http.times import parse_time
-from record_format.errors import InvalidRequest, RequestTooLarge
+from record_format.errors import InvalidRequest, TooManyRecords
 from record_format.murmur2 import partition_for_key
 
 
@@ -125,7 +125,7 @@ def test_encodings_are_expanded_stream_by_stream_up_to_the_limit(name: str, enco
     data = bytes(range(256)) * 1000
     twice = encode(data) + encode(data)
     assert bodies.expand(twice, name, max_bytes=len(data) * 2) == data * 2
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(TooManyRecords):
         bodies.expand(twice, name, max_bytes=len(data) * 2 - 1)
     for bad in (twice[:-1], b"", b"junk", twice + b"x"):
         with pytest.raises(InvalidRequest):
@@ -148,14 +148,14 @@ def test_no_text_and_too_many_records_are_refused(parse: Any) -> None:
     many = (
         b'{"records":[' + b",".join([b"{}"] * 11) + b"]}" if parse is parse_json else b"{}\n" * 11
     )
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(TooManyRecords):
         parse(many, records_max=10)
 
 
 def test_what_could_become_too_many_objects_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(TooManyRecords):
         parse_json(b'{"records":[' + b"{" * 100, records_max=10)
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(TooManyRecords):
         parse_values(b"\n" * 100, records_max=10)
 
 

@@ -31,6 +31,7 @@ from record_format.errors import (
     RecordTooLarge,
     RequestTooLarge,
     TierlogError,
+    TooManyRecords,
 )
 from record_format.produced import (
     ProducedBatches,
@@ -277,7 +278,7 @@ def test_the_expanded_size_is_bounded_over_the_whole_request() -> None:
 
 def test_the_count_of_records_is_bounded() -> None:
     assert check(batch(3) * 2, max_records=6).record_count == 6
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(TooManyRecords):
         check(batch(3) * 2, max_records=5)
 
 
