@@ -45,6 +45,7 @@ TABLE = {
     "segment.ms": 2000,
 }
 FLAGS = ("--retention-check-interval", "0.5", "--log-cleaner-backoff-ms", "500")
+RESTORED_KILLS = 8
 NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
 
 
@@ -253,6 +254,11 @@ def test_nothing_is_lost_whatever_happens(tmp_path, s3):
             assert broker.stop() == 0
             second = restored(broker)
             with closing(Ended(second)):
+                world.check(second.url)
+                for _ in range(RESTORED_KILLS):  # the compacted topic is on its way back to disk
+                    time.sleep(dice.uniform(0, 1.5))
+                    second.kill()
+                    second.start()
                 world.check(second.url)
 
 
