@@ -144,7 +144,7 @@ class TooManyRecords(RequestError):
 
     def __init__(self, *, limit_records: int, records: int) -> None:
         super().__init__(
-            f"the request holds {records} records or parts of them; at most {limit_records} are taken"
+            f"the request holds {records} records or parts of them; at most {limit_records}"
         )
         self.limit_records, self.records = limit_records, records
 

@@ -10,7 +10,7 @@ from api.http.partitioner import split_by_partition
 from api.http.produce_columns import RecordColumns, parse_envelopes, parse_json, parse_values
 from api.http.refusals import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
 from api.http.times import parse_time
-from record_format.errors import InvalidRequest, TooManyRecords
+from record_format.errors import InvalidRequest, RequestTooLarge, TooManyRecords
 from record_format.murmur2 import partition_for_key
 
 
@@ -125,7 +125,7 @@ def test_encodings_are_expanded_stream_by_stream_up_to_the_limit(name: str, enco
     data = bytes(range(256)) * 1000
     twice = encode(data) + encode(data)
     assert bodies.expand(twice, name, max_bytes=len(data) * 2) == data * 2
-    with pytest.raises(TooManyRecords):
+    with pytest.raises(RequestTooLarge):
         bodies.expand(twice, name, max_bytes=len(data) * 2 - 1)
     for bad in (twice[:-1], b"", b"junk", twice + b"x"):
         with pytest.raises(InvalidRequest):
