@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
+from tierlog.cli.offline import EndpointOption, RegionOption
 from tierlog.cli.output import Output, note, print_json, write
 
 app = typer.Typer(add_completion=False)
@@ -19,12 +23,13 @@ FOUND_PROBLEMS = 3
 @app.command()
 def dump(
     files: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="FILE...",
-            help="Segment files, checkpoints, or a partition's folder.",
+            help="Segment files, checkpoints, a partition's folder, or URLs of a bucket's objects.",
         ),
     ],
+    *,
     verify: Annotated[
         bool, typer.Option("--verify", help="Print problems alone; exit 3 where there are any.")
     ] = False,
@@ -35,29 +40,53 @@ def dump(
         bool, typer.Option("--print-data-log", help="Keys and values too, as text.")
     ] = False,
     output: Annotated[Output, typer.Option(help="text, or json: an object a line.")] = Output.TEXT,
+    s3_endpoint: EndpointOption = None,
+    s3_region: RegionOption = None,
 ) -> None:
     """Print what a log's files hold, as kafka-dump-log does, or verify them."""
     from tierlog.dump.reading import kind_of
 
-    found = [file for argument in files for file in _files(argument)]
-    for file in found:
-        kind_of(file)
-        if not file.exists():
-            raise FileNotFoundError(2, "no such file", str(file))
-    if verify:
-        raise typer.Exit(_verify(found, as_json=output is Output.JSON))
-    for file in found:
-        _print(file, records=records, data=data, as_json=output is Output.JSON)
+    bring = partial(_bring, endpoint=s3_endpoint, region=s3_region, with_log=verify)
+    with ExitStack() as stack:
+        found = [file for argument in files for file in _files(argument, bring, stack)]
+        for file in found:
+            kind_of(file)
+            if not file.exists():
+                raise FileNotFoundError(2, "no such file", str(file))
+        if verify:
+            raise typer.Exit(_verify(found, as_json=output is Output.JSON))
+        for file in found:
+            _print(file, records=records, data=data, as_json=output is Output.JSON)
 
 
-def _files(argument: Path) -> list[Path]:
+def _bring(
+    name: str, folder: Path, *, endpoint: str | None, region: str | None, with_log: bool
+) -> list[Path]:
+    """The files of a bucket's object, or of an `.indexes` bundle that is here already."""
+    from tierlog.dump import objects
+
+    if objects.is_url(name):
+        return objects.bring(name, folder, endpoint=endpoint, region=region, with_log=with_log)
+    bundle = Path(name)
+    beside = bundle.with_suffix(".log")
+    if beside.exists():
+        (folder / beside.name).symlink_to(beside.absolute())
+    return objects.take_apart(bundle, folder)
+
+
+def _files(argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack) -> list[Path]:
     """A folder stands for its log files, without those that are about to be unlinked."""
     from tierlog.dump.reading import UnknownFileKind, kind_of
 
-    if not argument.is_dir():
-        return [argument]
+    if "://" in argument or argument.endswith(".indexes"):
+        return bring(
+            argument, Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
+        )
+    path = Path(argument)
+    if not path.is_dir():
+        return [path]
     known = []
-    for file in sorted(argument.iterdir()):
+    for file in sorted(path.iterdir()):
         try:
             kind_of(file)
         except UnknownFileKind:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -139,9 +140,33 @@ def test_both_tiers_read_as_one(tierlog, broker):
     compare_with_the_bucket_alone(tierlog, broker, segments, manifest)
     folder = broker.folder / ".tierlog" / "data" / "tiers-0"
     assert tierlog.run("dump", folder, "--verify").returncode == 0
+    dump_the_bucket_s_objects(tierlog, folder, manifest["segments"][0])
+    cached = json.loads(
+        tierlog.ok("storage", "segments", "tiers", "--cache", "--data-dir", folder.parent)
+    )["partitions"][0]["cached_bytes"]
+    assert len(cached) >= len(manifest["segments"])
+    assert cached[-1] == 0 or cached[-1] >= segments[-1]["size_bytes"] - 4096
+    assert "--data-dir" in tierlog.fails(2, "storage", "segments", "tiers", "--cache")
     start = json.loads(tierlog.ok("storage", "trim", "tiers", "--before", "100"))
     assert start == {"log_start_offset": 100}
     assert lines_of(tierlog.ok("consume", "tiers", "-n", "1")) == [sent[100]]
+
+
+def dump_the_bucket_s_objects(tierlog, folder, segment):
+    """What the tool says of an object is what it says of the file that was uploaded."""
+    url = Path(segment["object_key"]).as_uri()
+    name = f"{segment['base_offset']:020d}"
+    bundle = url.removesuffix("log") + "indexes"
+    shown = tierlog.ok("dump", url).decode().splitlines()
+    assert shown[1] == "Log starting offset: 0"
+    assert f"offset: {segment['last_offset']} " in shown[-1]
+    indexes = tierlog.ok("dump", bundle).decode()
+    for suffix in ("index", "timeindex"):
+        local = folder / f"{name}.{suffix}"
+        if local.exists():
+            assert tierlog.ok("dump", local).decode().partition("\n")[2] in indexes
+    assert tierlog.run("dump", url, bundle, "--verify").returncode == 0
+    assert "no such object" in tierlog.fails(1, "dump", url[:-5] + "x.log")
 
 
 def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):

@@ -1,0 +1,78 @@
+"""What the bucket holds of a segment, as the files that a dump reads.
+
+* An object is brought whole into a folder of the caller's, who removes it; nothing is sent to the
+  bucket.
+* An `.indexes` bundle is taken apart into the files that it was made of, each named as the bundle
+  is. Its producers are those at the END of the segment, where Kafka's `.snapshot` of that name has
+  those at its start.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from cold_tier.index_bundle import parse_bundle
+from cold_tier.object_store import ObjectStore
+from cold_tier.open import open_store
+
+BUNDLE = ".indexes"
+
+
+def is_url(name: str) -> bool:
+    return "://" in name
+
+
+def bring(
+    url: str,
+    folder: Path,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    with_log: bool = False,
+) -> list[Path]:
+    """The object's files in `folder`. `with_log`: of a bundle its segment too, to compare with.
+
+    Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
+    """
+    where, _, name = url.rpartition("/")
+    store = open_store(where, endpoint=endpoint, region=region)
+    try:
+        file = _download(store, name, folder, url=url)
+        if not name.endswith(BUNDLE):
+            return [file]
+        if with_log:
+            log = name.removesuffix(BUNDLE) + ".log"
+            _download(store, log, folder, url=f"{where}/{log}")
+    finally:
+        store.close()
+    return take_apart(file, folder)
+
+
+def _download(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
+    stat = store.head(key)
+    if stat is None:
+        raise FileNotFoundError(errno.ENOENT, "no such object", url)
+    file = folder / key
+    with file.open("wb") as out:
+        if stat.size_bytes:
+            for piece in store.get_range(key, 0, stat.size_bytes):
+                out.write(piece)
+    return file
+
+
+def take_apart(bundle: Path, folder: Path) -> list[Path]:
+    """The files that an `.indexes` bundle was made of. Raises CorruptObject."""
+    parts = parse_bundle(bundle.read_bytes(), file=bundle.name)
+    stem = bundle.name.removesuffix(BUNDLE)
+    made = [
+        (folder / f"{stem}.index", parts.offset_index),
+        (folder / f"{stem}.timeindex", parts.time_index),
+        (folder / f"{stem}.txnindex", parts.txn_index),
+        (folder / f"{stem}.snapshot", parts.producer_snapshot),
+    ]
+    # The latter two are not there where there is nothing to say.
+    kept = [(path, data) for path, data in made if data or path.suffix in {".index", ".timeindex"}]
+    for path, data in kept:
+        path.write_bytes(data)
+    return [path for path, _ in kept]
