@@ -68,15 +68,23 @@ class _Cancelled(TierlogError):
     """The other GET of the round was faster."""
 
 
-def read_chunk(store: ObjectStore, chunk: ChunkRef, *, policy: RetryPolicy = FETCH_POLICY) -> bytes:
+def read_chunk(
+    store: ObjectStore, chunk: ChunkRef, *, policy: RetryPolicy = FETCH_POLICY
+) -> bytearray:
     """The chunk's bytes, checked, in memory: for readers without a cache, as Spark's executors.
 
+    Memory is the chunk's size and one piece.
     Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
     """
 
-    def attempt() -> bytes:
-        body = b"".join(store.get_range(chunk.log_key, chunk.position, chunk.end_position))
-        _check(chunk, size_bytes=len(body), crc=crc32c_of(body))
+    def attempt() -> bytearray:
+        body, into = bytearray(chunk.size_bytes), memoryview(bytearray(PIECE_BYTES))
+        size = crc = 0
+        for piece in store.get_range(chunk.log_key, chunk.position, chunk.end_position, into=into):
+            body[size : size + len(piece)] = piece
+            size += len(piece)
+            crc = crc32c_of(piece, crc)
+        _check(chunk, size_bytes=size, crc=crc)
         return body
 
     return _with_one_more_for_wrong_bytes(chunk, lambda: policy.run(attempt))

@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Piece(NamedTuple):
     """Whole batches, and where they lie: in an object, or in the broker's log."""
 
-    data: bytes
+    data: bytes | bytearray
     file: str
     position: int
 

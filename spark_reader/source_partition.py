@@ -36,8 +36,8 @@ def read_partition(
     """The rows of one of our partitions, on an executor."""
     if partition.split == EMPTY:
         return
-    _freeze_once()
     yield from read_split(partition.split, request, LossPolicy(options.fail_on_data_loss, say))
+    _freeze_once()
 
 
 def say(text: str) -> None:
@@ -49,9 +49,9 @@ _frozen: list[bool] = []
 
 
 def _freeze_once() -> None:
-    """Take what was imported out of the garbage collector's sight.
+    """Take what the first task has loaded out of the garbage collector's sight.
 
-    Spark's worker collects after every task: with numba and pyarrow loaded, 70 ms each.
+    Spark's worker collects after every task: with the kernels loaded, more than 70 ms each.
     """
     if not _frozen:
         gc.collect()

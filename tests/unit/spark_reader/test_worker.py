@@ -1,0 +1,34 @@
+"""What a Python worker carries once it has read: Spark starts one a core and keeps it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cold_tier.open import open_store
+from tests.fakes.bucket import put_topic
+
+WORKER = """
+import gc, sys
+from pyspark.sql.datasource import InputPartition
+from spark_reader.batch_source import TierlogReader
+from spark_reader.options import parse_options
+from record_format.arrow import COLUMNS
+given = {"store": sys.argv[1], "tier": "cold", "subscribe": "many"}
+reader = TierlogReader(parse_options(given, streaming=False), COLUMNS[:-1])
+rows = [sum(batch.num_rows for batch in reader.read(one)) for one in reader.partitions()]
+gc.collect()
+print(sum(rows), len(gc.get_objects()), "pandas" in sys.modules)
+"""
+
+
+def test_a_worker_imports_no_pandas_and_collects_no_garbage_of_modules(tmp_path):
+    pytest.importorskip("pandas")
+    url = (tmp_path / "bucket").as_uri()
+    put_topic(open_store(url), "many", {0: "codec-lz4-0"})
+    command = [sys.executable, "-c", WORKER, url]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    rows, objects, has_pandas = told.stdout.split()
+    assert (int(rows) > 0, has_pandas) == (True, "False")
+    # The compiled decoder alone brings tens of thousands; Spark's worker collects after every task.
+    assert int(objects) < 5_000
