@@ -249,7 +249,7 @@ def test_nothing_is_lost_whatever_happens(tmp_path, s3):
             world.check(broker.url)
             with tierlog.Client(broker.url, timeout_s=120) as client:
                 for topic in ("stream", "table"):
-                    client.offload(topic, wait_ms=60_000)
+                    assert client.offload(topic, wait_ms=60_000).remaining_segments == 0
                     assert client.verify(topic, deep=True)["ok"]
             assert broker.stop() == 0
             second = restored(broker)
