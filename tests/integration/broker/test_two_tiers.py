@@ -4,8 +4,11 @@ import random
 
 import pytest
 
+from hot_tier.append import Acks
 from record_format.decode import Record
+from record_format.errors import OutOfOrderSequence
 from record_format.page_cache import NOWAIT
+from record_format.produced import build_produced
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -242,3 +245,29 @@ def test_cached_cold_reads_need_no_thread_and_say_the_same(house):
     log.read(seam, max_bytes=1)
     assert log.try_read(seam, max_bytes=1 << 20) is None, "the hot tier has more of it"
     assert log.try_read(seam, max_bytes=1).tier == "cold"
+
+
+def test_an_idle_producer_is_forgotten_by_the_janitor(house):
+    house.broker.create_topic("t")
+    partition = house.broker.partition("t", 0)
+
+    def send(sequence):
+        batches = build_produced(
+            [b"v"],
+            timestamps=[1],
+            max_message_bytes=1 << 20,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+        return partition.append(batches, acks=Acks.LEADER).result(10)
+
+    janitor = house.broker.janitor
+    send(0)
+    janitor.run_round()
+    with pytest.raises(OutOfOrderSequence):
+        send(5)
+    now_ms, idle_ms = janitor._clock(), janitor._settings.producer_id_expiration_ms
+    janitor._clock = lambda: now_ms + idle_ms + 60_000
+    janitor.run_round()
+    assert send(5).base_offset == 1

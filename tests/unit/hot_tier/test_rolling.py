@@ -1,5 +1,6 @@
 import pytest
 
+from record_format.batch import stamp
 from record_format.errors import DiskFull, UnknownSegment
 
 NOW_MS = 1_700_000_000_000
@@ -74,6 +75,25 @@ def test_jitter_is_seeded_and_takes_off_at_most_what_it_may(open_log, append_val
     assert all(100 < wait <= 1001 for wait in waits.values())
     assert len(set(waits.values())) > 1
     assert rolled_after("again", 3) == waits[3]
+
+
+def test_offsets_of_a_segment_fit_31_bits(open_log, make_batch, append_values, tmp_path):
+    # Compaction leaves such gaps between the batches of a segment.
+    last = 2**31 - 3
+    folder = tmp_path / "sparse"
+    folder.mkdir()
+    batches = []
+    for base_offset in (0, last):
+        batches.append(make_batch([b"v"]))
+        stamp(batches[-1], 0, base_offset=base_offset, leader_epoch=0)
+    (folder / f"{0:020d}.log").write_bytes(b"".join(batches))
+    log = open_log(folder, config={"cleanup.policy": "compact"}, clean=False)
+    assert log.log_end_offset == last + 1
+    append_values(log, b"a")  # at 2**31 - 2
+    append_values(log, b"b")  # at 2**31 - 1, the largest relative offset
+    assert bases(log) == [0]
+    append_values(log, b"c")
+    assert bases(log) == [0, 2**31]
 
 
 def test_a_full_index_rolls(open_log, append_values):

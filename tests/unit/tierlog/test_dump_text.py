@@ -37,3 +37,41 @@ def comparable(text: str) -> str:
     text = text.partition("\nFound timestamp mismatch")[0]  # with a batch without records: false
     text = re.sub(r"\n  -1 is followed by \d+", "", text)
     return re.sub(r"\nNon-consecutive offsets in \S+\Z", "", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lines"),
+    [
+        (
+            "leader-epoch-checkpoint",
+            b"0\n2\n0 0\n3 17\n",
+            ["epoch: 0 startOffset: 0", "epoch: 3 startOffset: 17"],
+        ),
+        (
+            "recovery-point-offset-checkpoint",
+            b"0\n2\na-b 0 5\nc 12 0\n",
+            ["topic: a-b partition: 0 offset: 5", "topic: c partition: 12 offset: 0"],
+        ),
+        (
+            "partition.metadata",
+            b"version: 0\ntopic_id: MjD0UKSJT2qa6zQLS6M5HA",
+            ["version: 0 topicId: MjD0UKSJT2qa6zQLS6M5HA"],
+        ),
+        (
+            "meta.properties",
+            b"#\n#Thu Jan 01 00:00:00 UTC 1970\ncluster.id=abc\nversion=1\n",
+            ["cluster.id: abc", "version: 1"],
+        ),
+        (
+            "log-start-offset-checkpoint",
+            b"0\n3\na 0 5\n",
+            ["Found the count is not that of 1 lines in log-start-offset-checkpoint"],
+        ),
+    ],
+)
+def test_files_that_kafka_s_tool_does_not_know_are_printed_in_its_manner(
+    tmp_path, name, content, lines
+):
+    (tmp_path / name).write_bytes(content)
+    shown = [to_text(item) for item in read_items(tmp_path / name)]
+    assert shown == [f"Dumping {name}", *lines]

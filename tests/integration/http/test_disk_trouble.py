@@ -1,0 +1,67 @@
+"""A disk that is full, and one that fails: who is refused what, and who goes on."""
+
+import errno
+import os
+
+from hot_tier.disk import Disk
+from tests.integration.http.conftest import Api, problem
+
+
+class TroubledDisk(Disk):
+    """Writes fail with `number` while there is one."""
+
+    number = 0
+
+    def write_at(self, fd, buffers, position):
+        if self.number:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write_at(fd, buffers, position)
+
+
+def disk_of(api: Api, topic: str, partition: int = 0) -> TroubledDisk:
+    """Put under one partition alone, in place of the real one."""
+    state = api.broker.partition(topic, partition).log._state
+    state.disk = state.active.disk = TroubledDisk()
+    return state.disk
+
+
+def test_a_full_disk_refuses_writes_until_room_is_back_and_reads_go_on(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, 1, 2)
+    disk = disk_of(api, topic)
+    disk.number = errno.ENOSPC
+    refused = problem(api.produce(topic, {"value": 3}), 507, "disk-full")
+    assert "outcome" not in refused
+    assert len(api.fetch(topic).json()["records"]) == 2
+    disk.number = 0
+    assert api.values(topic, 3)["base_offset"] == 2
+
+
+def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, 1)
+    reserve = api.broker._reserve
+    reserve._free, free = (lambda _: reserve._reserve_bytes - 1), reserve._free
+    reserve.check()
+    answer = api.produce(topic, {"value": 2})
+    reserve._free = free
+    reserve.check()
+    problem(answer, 507, "disk-full")
+    assert api.values(topic, 2)["base_offset"] == 1
+
+
+def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    for partition in (0, 1):
+        api.values(topic, "before", partition=partition)
+    disk = disk_of(api, topic)
+    disk.number = errno.EIO
+    body = {"records": [{"value": "x"}]}
+    path = f"/v1/topics/{topic}/partitions/0/records"
+    assert problem(api.post(path, json=body), 503, "log-offline")["outcome"] == "unknown"
+    disk.number = 0  # it is not asked again
+    again = api.post(path, json=body)
+    problem(again, 503, "log-offline")
+    assert int(again.headers["retry-after"]) > 0
+    assert len(api.fetch(topic).json()["records"]) == 1
+    assert api.values(topic, "after", partition=1)["base_offset"] == 1
