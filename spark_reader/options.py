@@ -21,8 +21,6 @@ from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read
 from spark_reader.option_values import InvalidOption
 from spark_reader.s3a import S3ASettings
 
-SPLIT_BYTES: Final = 64 * 1024 * 1024
-
 Tier = Literal["all", "cold"]
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -56,7 +54,7 @@ class ReadOptions:
     isolation: Isolation = "read_uncommitted"
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
-    split_bytes: int = SPLIT_BYTES
+    split_bytes: int | None = None
     fail_on_data_loss: bool = True
     manifest_versions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     pin: str | None = None
@@ -115,7 +113,7 @@ def parse_options(
         isolation=values.get("isolationLevel", "read_uncommitted"),
         min_partitions=values.get("minPartitions"),
         max_records_per_partition=values.get("maxRecordsPerPartition"),
-        split_bytes=values.get("splitBytes", SPLIT_BYTES),
+        split_bytes=values.get("splitBytes"),
         fail_on_data_loss=values.get("failOnDataLoss", True),
         manifest_versions=values.get("manifestVersion", {}),
         pin=values.get("pin"),

@@ -87,8 +87,15 @@ class Filters(NamedTuple):
 NO_FILTERS: Final = Filters()
 
 
+MAX_SPLIT_BYTES: Final = 64 << 20
+MIN_SPLIT_BYTES: Final = 8 << 20
+_FEW_SPLITS: Final = 32
+
+
 class SplitLimits(NamedTuple):
-    split_bytes: int
+    """`split_bytes` None: by what there is to read (`default_split_bytes`)."""
+
+    split_bytes: int | None = None
     min_splits: int | None = None
     max_records: int | None = None
 
@@ -110,7 +117,7 @@ def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits, cut: Cut) ->
     narrowed = [_narrow(one, cut) for one in work]
     units = [list(_units(one, cut)) for one in narrowed]
     total = sum(unit.size_bytes for one in units for unit in one)
-    target = limits.split_bytes
+    target = limits.split_bytes or default_split_bytes(total)
     if limits.min_splits:
         target = min(target, max(1, -(-total // limits.min_splits)))
     splits: list[Split] = []
@@ -118,6 +125,14 @@ def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits, cut: Cut) ->
         fine = list(_cut_fine(its_units, target, limits))
         splits += [_split(one, pack) for pack in _pack(fine, target, limits.max_records)]
     return splits
+
+
+def default_split_bytes(total_bytes: int) -> int:
+    """64 MiB; less where so few splits would be made that cores wait for the last ones.
+
+    How many cores there are is not known where a read is planned. A task costs milliseconds.
+    """
+    return max(MIN_SPLIT_BYTES, min(MAX_SPLIT_BYTES, total_bytes // _FEW_SPLITS))
 
 
 def _narrow(work: PartitionWork, cut: Cut) -> PartitionWork:

@@ -56,6 +56,7 @@ class Planner:
         return ranges
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
+        """How the ranges are read; it is reported."""
         work = [
             self._work(one, filters.cut)
             for one in ranges
@@ -67,7 +68,9 @@ class Planner:
             min_splits=self._options.min_partitions,
             max_records=self._options.max_records_per_partition,
         )
-        return plan_splits(work, limits, filters.cut)
+        splits = plan_splits(work, limits, filters.cut)
+        self._report(describe_plan(ranges, work, splits))
+        return splits
 
     def _work(self, asked: OffsetRange, cut: Cut) -> PartitionWork:
         facts = asked.facts
@@ -134,3 +137,17 @@ def describe(ranges: Sequence[OffsetRange]) -> str:
             versions.setdefault(topic, {})[partition] = one.facts.manifest.version
     used = {"startingOffsets": starts, "endingOffsets": ends, "manifestVersion": versions}
     return "read " + json.dumps(used, separators=(",", ":"))
+
+
+def describe_plan(
+    ranges: Sequence[OffsetRange], work: Sequence[PartitionWork], splits: Sequence[Split]
+) -> str:
+    """How much it is, what the log has beyond it, and what the executors fetch of either tier."""
+    counted = {
+        "offsets": sum(one.end_offset - one.start_offset for one in ranges),
+        "offsetsBehind": sum(max(0, one.facts.end_offset - one.end_offset) for one in ranges),
+        "coldBytes": sum(chunk.size_bytes for split in splits for chunk in split.chunks),
+        "hotBytes": sum(piece.size_bytes for one in work for piece in one.tail),
+        "splits": len(splits),
+    }
+    return "plan " + json.dumps(counted, separators=(",", ":"))

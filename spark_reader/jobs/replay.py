@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from record_format.errors import InvalidRequest
@@ -29,6 +29,7 @@ from spark_reader.jobs.hadoop_files import HadoopFolder
 from spark_reader.jobs.replay_plan import ReplayPlan, Step, cut_steps, from_json, options_of
 from spark_reader.jobs.session import Progress, watched
 from spark_reader.options import parse_options
+from spark_reader.plan import MAX_SPLIT_BYTES
 from spark_reader.planner import Planner
 from spark_reader.s3a import S3ASettings, settings_of
 
@@ -141,10 +142,12 @@ def _plan(
     if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
         raise InvalidRequest(f"{notes.url()} is not empty, and no replay's: it has {others[0]}")
     options = parse_options(source, streaming=False, s3a=s3a)
+    split_bytes = options.split_bytes or MAX_SPLIT_BYTES
+    options = replace(options, split_bytes=split_bytes)
     planner = Planner(options, report=say, warn=say)
     ranges = planner.ranges()
     steps = cut_steps(
-        ranges, planner.splits(ranges), split_bytes=options.split_bytes, step_bytes=step_bytes
+        ranges, planner.splits(ranges), split_bytes=split_bytes, step_bytes=step_bytes
     )
     plan = ReplayPlan(asked=asked, steps=steps)
     notes.write_text(_PLAN, plan.to_json())

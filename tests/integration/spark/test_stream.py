@@ -43,7 +43,14 @@ def expected(start, end):
     return sorted((p, o) for p in last for o in range(first.get(p, 0), last[p]))
 
 
-def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own):
+def plans(capsys):
+    """What the planning said of each micro-batch."""
+    lines = capsys.readouterr().err.splitlines()
+    start = "tierlog: plan "
+    return [json.loads(line.removeprefix(start)) for line in lines if line.startswith(start)]
+
+
+def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own, capsys):
     own.produce("t", 1000)
     own.offload("t")
     own.produce("t", 100)
@@ -57,6 +64,13 @@ def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own):
         if len(seen) == 1400:
             own.produce("t", 50)
     assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(1150)]
+    told = plans(capsys)[::2]  # each batch was planned twice
+    assert [(one["offsets"], one["offsetsBehind"]) for one in told] == [
+        *((700, 1500), (700, 800), (700, 200), (200, 0)),
+    ]
+    first, last = told[0], told[-1]
+    assert (first["coldBytes"] > 60_000, first["hotBytes"]) == (True, 0)
+    assert (last["coldBytes"], last["hotBytes"] > 20_000) == (0, True)
     assert place(stream.reportLatestOffset()) == {0: 1150, 1: 1150}
 
 

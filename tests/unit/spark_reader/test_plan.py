@@ -8,6 +8,7 @@ from spark_reader.plan import (
     PartitionWork,
     SplitLimits,
     TailPiece,
+    default_split_bytes,
     plan_splits,
 )
 
@@ -33,6 +34,12 @@ def work(chunks=(), tail=(), start=0, end=None, partition=0):
 
 def plan(*parts, split=64 * MIB, cut=None, **limits):
     return plan_splits(parts, SplitLimits(split, **limits), cut or Cut())
+
+
+def test_without_a_size_splits_are_larger_the_more_there_is():
+    sizes = {0: 8, 100: 8, 1024: 32, 2048: 64, 10**6: 64}
+    assert {n: default_split_bytes(n * MIB) // MIB for n in sizes} == sizes
+    assert len(plan(work([chunk(n, size=MIB) for n in range(64)]), split=None)) == 8
 
 
 def test_chunks_are_packed_into_splits_of_equal_bytes():
