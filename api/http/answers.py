@@ -22,6 +22,7 @@ from api.http.zerocopy import EXTENSION
 from record_format.file_slice import FileSlice
 
 READ_BYTES: Final = 256 << 10
+SMALL_BYTES: Final = 256 << 10  # most of it fits into the kernel's buffer
 JSON: Final = (b"content-type", b"application/json")
 NO_STORE: Final = (b"cache-control", b"no-store")
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -97,7 +98,10 @@ async def _send_bytes(exchange: Exchange, answer: Answer) -> None:
     size = None if answer.status in (204, 304) else len(answer.body)
     await _send_head(exchange, answer.status, answer.headers, size=size)
     body = b"" if exchange.method == "HEAD" else answer.body
-    await exchange.send({"type": "http.response.body", "body": body, "more_body": False})
+    is_last = len(body) <= SMALL_BYTES
+    await exchange.send({"type": "http.response.body", "body": body, "more_body": not is_last})
+    if not is_last:
+        await exchange.send(_END)  # waits until the client has read most of it
 
 
 async def _send_files(exchange: Exchange, answer: FileAnswer) -> None:

@@ -25,6 +25,7 @@ from api.http.broker_metrics import BrokerMetrics
 from api.http.metrics import HttpMetrics
 from api.http.settings import HttpSettings
 from api.http.shared_pages import SharedPages
+from api.http.unsent_answers import UnsentAnswers
 from api.http.watermarks import Watermarks
 from broker.broker import Broker
 
@@ -41,6 +42,9 @@ class Context:
         self.pages = SharedPages(self.metrics.shared_pages)
         self.count_connections: Callable[[], int] = lambda: 0  # until a server serves
         self.inflight = InflightBytes(settings.inflight_max_bytes)
+        self.unsent = UnsentAnswers(
+            broker.settings.data_dir, lambda call: self.run(self.readers, call)
+        )
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
         self._changers = ThreadPoolExecutor(
             settings.change_threads, thread_name_prefix="http-change"
@@ -57,6 +61,8 @@ class Context:
         metrics.sample("tierlog_http_waiting_requests", lambda: len(self._waiting))
         metrics.sample("tierlog_http_connections", self._connections)
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
+        metrics.sample("tierlog_http_unsent_memory_bytes", lambda: self.unsent.held.memory_bytes)
+        metrics.sample("tierlog_http_unsent_disk_bytes", lambda: self.unsent.held.disk_bytes)
         metrics.sample("tierlog_http_shared_pages_bytes", lambda: self.pages.size_bytes)
 
     def _connections(self) -> int:

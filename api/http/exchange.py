@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.http import timings
 from api.http.grants import NOBODY, Grant
@@ -18,6 +18,13 @@ from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Unsent(NamedTuple):
+    """Bytes of an answer that is ready, and where they wait for the client."""
+
+    memory_bytes: int = 0
+    disk_bytes: int = 0
 
 
 class Exchange:
@@ -32,6 +39,7 @@ class Exchange:
         "started",
         "template",
         "timings",
+        "unsent",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -43,6 +51,7 @@ class Exchange:
         self.template = ""  # of the path, once it is known
         self.started = False  # the head of the answer was sent
         self.timings = timings.begin()
+        self.unsent = Unsent()
 
     def header(self, name: bytes) -> str | None:
         found: str | None = None

@@ -79,6 +79,7 @@ class TierlogApp(FastAPI):
         except ClientGone:
             status = "gone"
         finally:
+            self.context.unsent.sent(exchange)
             metrics.under_way.dec()
             method = exchange.method if exchange.method in _METHODS else "other"
             path = exchange.template or "other"
@@ -91,7 +92,10 @@ class TierlogApp(FastAPI):
             access.admit(exchange)
             call = self._find(exchange)
             access.check(exchange, None if call is None else (call.method, call.path))
-            return None if call is None else await call.handler(self.context, exchange)
+            if call is None:
+                return None
+            answer = call.handler(self.context, exchange)
+            return await self.context.unsent.admitted(exchange, await answer)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001  the one place where every exception is answered

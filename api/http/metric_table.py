@@ -46,6 +46,12 @@ METRICS: Final = (
     Metric("tierlog_http_connections", "gauge", "Open connections"),
     Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies that are held"),
     Metric(
+        "tierlog_http_unsent_memory_bytes", "gauge", "Bytes of answers that wait for slow readers"
+    ),
+    Metric(
+        "tierlog_http_unsent_disk_bytes", "gauge", "The same, in files, where memory is for others"
+    ),
+    Metric(
         "tierlog_http_shared_pages_total",
         "counter",
         "Pages at the end of a log, by whether another reader had them written already",

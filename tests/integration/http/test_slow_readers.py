@@ -1,0 +1,97 @@
+"""What readers that do not read cost the broker: memory of its process, in MiB, not time."""
+
+import base64
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.http.conftest import BATCHES, NDJSON, records_path
+from tests.integration.http.test_shutdown import ROOT, SCRIPT
+
+MIB = 1 << 20
+ANSWER_BYTES = 16 * MIB
+PATH = records_path("t") + f"?max_bytes={ANSWER_BYTES}"
+
+
+class Broker:
+    def __init__(self, process: "subprocess.Popen[str]", client: httpx.Client) -> None:
+        self.process, self.client = process, client
+
+    @property
+    def resident_mib(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+
+    def gauge(self, name: str) -> float:
+        return float(re.findall(rf"^{name} (\S+)", self.client.get("/metrics").text, re.M)[0])
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A process of its own, with 17 MiB in topic `t` and `u`, read once in each form."""
+    folder = str(tmp_path_factory.mktemp("slow"))
+    command = [sys.executable, str(SCRIPT), folder]
+    environment = {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+    assert process.stdout is not None
+    try:
+        port = next(line for line in process.stdout if line.strip().isdigit())
+        with httpx.Client(base_url=f"http://127.0.0.1:{int(port)}", timeout=60) as client:
+            client.post("/v1/topics", json={"name": "t"})
+            body = {"records": [{"value": base64.b64encode(os.urandom(150_000)).decode()}] * 5}
+            for _ in range(17):
+                assert client.post(records_path("t"), json=body).status_code == 200
+            for form in (BATCHES, NDJSON):
+                assert len(client.get(PATH, headers={"accept": form}).content) > 15 * MIB
+            yield Broker(process, client)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        process.stdout.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
+@pytest.mark.parametrize(
+    ("form", "path", "readers", "most_mib"),
+    [
+        (BATCHES, PATH, 50, 16),
+        ("application/octet-stream", "/v1/topics/t/partitions/0/segments/0", 50, 16),
+        ("text/event-stream", "/v1/topics/t/partitions/0/tail?offset=earliest", 20, 64),
+        (NDJSON, PATH, 30, 320),  # 64 MiB may wait in memory; the rest is for writing one
+    ],
+)
+def test_readers_that_do_not_read_hold_no_memory(
+    broker: Broker, form: str, path: str, readers: int, most_mib: int
+) -> None:
+    before = broker.resident_mib
+    with ExitStack() as stack:
+        for _ in range(readers):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", broker.client.base_url.port))
+            request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {form}\r\n\r\n"
+            sock.sendall(request.encode())
+            sock.recv(1)  # its answer has begun
+        assert broker.gauge("tierlog_http_requests_in_progress") == readers + 1
+        assert broker.resident_mib - before < most_mib
+        if form == NDJSON:
+            waiting = ("tierlog_http_unsent_memory_bytes", "tierlog_http_unsent_disk_bytes")
+            assert sum(map(broker.gauge, waiting)) >= readers * 15 * MIB
+    deadline = time.monotonic() + 20
+    while broker.gauge("tierlog_http_requests_in_progress") > 1:
+        assert time.monotonic() < deadline, "clients that left are still served"
+        time.sleep(0.01)
+    assert broker.gauge("tierlog_http_unsent_disk_bytes") == 0
+    assert broker.gauge("tierlog_http_unsent_memory_bytes") == 0
