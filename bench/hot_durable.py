@@ -4,15 +4,18 @@
   batch before it sends the next; appends a second.
 * Peers: the same log with one flush an append; and a bare group commit of the same 64 threads and
   futures, of one file, one `writev` and one `fdatasync` for all that wait.
+* The same with 64 coroutines of one event loop in place of the threads: that is how the server's
+  requests wait.
 
 Where a flush costs next to nothing (many virtual disks), the first ratio is small: the row with
 the cost of one `fdatasync` says so.
 
-`python -m bench hot_durable`; takes half a minute.
+`python -m bench hot_durable`; takes a minute.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import threading
@@ -37,6 +40,7 @@ DURATION_S: Final = 1.0
 BATCH_BYTES: Final = 16 << 10
 
 Submit = Callable[[bytearray], "Future[AppendResult]"]
+Produce = Callable[[Submit, bytes], float]
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
@@ -46,9 +50,11 @@ def measure(folder: Path, *, rounds: int) -> Report:
     )
     body = batch_of_size(BATCH_BYTES)
     runs = {
-        "ours": lambda: _group_commit(folder / "log", body),
+        "ours": lambda: _group_commit(folder / "log", body, _of_threads),
         "single": lambda: _one_by_one(folder / "log", body),
-        "bare": lambda: _bare_group_commit(folder / "bare", body),
+        "bare": lambda: _bare_group_commit(folder / "bare", body, _of_threads),
+        "ours on a loop": lambda: _group_commit(folder / "log", body, _of_a_loop),
+        "bare on a loop": lambda: _bare_group_commit(folder / "bare", body, _of_a_loop),
         "sync": lambda: _sync_ms(folder / "bare", body),
     }
     seen = interleave(runs, rounds=rounds)
@@ -66,15 +72,22 @@ def measure(folder: Path, *, rounds: int) -> Report:
         seen["bare"],
         target=Target(value=0.7),
     )
+    report.add(
+        "group commit for one event loop, peer: bare group commit",
+        "appends/s",
+        seen["ours on a loop"],
+        seen["bare on a loop"],
+        target=Target(value=0.7),
+    )
     report.add("one writev and fdatasync of this disk", "ms", seen["sync"])
     return report
 
 
-def _group_commit(folder: Path, body: bytes) -> float:
+def _group_commit(folder: Path, body: bytes, produce: Produce) -> float:
     timer = FlushTimer()
     with opened(folder) as log, ThreadPoolExecutor(8) as executor:
         commit = GroupCommit(log, executor, timer)
-        rate = _produce(lambda own: commit.submit(Append(produced(own)), acks=Acks.ALL), body=body)
+        rate = produce(lambda own: commit.submit(Append(produced(own)), acks=Acks.ALL), body)
         commit.close()
     timer.close()
     shutil.rmtree(folder)
@@ -93,7 +106,7 @@ def _one_by_one(folder: Path, body: bytes) -> float:
     return rate
 
 
-def _produce(submit: Submit, *, body: bytes) -> float:
+def _of_threads(submit: Submit, body: bytes) -> float:
     """Appends a second of all producers, each with one in flight."""
     counts = [0] * PRODUCERS
     end = time.perf_counter() + DURATION_S
@@ -111,6 +124,24 @@ def _produce(submit: Submit, *, body: bytes) -> float:
     for thread in threads:
         thread.join()
     return sum(counts) / (time.perf_counter() - began)
+
+
+def _of_a_loop(submit: Submit, body: bytes) -> float:
+    """As `_of_threads`, by coroutines."""
+
+    async def producer(end: float) -> int:
+        own, count = bytearray(body), 0
+        while time.perf_counter() < end:
+            await asyncio.wrap_future(submit(own))
+            count += 1
+        return count
+
+    async def produce() -> float:
+        began = time.perf_counter()
+        running = [producer(began + DURATION_S) for _ in range(PRODUCERS)]
+        return sum(await asyncio.gather(*running)) / (time.perf_counter() - began)
+
+    return asyncio.run(produce())
 
 
 class _BareCommit:
@@ -153,10 +184,10 @@ class _BareCommit:
                 future.set_result(answer)
 
 
-def _bare_group_commit(path: Path, body: bytes) -> float:
+def _bare_group_commit(path: Path, body: bytes, produce: Produce) -> float:
     commit = _BareCommit(path)
     try:
-        return _produce(commit.submit, body=body)
+        return produce(commit.submit, body)
     finally:
         commit.close()
         path.unlink()
