@@ -28,6 +28,7 @@ from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from cold_tier.upload_notes import UploadNotes
 from hot_tier.segment_views import SegmentFiles
 from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
@@ -68,6 +69,7 @@ class Bucket:
             requests_max=settings.cold_requests_max, memory_max_bytes=settings.cold_memory_max
         )
         self.reader = ColdReader(store, self.cache, limits=cold)
+        self._notes = UploadNotes(folder.uploads, kept_ms=settings.gc_grace_ms // 2, clock=clock)
         self._uploader: SegmentUploader | None = None
         self.is_ours = False
         self.refusal: str | None = None
@@ -132,6 +134,7 @@ class Bucket:
                 limits=limits,
                 read_back_whole=traits.read_back_whole,
                 pace=Pace(bandwidth) if bandwidth else None,
+                notes=self._notes,
             )
             self.is_ours, self.unavailable, self.refusal = True, None, None
 

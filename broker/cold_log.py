@@ -261,7 +261,7 @@ class ColdLog:
         with self._lock, self._fencing():
             assert self.manifest is not None, "a claimed partition has a manifest"
             plan = collector.plan(self.manifest, now_ms=self._clock())
-            gone = len(plan.objects) + len(plan.orphans) + len(plan.versions)
+            gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
             if gone or plan.pins:
                 self._publish(collector.apply(self.manifest, plan))
         return gone

@@ -12,6 +12,7 @@
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
+    <data>/tierlog/uploads/                     uploads that may go on after a crash
     <data>/tierlog/cache/                       chunks of cold segments
 
 * Files that Kafka has too are byte for byte Kafka's; what is ours alone lies below `tierlog/`.
@@ -103,6 +104,10 @@ class DataFolder:
     @property
     def cache(self) -> Path:
         return self.path / "tierlog" / "cache"
+
+    @property
+    def uploads(self) -> Path:
+        return self.path / "tierlog" / "uploads"
 
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"

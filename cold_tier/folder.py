@@ -36,6 +36,9 @@ from cold_tier.object_store import (
     ObjectStat,
     ObjectStats,
     Piece,
+    Resumable,
+    Unfinished,
+    UnfinishedUploads,
     check_key,
     check_prefix,
 )
@@ -109,6 +112,7 @@ class FolderStore:
         part_bytes: int = 0,  # noqa: ARG002  a file is copied in one go
         concurrency: int = 1,  # noqa: ARG002
         pace: Callable[[int], None] | None = None,
+        resumable: Resumable | None = None,  # noqa: ARG002
     ) -> ObjectStat:
         target = self._path(key)
         with self._counted("put", key, sent_bytes=size_bytes), self._temp_file() as (temp, fd):
@@ -195,6 +199,12 @@ class FolderStore:
 
     def _holds_objects(self, prefix: str) -> bool:
         return next(_walk(self._root, "", prefix=prefix, start_after=""), None) is not None
+
+    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:  # noqa: ARG002
+        return []  # nothing goes up in parts
+
+    def abort(self, upload: Unfinished) -> None:
+        """There is none."""
 
     def close(self) -> None:
         """Nothing is held open between calls."""

@@ -24,6 +24,9 @@ from cold_tier.object_store import (
     Names,
     ObjectStat,
     ObjectStats,
+    Resumable,
+    Unfinished,
+    UnfinishedUploads,
     check_key,
     check_prefix,
     crc32c_checksum,
@@ -92,6 +95,7 @@ class MemoryStore:
         part_bytes: int = 0,  # noqa: ARG002  one part is all there is
         concurrency: int = 1,  # noqa: ARG002
         pace: Callable[[int], None] | None = None,
+        resumable: Resumable | None = None,  # noqa: ARG002
     ) -> ObjectStat:
         if pace is not None:
             pace(size_bytes)
@@ -158,6 +162,12 @@ class MemoryStore:
             with self._lock:
                 if self._objects.pop(key, None) is not None:
                     self._keys.remove(key)
+
+    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:  # noqa: ARG002
+        return []  # nothing goes up in parts
+
+    def abort(self, upload: Unfinished) -> None:
+        """There is none."""
 
     def close(self) -> None:
         """Nothing to let go of; what is stored stays for whoever opens the name again."""

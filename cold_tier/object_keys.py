@@ -42,6 +42,11 @@ def segment_keys(folder: str, *, base_offset: int, leader_epoch: int, unique: st
     return SegmentKeys(log=f"{stem}.log", indexes=f"{stem}.indexes")
 
 
+def keys_beside(log_key: str) -> SegmentKeys:
+    """Both keys of the upload whose `.log` has this one."""
+    return SegmentKeys(log=log_key, indexes=log_key.removesuffix(".log") + ".indexes")
+
+
 def parse_segment(key: str) -> SegmentName | None:
     """None where it is not a segment object's key."""
     match = _SEGMENT.fullmatch(key.rpartition("/")[2])

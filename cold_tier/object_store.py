@@ -1,4 +1,4 @@
-"""What a bucket can do, in nine calls: the port that every store implements.
+"""What a bucket can do, in eleven calls: the port that every store implements.
 
 * Keys are relative to the store's prefix. A key that a file system could not hold, or that could
   lead outside a folder, is refused by every store alike (`check_key`), so that a bucket can be
@@ -31,6 +31,10 @@ __all__ = [
     "ObjectStats",
     "ObjectStore",
     "Piece",
+    "Resumable",
+    "Unfinished",
+    "UnfinishedUploads",
+    "UploadLost",
     "check_key",
     "check_prefix",
     "crc32c_checksum",
@@ -41,6 +45,23 @@ Piece: TypeAlias = bytes | memoryview
 MAX_KEY_BYTES = 900  # S3 takes 1,024; the rest is the prefix's
 MAX_COMPONENT_BYTES = 255  # what file systems take, and S3 servers that stand on them
 RESERVED_COMPONENT = ".tierlog-tmp"
+
+
+class Resumable(NamedTuple):
+    """An upload in parts that may go on later: its id, empty where it is to begin, and who notes
+    the id that the store gives it.
+    """
+
+    upload_id: str
+    note: Callable[[str], None]
+
+
+class Unfinished(NamedTuple):
+    """An upload in parts that was begun and neither completed nor aborted."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
 
 
 class Checksum(NamedTuple):
@@ -61,6 +82,7 @@ class ObjectStat(NamedTuple):
 
 ObjectStats: TypeAlias = list[ObjectStat]
 Names: TypeAlias = list[str]
+UnfinishedUploads: TypeAlias = list[Unfinished]
 
 
 class InvalidKey(RequestError):
@@ -71,6 +93,12 @@ class ChecksumRefused(StoreUnavailable):
     """The body does not match the checksum that was sent with it: nothing was stored."""
 
     final = True  # not repeated inside the store; the caller may read its bytes anew
+
+
+class UploadLost(StoreUnavailable):
+    """The store does not know an upload that was to go on: begin anew, under another name."""
+
+    final = True
 
 
 class ObjectStore(Protocol):
@@ -112,13 +140,16 @@ class ObjectStore(Protocol):
         part_bytes: int = ...,
         concurrency: int = ...,
         pace: Callable[[int], None] | None = None,
+        resumable: Resumable | None = None,
     ) -> ObjectStat:
         """Store the first `size_bytes` of a file, of CRC-32C `crc32c`, in parts when it is large.
 
         Memory is about `part_bytes * concurrency`. `pace(n)` is called before `n` bytes are sent
         and may block: a rate limit. What it returns was asked of the store after the write. A
-        failed upload leaves no object and, as far as the store answers, no parts. The key must be
-        new: two uploads to one key are not told apart.
+        failed upload leaves no object and, as far as the store answers, no parts; with `resumable`
+        it leaves the parts where another try may do, and that sends those that are missing. The
+        key must be new, or the one of what goes on: two uploads to one key are not told apart.
+        Raises UploadLost where what was to go on is gone.
         """
         ...
 
@@ -159,6 +190,16 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete what is there; a key that is not there is no error."""
+        ...
+
+    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:
+        """At most `limit` uploads in parts, of keys that begin with `prefix`, that nobody ended.
+        Some stores tell of none.
+        """
+        ...
+
+    def abort(self, upload: Unfinished) -> None:
+        """End an upload: its parts are gone. One that is not there is no error."""
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ Thread-safe: boto3's clients are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -29,6 +29,9 @@ from cold_tier.object_store import (
     ObjectStat,
     ObjectStats,
     Piece,
+    Resumable,
+    Unfinished,
+    UnfinishedUploads,
     check_key,
     check_prefix,
 )
@@ -42,6 +45,7 @@ from cold_tier.s3_multipart import (
     MultipartUpload,
     PartsOfFile,
     encode_crc32c,
+    list_uploads,
     read_part,
 )
 from cold_tier.s3_options import S3Options
@@ -136,6 +140,7 @@ class S3Store:
         part_bytes: int = PART_BYTES,
         concurrency: int = 4,
         pace: Callable[[int], None] | None = None,
+        resumable: Resumable | None = None,
     ) -> ObjectStat:
         check_key(key)
         if size_bytes <= max(part_bytes, MULTIPART_FROM_BYTES):
@@ -151,7 +156,7 @@ class S3Store:
                 crc32c=crc32c,
             )
             parts = PartsOfFile.of(path, size_bytes=size_bytes, part_bytes=part_bytes)
-            upload.run(parts, concurrency=concurrency, pace=pace)
+            upload.run(parts, concurrency=concurrency, pace=pace, resumable=resumable)
         stored = self.head(key)
         if stored is None:
             raise StoreUnavailable(f"{key}: the store took it and does not have it")
@@ -172,6 +177,25 @@ class S3Store:
                         self._raise(fault, "delete", failed.get("Key", first))
 
             self._repeat("delete", page[0], send)
+
+    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:
+        check_prefix(prefix)
+        wanted = {"Bucket": self._bucket, "Prefix": self.full_key(prefix)}
+        try:
+            found = list_uploads(self._client, wanted, partial(self._repeat, "list", prefix), limit)
+        except ConfigurationError:  # a permission of its own, which nothing else needs
+            return []
+        return [one._replace(key=one.key[len(self._prefix) :]) for one in found]
+
+    def abort(self, upload: Unfinished) -> None:
+        with suppress(MissingObject):
+            self._repeat(
+                "delete",
+                upload.key,
+                lambda: self._client.abort_multipart_upload(
+                    **self._at(upload.key), UploadId=upload.upload_id
+                ),
+            )
 
     # --- reading ----------------------------------------------------------------------------------
 

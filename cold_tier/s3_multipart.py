@@ -5,8 +5,10 @@
 * The whole file's CRC-32C goes with the completion, for stores that check it (FULL_OBJECT); no
   store is trusted to have done so: the caller asks it afterwards.
 * No precondition is put on the completion: several stores let two writers win it. Names are unique.
-* An upload that fails is aborted; where the store does not answer that either, its own lifecycle
-  rule has to (docs/formats/segment-objects.md).
+* An upload that fails is aborted. One that may go on later is not, where another try may do: then
+  a part is sent again unless the store says that it has it, with the CRC-32C that the file gives.
+* What is never taken up again is aborted by garbage collection, or by the store's own lifecycle
+  rule (docs/formats/segment-objects.md).
 """
 
 from __future__ import annotations
@@ -16,19 +18,22 @@ import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import ChecksumRefused
-from record_format.errors import MissingObject, TierlogError
+from cold_tier.object_store import ChecksumRefused, Resumable, Unfinished, UploadLost
+from cold_tier.retry import is_final
+from record_format.errors import ConfigurationError, MissingObject, StoreUnavailable, TierlogError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 MULTIPART_FROM_BYTES = 5 * 1024 * 1024  # S3's smallest part
 MAX_PARTS = 10_000
+LIST_PAGE = 1000
 
 
 class Repeat(Protocol):
@@ -59,6 +64,18 @@ class PartsOfFile(NamedTuple):
         return read_part(self.path, index * self.part_bytes, self.size_of(index))
 
 
+class _Part(NamedTuple):
+    etag: str
+    checksum: str
+
+
+class _Open(NamedTuple):
+    """An upload that goes on; `stored`: parts that the store had when it was taken up, by index."""
+
+    upload_id: str
+    stored: dict[int, _Part]
+
+
 class MultipartUpload:
     def __init__(
         self, client: S3Client, target: Any, repeat: Repeat, *, settings: Any, crc32c: int
@@ -67,17 +84,54 @@ class MultipartUpload:
         self._settings, self._crc32c = settings, crc32c
 
     def run(
-        self, parts: PartsOfFile, *, concurrency: int, pace: Callable[[int], None] | None
+        self,
+        parts: PartsOfFile,
+        *,
+        concurrency: int,
+        pace: Callable[[int], None] | None,
+        resumable: Resumable | None = None,
     ) -> None:
-        """Upload and complete, or abort and raise what went wrong first."""
-        upload_id = self._begin()
+        """Upload and complete, or raise what went wrong first; aborted unless it may go on."""
+        upload = self._open(parts, resumable)
         try:
-            done = self._send_all(parts, upload_id, concurrency=concurrency, pace=pace)
-            self._complete(upload_id, done)
-        except BaseException:
-            with suppress(TierlogError):
-                self._abort(upload_id)
+            done = self._send_all(parts, upload, concurrency=concurrency, pace=pace)
+            self._complete(upload.upload_id, done)
+        except BaseException as error:
+            if resumable is None or not _may_go_on(error):
+                with suppress(TierlogError):
+                    self._abort(upload.upload_id)
             raise
+
+    def _open(self, parts: PartsOfFile, resumable: Resumable | None) -> _Open:
+        if resumable is not None and resumable.upload_id:
+            try:
+                return _Open(resumable.upload_id, self._stored(parts, resumable.upload_id))
+            except (MissingObject, ConfigurationError) as error:  # ListParts may not be allowed
+                raise UploadLost(f"upload {resumable.upload_id} is not there") from error
+        upload_id = self._begin()
+        if resumable is not None:
+            resumable.note(upload_id)
+        return _Open(upload_id, {})
+
+    def _stored(self, parts: PartsOfFile, upload_id: str) -> dict[int, _Part]:
+        """What the store has, by index: of the right size, and with a CRC-32C to compare."""
+        found: dict[int, _Part] = {}
+        after = 0
+        while True:
+            send = partial(
+                self._client.list_parts,
+                **self._target,
+                UploadId=upload_id,
+                PartNumberMarker=after,
+            )
+            answer = self._repeat(send)
+            for one in answer.get("Parts", []):
+                index, checksum = one["PartNumber"] - 1, one.get("ChecksumCRC32C")
+                if index < parts.number and one["Size"] == parts.size_of(index) and checksum:
+                    found[index] = _Part(one["ETag"], checksum)
+            if not answer["IsTruncated"] or answer["NextPartNumberMarker"] <= after:
+                return found
+            after = answer["NextPartNumberMarker"]
 
     def _begin(self) -> str:
         answer = self._repeat(
@@ -93,7 +147,7 @@ class MultipartUpload:
     def _send_all(
         self,
         parts: PartsOfFile,
-        upload_id: str,
+        upload: _Open,
         *,
         concurrency: int,
         pace: Callable[[int], None] | None,
@@ -101,8 +155,7 @@ class MultipartUpload:
         workers = max(1, min(concurrency, parts.number))
         with ThreadPoolExecutor(workers, thread_name_prefix="upload-part") as pool:
             sending = [
-                pool.submit(self._send, parts, index, upload_id, pace)
-                for index in range(parts.number)
+                pool.submit(self._send, parts, index, upload, pace) for index in range(parts.number)
             ]
             done, waiting = wait(sending, return_when=FIRST_EXCEPTION)
             for future in waiting:
@@ -116,17 +169,20 @@ class MultipartUpload:
         self,
         parts: PartsOfFile,
         index: int,
-        upload_id: str,
+        upload: _Open,
         pace: Callable[[int], None] | None,
     ) -> Any:
-        if pace is not None:
+        stored = upload.stored.get(index)
+        if pace is not None and stored is None:
             pace(parts.size_of(index))
         body = parts.read(index)
         checksum = encode_crc32c(crc32c_of(body))
+        if stored is not None and stored.checksum == checksum:
+            return {"PartNumber": index + 1, "ETag": stored.etag, "ChecksumCRC32C": checksum}
         answer = self._repeat(
             lambda: self._client.upload_part(
                 **self._target,
-                UploadId=upload_id,
+                UploadId=upload.upload_id,
                 PartNumber=index + 1,
                 Body=body,
                 ChecksumCRC32C=checksum,
@@ -153,6 +209,32 @@ class MultipartUpload:
         self._repeat(
             lambda: self._client.abort_multipart_upload(**self._target, UploadId=upload_id)
         )
+
+
+def list_uploads(client: S3Client, wanted: Any, repeat: Repeat, limit: int) -> list[Unfinished]:
+    """At most `limit` uploads that were begun and not ended; keys are the store's own."""
+    found: list[Unfinished] = []
+    after: dict[str, Any] = {}
+    while len(found) < limit:
+        send = partial(
+            client.list_multipart_uploads, **wanted, MaxUploads=min(LIST_PAGE, limit), **after
+        )
+        answer = repeat(send)
+        for one in answer.get("Uploads", []):
+            begun_ms = int(one["Initiated"].timestamp() * 1000)
+            found.append(Unfinished(one["Key"], one["UploadId"], begun_ms))
+        marks = {
+            "KeyMarker": answer.get("NextKeyMarker", ""),
+            "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+        }
+        if not answer["IsTruncated"] or marks == after:
+            break
+        after = marks
+    return found[:limit]
+
+
+def _may_go_on(error: BaseException) -> bool:
+    return isinstance(error, StoreUnavailable) and not is_final(error)
 
 
 def read_part(path: Path, position: int, size_bytes: int) -> bytes:

@@ -4,12 +4,14 @@
   names them; that is the caller's to commit. What was uploaded and not committed is an orphan.
 * Both are confirmed before `upload` returns: the store's own word on size and CRC-32C where it is
   known to check checksums, else the whole object is read back.
-* An upload that failed begins again under a new name: a name is used once.
+* A name is used for one upload. One that was broken off goes on with what the store has of it,
+  where a note tells of it and all agrees; else the next try begins under a new name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,10 +19,11 @@ from typing import NamedTuple, Protocol
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.index_bundle import IndexBundle, pack_bundle
-from cold_tier.object_keys import SegmentKeys, new_unique, segment_keys
-from cold_tier.object_store import ObjectStat, ObjectStore, crc32c_checksum
+from cold_tier.object_keys import SegmentKeys, keys_beside, new_unique, segment_keys
+from cold_tier.object_store import ObjectStat, ObjectStore, Resumable, UploadLost, crc32c_checksum
 from cold_tier.ranged_reader import FETCH_POLICY
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
+from cold_tier.upload_notes import LogContent, UploadNotes
 from record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024
@@ -75,10 +78,17 @@ class UploadLimits(NamedTuple):
     chunk_bytes: int = CHUNK_BYTES
 
 
+class _Log(NamedTuple):
+    folder: str
+    path: Path
+    content: LogContent
+
+
 class SegmentUploader:
     """`read_back_whole`: the store was found not to check checksums, or to give none back.
 
-    `pace(n)` is called before `n` bytes are sent, and may block.
+    `pace(n)` is called before `n` bytes are sent, and may block. `notes`: where uploads are noted
+    that may go on after they were broken off.
     """
 
     def __init__(
@@ -88,9 +98,10 @@ class SegmentUploader:
         limits: UploadLimits = UploadLimits(),  # noqa: B008  immutable
         read_back_whole: bool = False,
         pace: Callable[[int], None] | None = None,
+        notes: UploadNotes | None = None,
         unique: Callable[[], str] = new_unique,
     ) -> None:
-        self._store, self._limits = store, limits
+        self._store, self._limits, self._notes = store, limits, notes
         self._read_back_whole, self._pace, self._unique = read_back_whole, pace, unique
 
     def full_key(self, key: str) -> str:
@@ -127,7 +138,10 @@ class SegmentUploader:
             leader_epoch=leader_epoch,
             unique=self._unique(),
         )
-        self._upload_log(keys, files.log, size_bytes=size_bytes, crc32c=table.log_crc32c)
+        content = LogContent(
+            size_bytes=size_bytes, crc32c=table.log_crc32c, part_bytes=self._limits.part_bytes
+        )
+        keys = self._upload_log(_Log(folder, files.log, content), keys)
         self._upload_indexes(keys, bundle)
         max_timestamp = table.max_timestamp
         return UploadedSegment(
@@ -147,17 +161,40 @@ class SegmentUploader:
             chunk_table_size=bundle.chunk_table_size,
         )
 
-    def _upload_log(self, keys: SegmentKeys, path: Path, *, size_bytes: int, crc32c: int) -> None:
+    def _upload_log(self, log: _Log, keys: SegmentKeys) -> SegmentKeys:
+        """The keys that it went up under: `keys`, or those of an upload that was broken off."""
+        note = self._notes.find(log.folder, log.content) if self._notes is not None else None
+        if note is not None:
+            with suppress(UploadLost):
+                self._put_log(log, note.log_key, upload_id=note.upload_id)
+                return keys_beside(note.log_key)
+        self._put_log(log, keys.log, upload_id="")
+        return keys
+
+    def _put_log(self, log: _Log, log_key: str, *, upload_id: str) -> None:
+        size_bytes, crc32c = log.content.size_bytes, log.content.crc32c
         stat = self._store.put_file(
-            keys.log,
-            path,
+            log_key,
+            log.path,
             size_bytes=size_bytes,
             crc32c=crc32c,
             part_bytes=self._limits.part_bytes,
             concurrency=self._limits.parts,
             pace=self._pace,
+            resumable=self._resumable(log, log_key, upload_id),
         )
+        if self._notes is not None:
+            self._notes.forget(log.folder)  # a name that a manifest may hold is not taken up again
         self._confirm(stat, size_bytes=size_bytes, crc32c=crc32c)
+
+    def _resumable(self, log: _Log, log_key: str, upload_id: str) -> Resumable | None:
+        notes = self._notes
+        if notes is None:
+            return None
+        return Resumable(
+            upload_id,
+            lambda begun: notes.write(log.folder, log_key, log.content, upload_id=begun),
+        )
 
     def _upload_indexes(self, keys: SegmentKeys, bundle: IndexBundle) -> None:
         if self._pace is not None:

@@ -5,6 +5,7 @@
 | an object that a transition dropped   | `grace_ms` after that, and no pinned version names it   |
 | the same, dropped by a trim           | `grace_ms` after that, pinned or not                    |
 | an object that no manifest ever named | `grace_ms` after it was written                         |
+| an upload in parts that nobody ended  | `grace_ms` after it was begun                           |
 | a version                             | `keep_ms` after its successor came, `keep_min` newer    |
 |                                       | ones exist, and it is not pinned                        |
 | a pin                                 | when it has expired                                     |
@@ -29,7 +30,7 @@ from manifest.pins import Pin, Pins
 from manifest.state import Manifest, Reason, RemovedObject, RemovedPage, RemovedPageKind
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import forget_removed
-from manifest.versions import LIST_LIMIT, Stat, VersionStat
+from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
 from record_format.errors import UnknownManifestVersion
 
 IsNamed = Callable[[str], bool]
@@ -53,6 +54,7 @@ class GarbagePlan(NamedTuple):
     orphans: tuple[str, ...]
     versions: tuple[int, ...]
     pins: tuple[str, ...]
+    uploads: tuple[Unfinished, ...] = ()
 
 
 def due_removals(
@@ -107,7 +109,14 @@ class Collector:
             orphans=self._orphans(manifest, is_pinned, now_ms=now_ms),
             versions=self._versions(manifest, active, now_ms=now_ms),
             pins=tuple(pin.name for pin in pins if not pin.is_active(now_ms)),
+            uploads=self._unfinished(now_ms=now_ms),
         )
+
+    def _unfinished(self, *, now_ms: int) -> tuple[Unfinished, ...]:
+        found = self._manifests.objects.unfinished(
+            self._manifests.keys.segments, limit=self._policy.limit
+        )
+        return tuple(one for one in found if now_ms - one.begun_ms >= self._policy.grace_ms)
 
     def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
         found = []
@@ -125,6 +134,8 @@ class Collector:
             self._pins.delete(name)
         for keys in _batches((*plan.objects, *plan.orphans)):
             self._manifests.objects.delete(keys)
+        for upload in plan.uploads:
+            self._manifests.objects.abort(upload)
         self._manifests.versions.delete(plan.versions)
         return self._manifests.commit(current, lambda state: forget_removed(state, plan.forget))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from manifest.keys import version_key, version_of
 from record_format.errors import MissingObject, ObjectExists, OutcomeUnknownError
@@ -39,6 +39,15 @@ class Stat(Protocol):
     def modified_ms(self) -> int: ...
 
 
+class Unfinished(Protocol):
+    """An upload in parts that nobody ended."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def begun_ms(self) -> int: ...
+
+
 class Objects(Protocol):
     """What the manifest needs of an object store.
 
@@ -53,6 +62,8 @@ class Objects(Protocol):
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> Sequence[Stat]: ...
     def folders(self, prefix: str, *, limit: int) -> Sequence[str]: ...
     def delete(self, keys: Sequence[str]) -> object: ...
+    def unfinished(self, prefix: str, *, limit: int) -> Sequence[Unfinished]: ...
+    def abort(self, upload: Any) -> None: ...
 
 
 class Created(Enum):

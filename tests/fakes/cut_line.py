@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -10,10 +11,12 @@ PIECE_BYTES = 1 << 16
 
 class CutLine:
     """Forwards one loopback port to `target` (a URL). While it is cut, nothing connects and what
-    was connected is reset. A context manager.
+    was connected is reset. `see` is shown what goes to the target before it goes, and may cut the
+    line. A context manager.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, see: Callable[[bytes], None] = lambda _: None) -> None:
+        self.see = see
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -60,19 +63,22 @@ class CutLine:
                 try:
                     back = threading.Thread(target=_pump, args=(far, near), daemon=True)
                     back.start()
-                    _pump(near, far)
+                    _pump(near, far, self.see)
                     back.join()
                 finally:
                     with self._lock:
                         self._pairs.discard((near, far))
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def _pump(
+    source: socket.socket, target: socket.socket, see: Callable[[bytes], None] = lambda _: None
+) -> None:
     """Bytes one way until their end. Where `target` takes no more they are thrown away: a server
     may answer and close before it has read a body, and its answer must still come through.
     """
     with suppress(OSError):
         while piece := source.recv(PIECE_BYTES):
+            see(piece)
             with suppress(OSError):
                 target.sendall(piece)
         target.shutdown(socket.SHUT_WR)

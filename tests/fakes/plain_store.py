@@ -38,6 +38,11 @@ class PlainStat(NamedTuple):
     modified_ms: int
 
 
+class PlainUpload(NamedTuple):
+    key: str
+    begun_ms: int
+
+
 Faults = Callable[[str, str], Fault | None]
 
 
@@ -48,10 +53,17 @@ class PlainStore:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.calls: Counter[str] = Counter()
         self.overwritten: list[str] = []
+        self.uploads: list[PlainUpload] = []
         self.faults: Faults = faults or (lambda call, key: None)
         self._clock = clock
         self._lock = threading.RLock()
         self._delayed: list[tuple[str, bytes]] = []
+
+    def unfinished(self, prefix: str, *, limit: int) -> list[PlainUpload]:
+        return [one for one in self.uploads if one.key.startswith(prefix)][:limit]
+
+    def abort(self, upload: PlainUpload) -> None:
+        self.uploads.remove(upload)
 
     def put(
         self,

@@ -111,6 +111,7 @@ def gc(
         for kind, names in (
             ("dropped", plan.objects),
             ("orphan", plan.orphans),
+            ("unfinished upload", [upload.key for upload in plan.uploads]),
             ("version", plan.versions),
             ("pin", plan.pins),
         )

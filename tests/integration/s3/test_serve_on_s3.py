@@ -1,6 +1,5 @@
 """`tierlog serve` on a real S3 server: offload, cold reads, kill -9, and the bucket alone."""
 
-import os
 import secrets
 
 import httpx
@@ -12,16 +11,6 @@ from tests.fakes.broker_process import BrokerProcess
 pytestmark = pytest.mark.s3
 
 CONFIG = {"segment.bytes": 16384, "local.retention.bytes": 32768, "retention.ms": -1}
-NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
-
-
-@pytest.fixture
-def s3():
-    """What the environment says of the server; `localstack/s3_server.py --exec` sets it."""
-    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
-    if not all(found.values()):
-        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
-    return found
 
 
 @pytest.fixture

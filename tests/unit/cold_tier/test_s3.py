@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from crc32c import crc32c
 
+from cold_tier.object_store import Resumable, UploadLost
 from cold_tier.open import open_store
 from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
@@ -225,6 +226,28 @@ def test_a_failed_part_aborts_the_upload(tmp_path):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
         assert asked[-1][0] == "DELETE"
         assert "uploadId=u1" in asked[-1][1]
+
+
+@pytest.mark.parametrize("refusal", [Say(403, "AccessDenied"), Say(404, "NoSuchUpload")])
+def test_an_upload_whose_parts_are_not_told_is_lost(tmp_path, refusal):
+    path = tmp_path / "f"
+    body = b"x" * (6 << 20)
+    path.write_bytes(body)
+    with s3(refusal) as (store, asked), pytest.raises(UploadLost):
+        store.put_file(
+            "k.log",
+            path,
+            size_bytes=len(body),
+            crc32c=1,
+            part_bytes=5 << 20,
+            resumable=Resumable("u1", lambda _: None),
+        )
+    assert [method for method, *_ in asked] == ["GET"]
+
+
+def test_a_store_that_tells_of_no_uploads_has_none():
+    with s3(Say(403, "AccessDenied")) as (store, _):
+        assert store.unfinished("topics/", limit=10) == []
 
 
 def test_no_credentials_is_one_clear_line(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ from manifest.transitions import add_segments, drop_expired, trim
 from manifest.versions import VersionStat
 from record_format.errors import FencedError, InvalidRequest, MissingObject, UnknownManifestVersion
 from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import Fault, PlainStore
+from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
 
 
 class Bench:
@@ -101,6 +101,19 @@ def test_orphans_go_by_age_and_named_objects_stay() -> None:
     assert orphan not in bench.store.objects
     assert f"{KEYS.segments}README" in bench.store.objects
     assert bench.segments() == [0, 100]
+
+
+def test_an_upload_that_nobody_ended_is_aborted_after_its_grace() -> None:
+    bench = Bench(1)
+    left = PlainUpload(f"{KEYS.segments}left.log", bench.clock())
+    elsewhere = PlainUpload("topics/other/left.log", bench.clock())
+    bench.store.uploads = [left, elsewhere]
+    bench.clock.now_ms += DAY_MS - 1
+    bench.collect()
+    assert bench.store.uploads == [left, elsewhere]
+    bench.clock.now_ms += 1
+    bench.collect()
+    assert bench.store.uploads == [elsewhere]
 
 
 def test_a_dropped_object_is_no_orphan_before_its_grace() -> None:

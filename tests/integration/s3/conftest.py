@@ -1,0 +1,34 @@
+"""A real S3 server, which the environment names; `localstack/s3_server.py --exec` sets it."""
+
+import os
+import secrets
+
+import pytest
+
+from cold_tier.s3_options import S3Options
+
+NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+
+
+@pytest.fixture
+def s3():
+    """What the environment says of the server."""
+    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
+    if not all(found.values()):
+        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
+    return found
+
+
+@pytest.fixture
+def prefix():
+    return f"run-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def options(s3):
+    return S3Options(
+        endpoint=s3["ENDPOINT"],
+        region="us-east-1",
+        access_key_id=s3["ACCESS_KEY"],
+        secret_access_key=s3["SECRET_KEY"],
+    )
