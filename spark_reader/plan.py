@@ -88,8 +88,8 @@ NO_FILTERS: Final = Filters()
 
 
 MAX_SPLIT_BYTES: Final = 64 << 20
-MIN_SPLIT_BYTES: Final = 8 << 20
-_FEW_SPLITS: Final = 32
+MIN_SPLIT_BYTES: Final = 16 << 20
+_FEW_SPLITS: Final = 16
 
 
 class SplitLimits(NamedTuple):

@@ -37,9 +37,9 @@ def plan(*parts, split=64 * MIB, cut=None, **limits):
 
 
 def test_without_a_size_splits_are_larger_the_more_there_is():
-    sizes = {0: 8, 100: 8, 1024: 32, 2048: 64, 10**6: 64}
+    sizes = {0: 16, 100: 16, 512: 32, 1024: 64, 10**6: 64}
     assert {n: default_split_bytes(n * MIB) // MIB for n in sizes} == sizes
-    assert len(plan(work([chunk(n, size=MIB) for n in range(64)]), split=None)) == 8
+    assert len(plan(work([chunk(n, size=MIB) for n in range(64)]), split=None)) == 4
 
 
 def test_chunks_are_packed_into_splits_of_equal_bytes():
