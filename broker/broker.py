@@ -320,6 +320,8 @@ class Broker:
             task.stop(self.settings.shutdown_timeout_ms / 1000)
         self.copier.close()
         self._opener.close_timer()
+        for partition in self.partitions():  # first: what was taken still hands work over
+            partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
         clean = not any(self.damaged_partitions())
         for partition in self.partitions():

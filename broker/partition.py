@@ -135,6 +135,10 @@ class Partition:
         self._check_room()
         return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
+    def stop_appends(self, timeout_s: float) -> bool:
+        """Take no more; True when all that was taken has its answer."""
+        return self._commits.close(timeout_s)
+
     # --- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched:

@@ -6,7 +6,7 @@ import pytest
 
 from hot_tier.append import Acks
 from record_format.decode import Record
-from record_format.errors import OutOfOrderSequence
+from record_format.errors import OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
 from record_format.produced import build_produced
 
@@ -271,3 +271,21 @@ def test_an_idle_producer_is_forgotten_by_the_janitor(house):
     janitor._clock = lambda: now_ms + idle_ms + 60_000
     janitor.run_round()
     assert send(5).base_offset == 1
+
+
+def test_what_was_taken_before_the_close_is_answered_and_nothing_after_it(house):
+    house.broker.create_topic("t", partitions=3)
+    partitions = [house.broker.partition("t", number) for number in range(3)]
+
+    def append(partition):
+        batches = build_produced([b"v"], timestamps=[1], max_message_bytes=1 << 20)
+        return partition.append(batches, acks=Acks.ALL)
+
+    taken = [append(partition) for _ in range(200) for partition in partitions]
+    house.broker.close()
+    assert all(future.done() for future in taken)
+    assert {future.result().last_offset for future in taken} == set(range(200))
+    with pytest.raises(ShuttingDown):
+        append(partitions[0]).result(10)
+    house.broker = house.open()
+    assert house.broker.partition("t", 2).log.log_end_offset == 200
