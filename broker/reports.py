@@ -146,7 +146,7 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
     sizes = [partition.tiers() for partition in partitions]
     return TopicStorage(
         topic=topic.record.name,
-        partitions=len(partitions),
+        partitions=len(partitions) + len(topic.damaged),
         segments=sum(one.segments for one in sizes),
         hot_bytes=sum(one.hot_bytes for one in sizes),
         cold_bytes=sum(one.cold_bytes for one in sizes),

@@ -121,7 +121,8 @@ class Console:
         """As of the last sample: a look at the page costs no sum over all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
-        return {"report": report, "hit_rate": _hit_rate(report), "troubles": [*reasons, *degraded]}
+        troubles = [problems.public(one) for one in (*reasons, *degraded)]
+        return {"report": report, "hit_rate": _hit_rate(report), "troubles": troubles}
 
 
 async def shell(_: Context, exchange: Exchange) -> Answer:
@@ -184,7 +185,10 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
-        damaged=found.describe().damaged_partitions,
+        damaged=[
+            (number, problems.public(str(one.reason)))
+            for number, one in sorted(found.damaged.items())
+        ],
         overrides=found.config.overrides,
         effective=found.config.effective(),
     )

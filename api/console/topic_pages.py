@@ -45,6 +45,7 @@ class TopicLine(NamedTuple):
 
     name: str
     partitions: int
+    damaged: int
     offset_count: int
     hot_bytes: int
     cold_bytes: int
@@ -108,7 +109,8 @@ def _topic_line(topic: Topic) -> TopicLine:
     axis = axis_of(drawn)
     return TopicLine(
         name=topic.record.name,
-        partitions=len(partitions),
+        partitions=len(partitions) + len(topic.damaged),
+        damaged=len(topic.damaged),
         offset_count=sum(max(0, o.high_watermark - o.log_start_offset) for o in offsets),
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),

@@ -505,6 +505,38 @@ def test_a_store_that_is_down_is_said(browser: Chromium, tmp_path: Path) -> None
         browser.until("document.querySelector('#record-200')")
 
 
+def test_a_damaged_partition_is_said_and_the_others_are_there(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    with open_house(tmp_path, bucket=False) as house:
+        house.topic("t", partitions=3)
+        for partition in range(3):
+            house.produce("t", *({"value": f"{n}", "partition": partition} for n in range(5)))
+    log = tmp_path / "data" / "t-1" / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 0xFF  # of what was flushed: no crash leaves this
+    log.write_bytes(data)
+    (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
+    notice = "document.querySelector('.trouble[role=alert]')"
+    with open_house(tmp_path, bucket=False) as house:
+        shown_at(browser, house, "", heading="Topics")
+        browser.until(f"{notice}?.textContent.includes('t-1')")
+        assert "1 damaged" in browser.text()
+        browser.run("document.querySelector('#topic-t').click()")
+        browser.until(f"{HEADING}.textContent.trim() === 't'")
+        browser.until(SETTLED)
+        said = browser.run(f"{notice}.textContent")
+        assert said.startswith("Partition 1: t-1/00000000000000000000.log")
+        assert "tierlog storage repair" in said
+        assert str(tmp_path) not in browser.text()  # where the broker's files lie is its own affair
+        rows = "[...document.querySelectorAll('[data-row][id]')].map(row => row.id)"
+        assert browser.run(rows) == ["partition-0", "partition-2"]
+        browser.run(TICK)
+        browser.until(f"{rows}.length === 2 && {notice}")
+        browser.look(width=PHONE)
+        browser.until("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_path: Path) -> None:
     browser.expected += ["ERR_", "htmx:"]
     with open_house(tmp_path, bucket=False) as house:
