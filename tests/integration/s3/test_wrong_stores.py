@@ -1,0 +1,175 @@
+"""A store that cannot be used is one clear line, at the start: what a real server answers to each.
+
+versitygw of its own, with accounts: one that may nothing, and one that may only read. Of expired
+session credentials and of a wrong region no server here has an answer (boto3 signs anew for the
+region that a store names); `test_s3.py` has the answers that AWS gives.
+"""
+
+import datetime
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import botocore.auth
+import pytest
+from botocore.config import Config
+
+from cold_tier.probe import probe
+from cold_tier.retry import RetryPolicy
+from cold_tier.s3 import S3Store
+from cold_tier.s3_options import S3Options
+from manifest.topic_objects import load_cluster
+from record_format.errors import ConfigurationError
+from tests.fakes.broker_process import free_port
+
+pytestmark = pytest.mark.s3
+
+ROOT = Path(__file__).parents[3]
+BUCKET = "bucket"
+SECRETS = {"root": "root-secret", "nobody": "nobody-secret", "reader": "reader-secret"}
+READING = {
+    "Effect": "Allow",
+    "Principal": ["reader"],
+    "Action": ["s3:GetObject", "s3:ListBucket"],
+    "Resource": [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"],
+}
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    built = sorted((ROOT / ".cache" / "s3").glob("versitygw-*/versitygw"))
+    if not built:
+        pytest.skip("versitygw is not built: localstack/s3_server.py builds it")
+    folder = tmp_path_factory.mktemp("versitygw")
+    (folder / "iam").mkdir()
+    (folder / "data").mkdir()
+    accounts = {
+        name: {"access": name, "secret": SECRETS[name], "role": "user"}
+        for name in ("nobody", "reader")
+    }
+    (folder / "iam" / "users.json").write_text(json.dumps({"accessAccounts": accounts}))
+    port = free_port()
+    command = [str(built[-1]), "--port", f"127.0.0.1:{port}", "--quiet"]
+    command += ["--iam-dir", str(folder / "iam"), "posix", str(folder / "data")]
+    keys = {"ROOT_ACCESS_KEY": "root", "ROOT_SECRET_KEY": SECRETS["root"]}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, env=os.environ | keys, stdout=log, stderr=log)
+    try:
+        _wait_for(port, server)
+        _make_bucket(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _wait_for(port, server):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and server.poll() is None:
+        with socket.socket() as probing:
+            if probing.connect_ex(("127.0.0.1", port)) == 0:
+                return
+    raise AssertionError("versitygw does not answer")
+
+
+def _make_bucket(endpoint):
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="root",
+        aws_secret_access_key=SECRETS["root"],
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    client.create_bucket(Bucket=BUCKET)
+    policy = {"Version": "2012-10-17", "Statement": [READING]}
+    client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    client.close()
+
+
+def check(endpoint, *, bucket=BUCKET, account="root", secret=None):
+    """What a broker asks of a store before it trusts it."""
+    options = S3Options(
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id=account,
+        secret_access_key=secret or SECRETS[account],
+    )
+    store = S3Store(bucket, "p", options, policy=RetryPolicy(attempts=1))
+    try:
+        load_cluster(store)
+        probe(store, allow_single_writer=True)
+    finally:
+        store.close()
+
+
+def refusal(endpoint, **given):
+    with pytest.raises(ConfigurationError) as caught:
+        check(endpoint, **given)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_the_right_one_passes(endpoint):
+    check(endpoint)
+
+
+def test_a_wrong_bucket(endpoint):
+    assert refusal(endpoint, bucket="nowhere") == (
+        "store s3://nowhere/p: there is no such bucket; create it, or mend the URL or the "
+        "endpoint [NoSuchBucket]"
+    )
+
+
+def test_a_wrong_secret(endpoint):
+    line = refusal(endpoint, secret="guessed")
+    assert line.startswith("store s3://bucket/p: the secret key is wrong")
+    assert "guessed" not in line
+
+
+def test_an_unknown_account(endpoint):
+    assert "does not know the access key" in refusal(endpoint, account="who", secret="x")
+
+
+def test_no_permission_at_all(endpoint):
+    line = refusal(endpoint, account="nobody")
+    assert "no permission to get cluster.json; grant it to the credentials in use" in line
+
+
+def test_permission_to_read_alone(endpoint):
+    assert "no permission to put probe/" in refusal(endpoint, account="reader")
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_wrong(endpoint, hours, monkeypatch):
+    told = botocore.auth.get_current_datetime
+
+    def shifted(*args, **kwargs):
+        return told(*args, **kwargs) + datetime.timedelta(hours=hours)
+
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", shifted)
+    assert "this machine's clock is too far from the store's; set it right" in refusal(endpoint)
+
+
+def test_a_broker_says_it_in_one_line_and_does_not_start(endpoint, tmp_path):
+    command = [sys.executable, "-m", "tierlog.cli.main", "serve", "--listen", "127.0.0.1:0"]
+    command += ["--data-dir", str(tmp_path), "--store", f"s3://{BUCKET}/p"]
+    keys = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": SECRETS["reader"]}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")} | keys
+    done = subprocess.run(
+        [*command, "--s3-endpoint", endpoint, "--s3-region", "us-east-1"],
+        capture_output=True,
+        env=environment,
+        cwd=ROOT,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+    assert b"no permission to put probe/" in done.stderr
