@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test soak check format s3 bench docs clean
+SPARK ?= 4.1.4
+PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
+
+.PHONY: help setup demo test test-spark soak check format s3 bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
 	@echo "make test     the tests"
+	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
 	@echo "make soak     the long test, on a real S3 server: MINUTES=10"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
@@ -33,6 +37,16 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -q -m "not soak" $(TESTS)
+
+# What PySpark 4.1 leaves open is no fault of ours.
+test-spark: setup $(PYSPARK)
+	PYTHONPATH=$(PYSPARK) $(BIN)/pytest -q -W ignore::ResourceWarning \
+	    -W ignore::pytest.PytestUnraisableExceptionWarning $(or $(TESTS),tests/integration/spark)
+
+$(PYSPARK): | setup
+	rm -rf $@.part
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part pyspark==$(SPARK)
+	mv $@.part $@
 
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
