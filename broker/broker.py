@@ -297,7 +297,11 @@ class Broker:
     def storage_report(self) -> reports.StorageReport:
         topics = sorted(self._topics, key=lambda topic: topic.record.name)
         return reports.storage_report(
-            topics, self.bucket, now_ms=self.clock(), diverged=self._diverged()
+            topics,
+            self.bucket,
+            now_ms=self.clock(),
+            prices=self.settings.prices,
+            diverged=self._diverged(),
         )
 
     @property

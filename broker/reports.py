@@ -111,8 +111,8 @@ def storage_report(
     bucket: Bucket | None,
     *,
     now_ms: int,
+    prices: PriceTable,
     diverged: Iterable[DivergedLog] = (),
-    prices: PriceTable = PriceTable(),  # noqa: B008  immutable
 ) -> StorageReport:
     stored = [_topic_storage(topic, now_ms) for topic in topics]
     uses = _store_uses(bucket.store.ledger, prices) if bucket else []

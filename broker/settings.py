@@ -8,8 +8,10 @@ looked at it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from cold_tier.store_ledger import PriceTable
 
 MIB = 1 << 20
 
@@ -43,6 +45,8 @@ class BrokerSettings:
 
     append_threads: int = 8
     group_commits_max: int = 1_000_000
+
+    prices: PriceTable = field(default_factory=PriceTable)
 
     allow_single_writer_store: bool = False
     take_over: bool = False

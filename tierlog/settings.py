@@ -20,6 +20,7 @@ from typing import Any, Final
 from api.http.settings import HttpSettings
 from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
+from cold_tier.store_ledger import PriceTable
 from record_format.errors import ConfigurationError
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
@@ -162,6 +163,15 @@ def _ms(raw: object, *, unit: str = "ms") -> int:
     return math.ceil(float(match[1]) * _TIME_MS[match[2] or unit])
 
 
+def _dollars(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise TypeError
+    price = float(raw)
+    if not 0 <= price < math.inf:
+        raise ValueError
+    return price
+
+
 def _switch(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
@@ -178,6 +188,7 @@ _PARSERS: Final[Mapping[Kind, Any]] = {
     Kind.BYTES: _bytes,
     Kind.MS: _ms,
     Kind.SECONDS: lambda raw: _ms(raw, unit="s"),
+    Kind.DOLLARS: _dollars,
     Kind.SWITCH: _switch,
 }
 _WANTED: Final[Mapping[Kind, str]] = {
@@ -187,6 +198,7 @@ _WANTED: Final[Mapping[Kind, str]] = {
     Kind.BYTES: "a number of bytes, as in 67108864 or 64MiB",
     Kind.MS: "a time in milliseconds, as in 30000 or 30s",
     Kind.SECONDS: "a time in seconds, as in 30 or 500ms",
+    Kind.DOLLARS: "a price in dollars from 0 on, as in 0.005",
     Kind.SWITCH: "true or false",
 }
 
@@ -201,7 +213,8 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
     serve, store = of_part[Part.SERVE], of_part[Part.STORE]
     host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
     insecure = bool(serve.get("insecure_no_auth", False))
-    broker = BrokerSettings(**of_part[Part.BROKER])
+    prices = PriceTable(**of_part[Part.PRICE])
+    broker = BrokerSettings(**of_part[Part.BROKER], prices=prices)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     if not insecure and not tokens_file.exists() and not is_loopback(host):
         raise ConfigurationError(
@@ -262,7 +275,12 @@ def default_of(setting: Setting) -> object:
     """The field's own default; None where there is none, or where the disk decides."""
     if setting.name == "listen":
         return f"127.0.0.1:{DEFAULT_PORT}"
-    owner = {Part.BROKER: BrokerSettings, Part.HTTP: HttpSettings, Part.STORE: S3Options}
+    owner = {
+        Part.BROKER: BrokerSettings,
+        Part.HTTP: HttpSettings,
+        Part.STORE: S3Options,
+        Part.PRICE: PriceTable,
+    }
     kind = owner.get(setting.part, Settings)
     found = {one.name: one.default for one in dataclasses.fields(kind)}.get(setting.field)
     return None if found is dataclasses.MISSING else found

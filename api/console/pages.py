@@ -32,7 +32,6 @@ from api.http.partitions import FromOffset
 from api.http.positions import MAX_OFFSET
 from api.http.topics import no_query
 from broker.reports import StorageReport
-from cold_tier.store_ledger import PriceTable
 from record_format.errors import TierlogError
 
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
@@ -166,7 +165,7 @@ async def groups(context: Context, exchange: Exchange) -> Answer:
 async def store(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     report = await context.read(context.broker.storage_report)
-    a_month = report.cold_bytes / 1e9 * PriceTable().stored_per_gb_month
+    a_month = report.cold_bytes / 1e9 * context.broker.settings.prices.stored_per_gb_month
     return fragment("store.html", report=report, hit_rate=_hit_rate(report), a_month=a_month)
 
 

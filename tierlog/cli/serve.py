@@ -18,6 +18,7 @@ _PANELS = {
     Part.SERVE: "Front door",
     Part.STORE: "Bucket",
     Part.BROKER: "Broker",
+    Part.PRICE: "Bucket",
     Part.HTTP: "Front door",
 }
 _LEADING = "data.dir store listen s3.endpoint"

@@ -8,6 +8,7 @@ import pytest
 from api.http.settings import HttpSettings
 from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
+from cold_tier.store_ledger import PriceTable
 from record_format.errors import ConfigurationError
 from tierlog import settings
 from tierlog.setting_table import TABLE, Kind, Part
@@ -35,7 +36,12 @@ def test_defaults_are_those_of_the_rooms():
 
 @pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)
 def test_every_row_fills_a_field_that_exists(setting):
-    owner = {Part.BROKER: BrokerSettings, Part.HTTP: HttpSettings, Part.STORE: S3Options}
+    owner = {
+        Part.BROKER: BrokerSettings,
+        Part.HTTP: HttpSettings,
+        Part.STORE: S3Options,
+        Part.PRICE: PriceTable,
+    }
     if setting.part in owner and setting.name != "store":
         assert setting.field in {one.name for one in dataclasses.fields(owner[setting.part])}
     default = settings.default_of(setting)
@@ -45,7 +51,19 @@ def test_every_row_fills_a_field_that_exists(setting):
 
 def test_every_field_of_the_broker_has_a_row():
     rows = {setting.field for setting in TABLE if setting.part is Part.BROKER}
-    assert rows == {one.name for one in dataclasses.fields(BrokerSettings)}
+    assert rows | {"prices"} == {one.name for one in dataclasses.fields(BrokerSettings)}
+    prices = {setting.field for setting in TABLE if setting.part is Part.PRICE}
+    assert prices == {one.name for one in dataclasses.fields(PriceTable)}
+
+
+def test_prices_are_dollars(tmp_path):
+    file = tmp_path / "tierlog.toml"
+    file.write_text("[price]\nput.per.1000 = 0.01\nstored.per.gb.month = 1\n")
+    prices = settings.load(DATA | {"price.get.per.1000": "0.0005"}, {}, file).broker.prices
+    assert prices == PriceTable(put_per_1000=0.01, get_per_1000=0.0005, stored_per_gb_month=1.0)
+    for bad in ("-1", "nan", "inf", "free"):
+        with pytest.raises(ConfigurationError, match="price in dollars"):
+            settings.load(DATA | {"price.put.per.1000": bad}, {}, None)
 
 
 @pytest.mark.parametrize(
