@@ -87,6 +87,7 @@ class ColdLog:
         self._claim: Claim | None = None
         self.manifest = self._read_copy()
         self.claimed = False
+        self._unsure = False  # whether the bucket may be a commit ahead of what is known
         self.leadership_lost: str | None = None
 
     def __str__(self) -> str:
@@ -270,11 +271,26 @@ class ColdLog:
         """Commit and publish. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
         with self._lock, self._fencing():
             assert self.manifest is not None, "only a claimed partition commits"
+            self._unsure = True
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:
                 self._manifests.confirm(manifest)
                 self._publish(manifest)
+            self._unsure = False
             return manifest
+
+    def settle(self) -> None:
+        """See what became of a commit that failed: it may be there. Before anything is uploaded on
+        the strength of what is known. Raises FencedError, StoreUnavailable.
+        """
+        with self._lock, self._fencing():
+            if not self._unsure:
+                return
+            assert self.manifest is not None, "only a claimed partition commits"
+            newest = self._manifests.check_fence(self.manifest)
+            if newest is not self.manifest:
+                self._publish(newest)
+            self._unsure = False
 
     def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:
         if not self.claimed:

@@ -167,17 +167,29 @@ class Compactor:
 
     @contextmanager
     def _swapping(self, partition: Partition) -> Iterator[frozenset[int]]:
-        """No upload reads the files meanwhile. Gives how far the bucket reaches, and where its
-        gaps end: a local segment below stands for whole entries of its manifest.
+        """No upload reads the files meanwhile. Gives where the bucket ends, or may end, and where
+        its gaps do: a local segment below stands for whole entries of its manifest.
         """
         while not partition.log.files_lock.acquire(timeout=LOCK_WAIT_S):
             if self._stopping.is_set():
                 raise Interrupted
         try:
-            yield partition.cold.borders if partition.cold is not None else frozenset()
+            yield _borders(partition)
         finally:
             partition.log.files_lock.release()
 
 
 def _place(partition: Partition) -> TopicPartition:
     return partition.topic, partition.number
+
+
+def _borders(partition: Partition) -> frozenset[int]:
+    """The bucket may have one segment more than is known: by a commit whose answer was lost, or
+    that a crash kept from being noted. Segments are committed one by one, in order.
+    """
+    cold = partition.cold
+    if cold is None:
+        return frozenset()
+    views = partition.log.segments()
+    may_be_cold = (v.last_offset + 1 for v in views if v.last_offset >= cold.end_offset)
+    return cold.borders | {next(may_be_cold, cold.end_offset)}

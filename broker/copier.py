@@ -156,6 +156,7 @@ class Copier:
         cold = partition.cold
         assert cold is not None
         self.claim(partition)
+        cold.settle()
         if not partition.log.mirrored:
             follow_compaction(partition, stopping=lambda: self._stopping)
         while (pending := _pending(partition)) and not self._stopping:

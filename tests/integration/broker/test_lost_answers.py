@@ -1,0 +1,90 @@
+"""A commit whose answer was lost may have moved the end of the bucket: what compaction does until
+that is known must fit whatever turns out.
+"""
+
+import pytest
+
+from hot_tier.log_config import LogConfig
+from record_format.errors import OutcomeUnknownError, StoreUnavailable
+from tests.fakes.faulty_object_store import FailsAfter
+from tests.integration.broker.test_compaction import (
+    COMPACT,
+    cold_records,
+    compacted,
+    fill,
+    last_of,
+    offload,
+    put,
+)
+
+
+@pytest.fixture
+def unsure(house):
+    """The bucket has one more segment than the broker knows; the store is down. What lies below is
+    clean: nothing has to follow there.
+    """
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 300)
+    partition = house.broker.partition("t", 0)
+    resize(partition, 1 << 20)  # so that compaction merges segments
+    compacted(house, "t")
+    offload(house, "t")
+    known = partition.cold.end_offset
+    house.broker._copying.stop(10)
+    resize(partition, 4096)
+    for number in range(20):
+        pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
+        result = put(house, "t", pairs)
+        last |= {key: (result.base_offset + i, value) for i, (key, value) in enumerate(pairs)}
+    partition.log.roll(reason="test")
+    resize(partition, 1 << 20)
+    (first, *_) = [view for view in partition.log.segments() if view.base_offset >= known]
+    house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+    with pytest.raises(StoreUnavailable):
+        with_no_answers(house, lambda: partition.cold.offload(files_of(partition, first)))
+    assert partition.cold.end_offset == known
+    house.last = last
+    return house
+
+
+def resize(partition, segment_bytes):
+    config = {**partition.log.config.overrides, "segment.bytes": segment_bytes}
+    partition.log.update_config(LogConfig.parse(config))
+
+
+def with_no_answers(house, call):
+    """From the first lost answer on nothing more is learnt."""
+    real = house.store.put
+
+    def put(key, body, **options):
+        try:
+            return real(key, body, **options)
+        except OutcomeUnknownError:
+            house.set_down(True)
+            raise
+
+    house.store.put = put
+    try:
+        call()
+    finally:
+        del house.store.put
+
+
+def files_of(partition, view):
+    return partition.log.sealed_segment_files(view.base_offset)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, restarted):
+    log = unsure.broker.partition("t", 0).log
+    before = log.size_bytes
+    unsure.broker.compactor.run_round()
+    assert log.size_bytes < before
+    if restarted:
+        unsure.restart()
+    else:
+        unsure.set_down(False)
+    unsure.broker.copier.run_round()
+    assert unsure.broker.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
+    assert last_of(unsure.records("t")) == last_of(cold_records(unsure, "t")) == unsure.last
+    assert not unsure.broker.verify("t", deep=True).problems
