@@ -4,8 +4,8 @@
   in the partition's folder. While that is there the bucket may hold what was there before: complete
   and true, only longer.
 * What has to be replaced is found by comparing, so that a crash, a lost answer or a store that was
-  down cost nothing but another look. Groups never reach across where the cold tier ends, or may end, so
-  every local segment below stands for whole entries of the manifest.
+  down cost nothing but another look. Groups never reach across where the cold tier ends, or may
+  end, so every local segment below stands for whole entries of the manifest.
 * One transition a segment: no version of the manifest has half of a replacement.
 """
 
