@@ -244,6 +244,8 @@ class Bucket:
             return
         self._topics.commit(there, lambda topic: msgspec.structs.replace(topic, deleted=True))
         folder = topic_folder(record.name, record.topic_id)
+        for upload in self.store.unfinished(folder, limit=DELETE_BATCH):
+            self.store.abort(upload)
         for partition in range(record.partitions):
             while found := self.store.list(f"{folder}{partition}/", limit=DELETE_BATCH):
                 self.store.delete([stat.key for stat in found])
