@@ -127,10 +127,12 @@ class _Group:
         )
         if reason:
             failure = self.write()
-            if failure:
-                raise failure
-            roll(self._state)
-            self._pending = self._state.active.begin_write()
+            try:
+                if failure:
+                    raise failure
+                roll(self._state)
+            finally:  # what was planned is in the file, or nowhere: never again
+                self._pending = self._state.active.begin_write()
 
     def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
         if self._log_append_time is not None:
@@ -162,14 +164,16 @@ class _Group:
         return batches.min_timestamps
 
     def write(self) -> TierlogError | None:
-        """Write what is pending; where that fails, the failure is its appends' outcome."""
+        """Write what is pending; where that fails, the failure is its appends' outcome.
+
+        Nothing more may be added to what was pending.
+        """
         failure = self._write_pending() if self._pending.buffers else None
         if failure:
             for number in self._unwritten:
                 self.outcomes[number] = failure
         self._unwritten.clear()
         self._producers.clear()
-        self._pending = self._state.active.begin_write()
         return failure
 
     def _write_pending(self) -> TierlogError | None:

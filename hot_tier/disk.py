@@ -72,18 +72,21 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
 
     Raises OSError; some of the bytes may then have been written.
     """
-    total = 0
-    pending = [memoryview(buffer) for buffer in buffers if buffer]
-    while pending:
-        taken = disk.write_at(fd, pending[:IOV_MAX], position + total)
+    wanted = sum(map(len, buffers))
+    total = disk.write_at(fd, buffers[:IOV_MAX], position) if wanted else 0
+    if total == wanted:
+        return total
+    pending, taken = [memoryview(buffer) for buffer in buffers if buffer], total
+    while True:
         if taken <= 0:
             raise OSError(errno.EIO, "the disk took no bytes")
-        total += taken
         while pending and taken >= len(pending[0]):
             taken -= len(pending.pop(0))
-        if taken:
-            pending[0] = pending[0][taken:]
-    return total
+        if not pending:
+            return total
+        pending[0] = pending[0][taken:]
+        taken = disk.write_at(fd, pending[:IOV_MAX], position + total)
+        total += taken
 
 
 def is_refusal(error: OSError) -> bool:
