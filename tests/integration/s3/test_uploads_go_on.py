@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from crc32c import crc32c
@@ -140,7 +141,6 @@ def broker(s3, line, prefix, tmp_path):
 
 def test_a_killed_broker_goes_on_with_its_upload(broker, line, s3, options, prefix):
     """Nothing that the store had when the broker died is sent again."""
-    store = S3Store(s3["BUCKET"], prefix, options)
     batch = bytes(encode_batch([b"v" * (1 << 19)], timestamps=[1]))
     config = {"segment.bytes": 64 << 20, "retention.ms": -1}
     # The fifth part is sent when one of the first four is stored; the line is cut before it goes.
@@ -155,9 +155,10 @@ def test_a_killed_broker_goes_on_with_its_upload(broker, line, s3, options, pref
     broker.kill()
     (note,) = (broker.root / "data" / "tierlog" / "uploads").iterdir()
     left = json.loads(note.read_bytes())
-    at = store._at(left["log_key"])
-    parts = store._client.list_parts(**at, UploadId=left["upload_id"])["Parts"]
-    stored = {part["PartNumber"] for part in parts}
+    with closing(S3Store(s3["BUCKET"], prefix, options)) as store:
+        at = store._at(left["log_key"])
+        parts = store._client.list_parts(**at, UploadId=left["upload_id"])["Parts"]
+        stored = {part["PartNumber"] for part in parts}
     line.mend()
     line.see = second = SeenParts(last=-1, then=line.cut)
     broker.start()
