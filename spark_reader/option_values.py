@@ -17,6 +17,7 @@ from tierlog.client.times import to_ms
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_USER_IN_IT: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -33,6 +34,23 @@ def text(name: str, value: str) -> str:
     if not value.strip():
         raise refused(name, value, "a text that says something")
     return value.strip()
+
+
+def address(name: str, value: str) -> str:
+    """Spark shows addresses in its plans, so none may hold a user and a password."""
+    if _USER_IN_IT.match(value.strip()):
+        raise InvalidOption(
+            f"option {name}: an address with a user or a password in it (not shown here) is not "
+            "taken; there are options for tokens and keys"
+        )
+    return text(name, value)
+
+
+def http_address(name: str, value: str) -> str:
+    value = address(name, value)
+    if value.partition("://")[0].lower() not in {"http", "https"}:
+        raise refused(name, value, "an address as in http://127.0.0.1:9000 or https://host")
+    return value
 
 
 def boolean(name: str, value: str) -> bool:

@@ -62,14 +62,14 @@ class ReadOptions:
 
 
 _OPTIONS: Final[dict[str, Option]] = {
-    "store": Option(read.text),
-    "endpoint": Option(read.text),
+    "store": Option(read.address),
+    "endpoint": Option(read.http_address),
     "region": Option(read.text),
     "pathStyle": Option(read.boolean),
     "accessKeyId": Option(read.text, secret=True),
     "secretAccessKey": Option(read.text, secret=True),
     "sessionToken": Option(read.text, secret=True),
-    "server": Option(read.text),
+    "server": Option(read.address),
     "token": Option(read.text, secret=True),
     "tokenFile": Option(read.text),
     "caFile": Option(read.text),
@@ -86,9 +86,10 @@ _OPTIONS: Final[dict[str, Option]] = {
     "minPartitions": Option(read.count),
     "maxRecordsPerPartition": Option(read.count),
     "splitBytes": Option(read.size),
-    "maxOffsetsPerTrigger": Option(read.count, uses=STREAM_ONLY),
-    "minOffsetsPerTrigger": Option(read.count, uses=STREAM_ONLY),
-    "maxTriggerDelay": Option(read.duration_ms, uses=STREAM_ONLY),
+    # Batches pass these three over, as they do with Kafka's source: jobs share their options.
+    "maxOffsetsPerTrigger": Option(read.count),
+    "minOffsetsPerTrigger": Option(read.count),
+    "maxTriggerDelay": Option(read.duration_ms),
     "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),

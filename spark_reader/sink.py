@@ -35,7 +35,7 @@ from spark_reader.options import access_of
 from spark_reader.sink_batches import COLUMN_TYPES, Batch, Batcher, Place, TopicShape, rows_of
 
 _OPTIONS: Final[dict[str, Option]] = {
-    "server": Option(read.text),
+    "server": Option(read.address),
     "token": Option(read.text, secret=True),
     "tokenFile": Option(read.text),
     "caFile": Option(read.text),

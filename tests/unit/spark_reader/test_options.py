@@ -1,8 +1,12 @@
+import re
+from dataclasses import replace
+
 import pytest
 
 from spark_reader.bounds import EARLIEST, LATEST, AtTime
+from spark_reader.option_table import Use
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import parse_options
+from spark_reader.options import _OPTIONS, parse_options
 
 COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
 
@@ -58,7 +62,7 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
         ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),
         ({"subscribePattern": "a"}, "not subscribe and subscribePattern"),
         ({"subscribe": " , "}, "option subscribe"),
-        ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streams"),
+        ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is for streams"),
         ({"tier": "all"}, "option server"),
         ({"pin": "a", "manifestVersion": '{"flights": {"0": 1}}'}, "not both"),
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
@@ -70,6 +74,58 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
 def test_a_wrong_option_is_refused_by_name_with_what_it_may_be(given, told):
     with pytest.raises(InvalidOption, match=told):
         parse(**given)
+
+
+WRONG = {
+    "store": ("gs-user:hunter2@b", "user or a password"),
+    "endpoint": ("127.0.0.1:9000", "http://127.0.0.1:9000 or https://host"),
+    "region": (" ", "a text"),
+    "pathStyle": ("1", "one of true, false"),
+    "accessKeyId": (" ", "its value is not usable"),
+    "secretAccessKey": (" ", "its value is not usable"),
+    "sessionToken": (" ", "its value is not usable"),
+    "server": ("http://me:hunter2@broker:8640", "user or a password"),
+    "token": (" ", "its value is not usable"),
+    "tokenFile": ("", "a text"),
+    "caFile": ("", "a text"),
+    "subscribe": (",", "a list of topics, as in topicA,topicB"),
+    "subscribePattern": ("*", "a regular expression"),
+    "assign": ('{"a": [0, 0]}', 'JSON as in {"topicA": [0, 1]'),
+    "startingOffsets": ("first", "one of earliest, latest, or JSON"),
+    "endingOffsets": ("first", "one of latest, or JSON"),
+    "startingTimestamp": ("1.5", "milliseconds since the epoch, or as in"),
+    "endingTimestamp": ("now", "milliseconds since the epoch, or as in"),
+    "startingOffsetsByTimestamp": ("7", 'JSON as in {"topic": {"0": 1700000000000'),
+    "endingOffsetsByTimestamp": ('{"a": {"0": "noon"}}', 'JSON as in {"topic": {"0":'),
+    "startingOffsetsByTimestampStrategy": ("earliest", "one of error, latest"),
+    "minPartitions": ("0", "a whole number above 0"),
+    "maxRecordsPerPartition": ("1e6", "a whole number above 0"),
+    "splitBytes": ("64 mil", "in bytes or as in 64m"),
+    "maxOffsetsPerTrigger": ("0", "a whole number above 0"),
+    "minOffsetsPerTrigger": ("x", "a whole number above 0"),
+    "maxTriggerDelay": ("soon", "a duration, as in 30s or 15m"),
+    "maxBytesPerTrigger": ("0", "in bytes or as in 64m"),
+    "failOnDataLoss": ("no", "one of true, false"),
+    "includeHeaders": ("yes", "one of true, false"),
+    "isolationLevel": ("serializable", "one of read_uncommitted, read_committed"),
+    "tier": ("hot", "one of all, cold"),
+    "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions as in {"topic": {"0": 12'),
+    "pin": ("", "a text"),
+}
+
+
+def test_every_option_tells_its_name_and_what_it_may_be():
+    assert sorted(WRONG) == sorted(_OPTIONS)
+    for name, (value, allowed) in WRONG.items():
+        streaming = Use.BATCH not in _OPTIONS[name].uses
+        with pytest.raises(InvalidOption, match=f"^option {name}: .*{re.escape(allowed)}") as told:
+            parse(streaming=streaming, **{name: value})
+        assert "hunter2" not in str(told.value)
+
+
+def test_batches_pass_over_the_limits_of_streams_as_kafkas_source_does():
+    limits = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1s"}
+    assert parse(**limits) == replace(parse(), trigger=parse(streaming=True, **limits).trigger)
 
 
 def test_what_only_spark_or_kafka_know_is_passed_over():
