@@ -1,4 +1,4 @@
-"""Both indexes of a sealed segment made anew from its batch headers, as appending made them."""
+"""The indexes of a sealed segment made anew from its batch headers, as appending made them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from hot_tier.durable_file import write_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
 from hot_tier.log_state import LogState
+from hot_tier.producer_snapshots import load_newest
+from hot_tier.replay import replay
 from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, reader_of
+from hot_tier.transaction_index import write_entries
 
 
 def rebuild_indexes(state: LogState, segment: Segment) -> None:
@@ -20,6 +23,18 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
         plan.take(header, position=header.position)
     plan.add_time_entry()
     write_indexes(state, segment, plan)
+
+
+def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:
+    """Replace `.txnindex`: what its markers abort began, it may be, in earlier segments.
+
+    `snapshots`: the offsets of those in the folder. Raises CorruptBatch.
+    """
+    start = state.segments.bases[0]
+    producers = load_newest(state, snapshots, at_most=segment.base_offset, at_least=start)
+    replay(state, producers, end_offset=segment.base_offset)
+    aborted = replay(state, producers, end_offset=segment.end.next_offset)
+    write_entries(segment, aborted, disk=state.disk)
 
 
 def write_indexes(state: LogState, segment: Segment, plan: IndexPlan) -> None:

@@ -13,7 +13,8 @@
 | two segments that overlap | refused (CorruptDataError) |
 | log ends below the recovery point | the point is lowered, and the report says so |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
-| snapshot missing or bad | an older one, or none, and a longer replay |
+| `.txnindex` empty, short, unordered, garbage | made anew from the batches at the open |
+| snapshot missing or bad | an older one, or none, and a longer replay; made anew for an upload |
 | `leader-epoch-checkpoint` missing or bad | made anew from the batches |
 | the log had gone offline | what is above the recovery point is written anew before it is flushed |
 
@@ -27,6 +28,7 @@ from hot_tier.batch_walk import headers_from
 from hot_tier.clean_open import open_clean
 from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import OFFLINE_MARKER
+from hot_tier.index_rebuild import rebuild_transactions
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
 from hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
@@ -35,13 +37,14 @@ from hot_tier.segment import (
     Segment,
     SegmentEnd,
 )
-from record_format.errors import CorruptSnapshot
+from hot_tier.transaction_index import read_entries
+from record_format.errors import CorruptIndex, CorruptSnapshot
 
 
 def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
     """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
     report = RecoveryReport(clean=request.clean, tidied=folder.tidied)
-    _load_epochs(state)
+    epochs_were_lost = not _load_epochs(state)
     if not folder.log_sizes:
         _start_empty(state, request)
         return report
@@ -50,15 +53,20 @@ def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> Recove
     if not opened:
         report.clean = False
         Recovery(state, folder, request, report).run()
+    _check_transaction_indexes(state, folder)
+    if epochs_were_lost and state.log_end_offset > state.segments.bases[0]:
+        _epochs_from_batches(state)
     _settle(state, folder, request, report)
     return report
 
 
-def _load_epochs(state: LogState) -> None:
+def _load_epochs(state: LogState) -> bool:
+    """False where there is no good file, and the batches have to tell."""
     try:
         state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
     except (FileNotFoundError, CorruptSnapshot):
         state.epochs = LeaderEpochs(state.folder, disk=state.disk)
+    return bool(state.epochs.entries)
 
 
 def _start_empty(state: LogState, request: OpenRequest) -> None:
@@ -87,14 +95,26 @@ def _list_segments(state: LogState, folder: LogFolder) -> None:
     state.segments = Segments.of(tuple(items))
 
 
+def _check_transaction_indexes(state: LogState, folder: LogFolder) -> None:
+    """As Kafka does, at each open: a reader of committed records has nothing else to go by."""
+    for segment in state.segments.items:
+        if segment.has_transactions and not _has_good_transactions(segment):
+            rebuild_transactions(state, segment, folder.snapshots)
+
+
+def _has_good_transactions(segment: Segment) -> bool:
+    try:
+        return bool(read_entries(segment))  # where there is nothing to say there is no file
+    except CorruptIndex:
+        return False
+
+
 def _settle(
     state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
 ) -> None:
     """What is the same however the log was opened: offsets, epochs, snapshots, the last sync."""
     end_offset = state.log_end_offset
     entries = state.epochs.entries
-    if not entries and state.segments.items[0].end.size_bytes:
-        _epochs_from_batches(state)
     state.epochs.cut_end(end_offset)
     if state.epochs.entries != entries or not report.clean:
         state.epochs.save()
@@ -111,7 +131,9 @@ def _settle(
 
 
 def _epochs_from_batches(state: LogState) -> None:
+    state.epochs.cut_end(0)  # recovery noted those of the segments that it checked alone
     for segment in state.segments.items:
         read_at = segment.log_reader(state.files)
         for header in headers_from(read_at, 0, end=segment.end.size_bytes):
             state.epochs.note(header.leader_epoch, header.base_offset)
+    state.epochs.save()

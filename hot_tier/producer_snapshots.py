@@ -3,8 +3,8 @@
 * One is made at every roll and at a clean stop; recovery starts from the newest good one.
 * A snapshot keeps one batch a producer, as Kafka's does; the older ones are read back from the
   log's last `READ_BACK_BYTES`, so that a repeat is known after a restart too.
-* A snapshot that fails its checksum is removed, and an older one is taken: it only costs a longer
-  replay.
+* A snapshot that fails its checksum, or whose version is not known (a crash can leave zeros), is
+  removed, and an older one is taken: it only costs a longer replay.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from hot_tier.producer_state import (
     ProducerBatch,
     ProducerStates,
 )
+from hot_tier.replay import replay
 from record_format.batch import BatchHeader
-from record_format.errors import CorruptSnapshot
+from record_format.errors import CorruptSnapshot, UnknownFormatVersion
 from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 if TYPE_CHECKING:
@@ -33,17 +34,34 @@ READ_BACK_BYTES: Final = 8 << 20
 
 def write_snapshot(state: LogState, offset: int) -> Path:
     """Write the producers as they are, at `offset`; synced with the next flush. Raises OSError."""
+    return _write(state, offset, state.producers)
+
+
+def mend_snapshot(state: LogState, offset: int) -> Path:
+    """The snapshot at `offset`; one that is missing or bad is made anew first, out of an older one
+    and the batches between. Raises CorruptBatch, OSError.
+    """
     path = path_of(state.folder, offset, SNAPSHOT)
-    write_whole(path, format_snapshot(map(_to_entry, state.producers)), disk=state.disk, sync=False)
+    snapshots = {int(found.stem) for found in state.folder.glob(f"*{SNAPSHOT}")}
+    producers = load_newest(state, snapshots, at_most=offset, at_least=state.segments.bases[0])
+    if producers.end_offset == offset and path.exists():
+        return path
+    replay(state, producers, end_offset=offset)
+    return _write(state, offset, producers)
+
+
+def _write(state: LogState, offset: int, producers: Iterable[Producer]) -> Path:
+    path = path_of(state.folder, offset, SNAPSHOT)
+    write_whole(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=False)
     return path
 
 
 def load_newest(
-    state: LogState, offsets: Iterable[int], *, at_most: int, at_least: int
+    state: LogState, offsets: set[int], *, at_most: int, at_least: int
 ) -> ProducerStates:
     """States of the newest good snapshot in [at_least, at_most]; none, at `at_least`, without one.
 
-    `offsets` are those of the snapshots in the folder. Bad ones are removed.
+    `offsets` are those of the snapshots in the folder. Bad ones are removed, here and there.
     """
     states = ProducerStates()
     for offset in sorted(offsets, reverse=True):
@@ -52,8 +70,9 @@ def load_newest(
         path = path_of(state.folder, offset, SNAPSHOT)
         try:
             entries = parse_snapshot(path.read_bytes(), file=str(path))
-        except CorruptSnapshot:
+        except (CorruptSnapshot, UnknownFormatVersion):
             state.disk.unlink(path)
+            offsets.discard(offset)
             continue
         for entry in entries:
             states.put(_from_entry(entry, seen_ms=state.clock()))

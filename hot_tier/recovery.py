@@ -92,6 +92,8 @@ class Recovery:
             at_least=state.segments.bases[0],
         )
         replay(state, state.producers, end_offset=items[first].base_offset)
+        if first and items[first].base_offset not in self._folder.snapshots:
+            self._write_snapshot(items[first].base_offset)
         self._late = LateProducers(state.producers)
         state.epochs.cut_end(items[first].base_offset)
         self._recover_all(items[first:])
@@ -100,9 +102,8 @@ class Recovery:
     def _recover_all(self, items: tuple[Segment, ...]) -> None:
         for number, segment in enumerate(items):
             is_last = number == len(items) - 1
-            if number and segment.base_offset not in self._folder.snapshots:
-                write_snapshot(self._state, segment.base_offset)
-                self._folder.snapshots.add(segment.base_offset)
+            if number:  # also in place of one that is there: nobody knows whether it was synced
+                self._write_snapshot(segment.base_offset)
             limit = None if is_last else items[number + 1].base_offset
             plan, cut = self._check(segment, limit)
             if is_last or cut:
@@ -111,6 +112,10 @@ class Recovery:
                 return
             write_indexes(self._state, segment, plan)
             self._sync_log(segment)
+
+    def _write_snapshot(self, offset: int) -> None:
+        write_snapshot(self._state, offset)
+        self._folder.snapshots.add(offset)
 
     def _check(self, segment: Segment, limit: int | None) -> tuple[IndexPlan, bool]:
         """Check every batch; the indexes that they make, and whether the file was cut."""

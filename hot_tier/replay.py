@@ -11,9 +11,9 @@ from record_format.header_run import HeaderRun
 from record_format.index_layouts import AbortedTxn
 
 
-def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> None:
-    """Take in the batches in [states.end_offset, end_offset) by their headers."""
-    segments = state.segments
+def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:
+    """Take in the batches in [states.end_offset, end_offset) by their headers; what they abort."""
+    segments, aborted = state.segments, []
     number = max(segments.number_of(states.end_offset), 0)
     for segment in segments.items[number:]:
         if segment.base_offset >= end_offset:
@@ -22,8 +22,10 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> None:
         for header in headers_from(read_at, 0, end=segment.end.size_bytes):
             if states.end_offset <= header.base_offset < end_offset:
                 data = read_at(header.size_bytes, header.position) if header.is_control else b""
-                take_batch(states, header, data, now_ms=state.clock())
+                if (abort := take_batch(states, header, data, now_ms=state.clock())) is not None:
+                    aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)
+    return aborted
 
 
 def take_batch(

@@ -15,14 +15,13 @@ from crc32c import crc32c
 from hot_tier.file_names import (
     LOG,
     OFFSET_INDEX,
-    SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
-    path_of,
 )
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_reader import largest_timestamp
 from hot_tier.log_state import LogState
+from hot_tier.producer_snapshots import mend_snapshot
 from hot_tier.record_times import least_timestamp
 from hot_tier.segment import Segment
 from record_format.errors import CorruptIndex, UnknownSegment
@@ -83,7 +82,7 @@ class SegmentFiles:
     index: Path
     timeindex: Path
     txnindex: Path | None
-    snapshot: Path | None
+    snapshot: Path
 
 
 class SegmentViews:
@@ -181,7 +180,6 @@ class SegmentViews:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
         self._check_indexes(segment)
         last_offset = segment.end.next_offset - 1
-        snapshot = path_of(state.folder, segment.end.next_offset, SNAPSHOT)
         transactions = segment.path(TRANSACTION_INDEX) if segment.has_transactions else None
         return SegmentFiles(
             base_offset=base_offset,
@@ -195,7 +193,7 @@ class SegmentViews:
             index=segment.path(OFFSET_INDEX),
             timeindex=segment.path(TIME_INDEX),
             txnindex=transactions,
-            snapshot=snapshot if snapshot.exists() else None,
+            snapshot=mend_snapshot(state, segment.end.next_offset),
         )
 
     def _check_indexes(self, segment: Segment) -> None:

@@ -344,6 +344,23 @@ def test_another_topic_s_folder_is_refused(open_log, written):
 # --- epochs and producers -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_lost_epoch_file_is_made_anew_of_trusted_segments_too(
+    open_log, append_values, folder, clean
+):
+    log = open_log(config=CONFIG)
+    for epoch in range(6):
+        log.bump_epoch(epoch)
+        for _ in range(8):
+            append_values(log, b"v" * 200)
+    log.close()
+    path, bases = folder / "leader-epoch-checkpoint", [view.base_offset for view in log.segments()]
+    good = path.read_bytes()
+    path.unlink()
+    open_log(config=CONFIG, clean=clean, recovery_point=bases[len(bases) // 2]).close()
+    assert path.read_bytes() == good
+
+
 @pytest.mark.parametrize("damage", ["missing", "garbage", "cut"])
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_lost_epoch_file_is_made_anew_from_the_batches(
@@ -401,6 +418,31 @@ def test_producers_are_known_after_a_restart(open_log, make_batch, produced, fol
     gap, following = log.append([idempotent(make_batch, produced, n) for n in (41, 40)])
     assert isinstance(gap, OutOfOrderSequence)
     assert (following.base_offset, following.duplicate) == (40, False)
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"garbage", bytes(100)])
+@pytest.mark.parametrize("which", [0, 2])
+@pytest.mark.parametrize("clean", [True, False])
+def test_bad_snapshots_are_made_anew_before_anybody_gets_them(
+    open_log, make_batch, produced, folder, clean, which, damage
+):
+    # Zeros are what a crash leaves of a file whose size was on the medium before its bytes.
+    log = open_log(config={**CONFIG, "segment.bytes": 1024})
+    for sequence in range(40):
+        log.append([idempotent(make_batch, produced, sequence)])
+    log.close()
+    bases = [view.base_offset for view in log.segments()]
+    good = {path.name: path.read_bytes() for path in folder.glob("*.snapshot")}
+    for name in good:
+        (folder / name).write_bytes(damage) if damage is not None else (folder / name).unlink()
+    log = open_log(config=CONFIG, clean=clean, recovery_point=bases[which])
+    for base_offset in bases[:-1]:
+        snapshot = log.sealed_segment_files(base_offset).snapshot
+        assert snapshot.read_bytes() == good[snapshot.name]
+    (repeat,) = log.append([idempotent(make_batch, produced, 39)])
+    assert repeat.duplicate
+    log.close()
+    assert {path.name: path.read_bytes() for path in folder.glob("*.snapshot")} == good
 
 
 @pytest.mark.parametrize("chunk_bytes", [1000, 1 << 20])

@@ -175,6 +175,20 @@ def test_read_committed_sees_what_kafka_s_consumer_saw(name, clean, open_fixture
     assert offsets == (expected["offsets"] if isinstance(expected, dict) else expected)
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"cut"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_bad_transaction_index_is_made_anew(damage, clean, open_fixture, tmp_path):
+    log = open_fixture("txn-0")
+    log.close()
+    files = sorted((tmp_path / "t-0").glob("*.txnindex"))
+    good = [path.read_bytes() for path in files]
+    for path, data in zip(files, good, strict=True):
+        path.write_bytes(data[:-3] if damage == b"cut" else damage * len(data))
+    open_fixture("txn-0", clean=clean, recovery_point=log.log_end_offset).close()
+    assert [path.read_bytes() for path in files] == good
+    assert len(files) > 1
+
+
 def test_facts_of_a_segment_found_on_disk_are_counted(name, open_fixture):
     log = open_fixture(name)
     records = expected_records(name)
