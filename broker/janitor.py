@@ -17,6 +17,7 @@ import structlog
 from broker.partition import Partition
 from broker.retention import Limits, SegmentFacts, expired_end
 from broker.settings import BrokerSettings
+from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
 from record_format.errors import (
     FencedError,
@@ -29,6 +30,7 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 MIN_COLLECT_MS = 60_000
+NEVER_OLD = 2**63 - 1
 
 
 class Janitor:
@@ -191,13 +193,23 @@ def removable_end(partition: Partition) -> int:
     return max(covered, partition.log.log_start_offset)
 
 
+def _age_timestamp(segment: SegmentView) -> int:
+    """Of a segment whose records have no time that of its file, as in Kafka."""
+    if segment.max_timestamp >= 0:
+        return segment.max_timestamp
+    try:
+        return segment.path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return NEVER_OLD  # deleted meanwhile: the next round sees what is left
+
+
 def local_facts(partition: Partition) -> list[SegmentFacts]:
     return [
         SegmentFacts(
             base_offset=segment.base_offset,
             end_offset=segment.last_offset + 1,
             size_bytes=segment.size_bytes,
-            max_timestamp=segment.max_timestamp,
+            age_timestamp=_age_timestamp(segment),
             active=segment.active,
         )
         for segment in partition.log.segments()
@@ -215,7 +227,7 @@ def facts_of(partition: Partition) -> list[SegmentFacts]:
             base_offset=entry.base_offset,
             end_offset=entry.next_offset,
             size_bytes=entry.size_bytes,
-            max_timestamp=entry.age_timestamp,
+            age_timestamp=entry.age_timestamp,
             active=False,
         )
         for entry in partition.cold.entries(partition.log.log_start_offset)

@@ -1,9 +1,9 @@
 """What may go, decided from facts alone: no clock, no disk, no bucket.
 
 Kafka's rules (UnifiedLog.deleteOldSegments, KIP-405): whole segments, oldest first, stopping at the
-first that has to stay; by time a segment goes when its largest timestamp is older than the limit,
-by size while what remains is still at least the limit. The active segment stays unless it has
-expired.
+first that has to stay; by time a segment goes when its largest timestamp (its file's, where the
+records have none) is older than the limit, by size while what remains is still at least the limit.
+The active segment stays unless it has expired.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SegmentFacts(NamedTuple):
     base_offset: int
     end_offset: int
     size_bytes: int
-    max_timestamp: int
+    age_timestamp: int
     active: bool
 
 
@@ -37,13 +37,14 @@ def expired_end(segments: Sequence[SegmentFacts], limits: Limits, *, now_ms: int
     left_bytes = sum(segment.size_bytes for segment in segments)
     for segment in segments:
         too_old = limits.retention_ms != UNLIMITED and (
-            now_ms - segment.max_timestamp > limits.retention_ms
+            now_ms - segment.age_timestamp > limits.retention_ms
         )
         # >= : the limit is what must remain, so a segment goes when the rest still reaches it
         too_much = limits.retention_bytes != UNLIMITED and (
             left_bytes - segment.size_bytes >= limits.retention_bytes and not segment.active
         )
-        if segment.size_bytes == 0 or not (too_old or too_much):
+        is_empty = segment.active and segment.size_bytes == 0
+        if is_empty or not (too_old or too_much):
             break
         left_bytes -= segment.size_bytes
         end = segment.end_offset

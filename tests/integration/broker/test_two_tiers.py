@@ -1,5 +1,6 @@
 """One log over two tiers, on real files: roll, offload, let go, read across the seam, restart."""
 
+import os
 import random
 
 import pytest
@@ -187,6 +188,20 @@ def test_retention_by_size_drops_from_both_tiers(house):
     sizes = house.broker.partition("t", 0).tiers()
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+
+
+def test_records_without_a_time_are_as_old_as_their_file(house):
+    config = {"segment.bytes": 1024, "retention.ms": 60_000, "local.retention.ms": 60_000}
+    house.broker.create_topic("t", config={**config, "remote.storage.enable": False})
+    for _ in range(10):
+        house.produce("t", [b"v" * 200], at=-1)
+    log = house.broker.partition("t", 0).log
+    house.broker.janitor.run_round()
+    assert len(house.records("t")) == 10
+    oldest, following = log.segments()[:2]
+    os.utime(oldest.path, (1, 1))
+    house.broker.janitor.run_round()
+    assert log.log_start_offset == following.base_offset
 
 
 def test_segment_that_was_opened_once_is_given_without_waiting(house):

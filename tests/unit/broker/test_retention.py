@@ -26,7 +26,7 @@ def test_a_segment_exactly_at_the_limit_stays():
 
 def test_an_old_segment_behind_a_young_one_stays():
     oldest, *others = segments(5, 5, 5)
-    young_first = [oldest._replace(max_timestamp=NOW_MS), *others]
+    young_first = [oldest._replace(age_timestamp=NOW_MS), *others]
     assert expired_end(young_first, Limits(50, -1), now_ms=NOW_MS) is None
 
 
@@ -45,3 +45,7 @@ def test_an_expired_active_segment_goes_too():
 
 def test_an_empty_active_segment_stays():
     assert expired_end(segments(5, 0), Limits(50, -1), now_ms=NOW_MS + 60) == 10
+
+
+def test_an_empty_segment_that_kafkas_cleaner_left_holds_up_nothing():
+    assert expired_end(segments(5, 0, 5, 5), Limits(150, -1), now_ms=NOW_MS) == 20
