@@ -61,6 +61,11 @@ class PartitionFacts:
     manifest: Manifest | None
     is_pinned: bool = False
 
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        found = self.manifest.gaps if self.manifest else ()
+        return tuple((gap.start_offset, gap.end_offset) for gap in found)
+
 
 class Catalog:
     """One look at the world; nothing is kept from one query to the next."""

@@ -13,6 +13,7 @@ from record_format.arrow import Cut
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import pieces
+from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
 from spark_reader.plan import (
     NO_FILTERS,
@@ -144,8 +145,12 @@ def describe_plan(
 ) -> str:
     """How much it is, what the log has beyond it, and what the executors fetch of either tier."""
     counted = {
-        "offsets": sum(one.end_offset - one.start_offset for one in ranges),
-        "offsetsBehind": sum(max(0, one.facts.end_offset - one.end_offset) for one in ranges),
+        "offsets": sum(
+            count_offsets(one.start_offset, one.end_offset, one.facts.gaps) for one in ranges
+        ),
+        "offsetsBehind": sum(
+            count_offsets(one.end_offset, one.facts.end_offset, one.facts.gaps) for one in ranges
+        ),
         "coldBytes": sum(chunk.size_bytes for split in splits for chunk in split.chunks),
         "hotBytes": sum(piece.size_bytes for one in work for piece in one.tail),
         "splits": len(splits),

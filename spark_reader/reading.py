@@ -20,12 +20,17 @@ import pyarrow as pa
 
 from cold_tier.ranged_reader import read_chunk
 from record_format.arrow import ArrowDecoder, Cut, DecodeRequest
-from record_format.errors import MissingObject, OffsetOutOfRange, OffsetTrimmed
+from record_format.errors import (
+    MissingObject,
+    OffsetOutOfRange,
+    OffsetTrimmed,
+    UnknownTopicOrPartition,
+)
 from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
-from spark_reader.ranges import DataLoss, LossPolicy
+from spark_reader.ranges import LossPolicy
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -104,9 +109,15 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
             offset = error.log_start_offset
             continue
         except OffsetOutOfRange as error:
-            raise DataLoss(f"{name}: the log ends at {error.high_watermark} now") from error
+            end = error.high_watermark
+            loss.report(f"{name}: ends at {end} now, before offset {split.end_offset}")
+            return
+        except UnknownTopicOrPartition as error:
+            loss.report(f"{name}: offsets {offset} to {split.end_offset} are gone: {error}")
+            return
         if found.next_offset <= offset:
-            raise DataLoss(f"{name}: the broker gave nothing at offset {offset}")
+            loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
+            return
         if found.batches:
             yield Piece(found.batches, f"{name} at the broker, from offset {offset}", 0)
         offset = found.next_offset

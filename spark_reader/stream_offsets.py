@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from record_format.errors import CorruptDataError
+from spark_reader.gaps import count_offsets, stretches
 
 PartitionName = tuple[str, int]
 
@@ -57,23 +58,26 @@ def from_document(document: Mapping[str, Any]) -> StreamOffsets:
 
 
 class Backlog(NamedTuple):
-    """What one partition has to give: [start_offset, end_offset)."""
+    """What one partition has to give: [start_offset, end_offset) but for the gaps."""
 
     name: PartitionName
     start_offset: int
     end_offset: int
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def offsets(self) -> int:
-        return max(0, self.end_offset - self.start_offset)
+        return count_offsets(self.start_offset, self.end_offset, self.gaps)
 
-
-def past_gap(offset: int, gaps: Iterable[tuple[int, int]]) -> int:
-    """`offset`, or the end of the gap that it lies in."""
-    for start, end in gaps:
-        if start <= offset < end:
-            return end
-    return offset
+    def end_of_first(self, count: int) -> int:
+        """Where its first `count` offsets end."""
+        reached = self.start_offset
+        for start, end in stretches(self.start_offset, self.end_offset, self.gaps):
+            if count <= 0:
+                break
+            reached = min(end, start + count)
+            count -= reached - start
+        return reached
 
 
 def limit_offsets(backlogs: Sequence[Backlog], limit: int) -> dict[PartitionName, int]:
@@ -81,12 +85,7 @@ def limit_offsets(backlogs: Sequence[Backlog], limit: int) -> dict[PartitionName
     total = sum(one.offsets for one in backlogs)
     if total <= limit:
         return {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
-    return {
-        one.name: one.start_offset + min(one.offsets, max(1, one.offsets * limit // total))
-        if one.offsets
-        else one.start_offset
-        for one in backlogs
-    }
+    return {one.name: one.end_of_first(max(1, one.offsets * limit // total)) for one in backlogs}
 
 
 def end_within_bytes(backlog: Backlog, sizes: Iterable[tuple[int, int, int]], limit: int) -> int:

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 
 from record_format.record_walk import I64_MAX
 from spark_reader.catalog import PartitionFacts
+from spark_reader.gaps import past_gap
 from spark_reader.options import ReadOptions
 from spark_reader.planner import Planner
 from spark_reader.ranges import OffsetRange, resolve_start, within
@@ -39,7 +40,6 @@ from spark_reader.stream_offsets import (
     end_within_bytes,
     from_document,
     limit_offsets,
-    past_gap,
 )
 
 Facts = dict[PartitionName, PartitionFacts]
@@ -50,7 +50,7 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._options, self._columns = options, columns
         self._facts: Facts = {}
         self._target: dict[PartitionName, int] | None = None
-        self._last_batch_ms = _steady_ms()
+        self._last_batch_ms: int | None = None  # the first one waits for nothing
 
     # --- where to begin ---------------------------------------------------------------------------
 
@@ -86,6 +86,7 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         planner, facts = self._look()
         begun = from_document(start)
         self._check_ids(begun, facts, planner)
+        self._check_gone(begun, facts, planner)
         self._check_ends(begun, facts, planner)
         backlogs = [self._backlog(one, begun) for one in facts.values()]
         if isinstance(limit, ReadAllAvailable):
@@ -107,16 +108,17 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         start = facts.log_start_offset
         if begun.topic_ids.get(facts.topic, facts.topic_id) == facts.topic_id:
             start = begun.offsets.get(name, start)
-        gaps = facts.manifest.gaps if facts.manifest else ()
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))
-        return Backlog(name, past_gap(start, ((g.start_offset, g.end_offset) for g in gaps)), end)
+        return Backlog(name, past_gap(start, facts.gaps), end, facts.gaps)
 
     def _is_too_little(self, backlogs: list[Backlog]) -> bool:
         """Whether to wait for more; never for a run that ends with what there is."""
         trigger = self._options.trigger
         if trigger.min_offsets is None or self._target is not None:
+            return False
+        if self._last_batch_ms is None:
             return False
         waited_ms = _steady_ms() - self._last_batch_ms
         enough = sum(one.offsets for one in backlogs) >= trigger.min_offsets
@@ -159,9 +161,9 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             if (one := facts.get(name)) is None:
                 planner.loss.report(f"{name[0]}-{name[1]} is no longer there")
                 continue
-            first = min(one.log_start_offset, end_offset)
-            if begun.topic_ids.get(one.topic) == one.topic_id:
-                first = begun.offsets.get(name, first)
+            # Of one that the stream did not know yet nothing may be gone, as with Kafka's source.
+            is_known = begun.topic_ids.get(one.topic) == one.topic_id
+            first = begun.offsets.get(name, 0) if is_known else 0
             if first < end_offset:
                 ranges.append(OffsetRange(one, *within(one, first, end_offset, loss=planner.loss)))
         return [SplitPartition(split) for split in planner.splits(ranges)]
@@ -189,6 +191,13 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         planner = self._planner()
         self._facts = {(one.topic, one.partition): one for one in planner.catalog.partitions()}
         return planner, self._facts
+
+    def _check_gone(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
+        gone = [
+            f"{topic}-{number}" for topic, number in begun.offsets if (topic, number) not in facts
+        ]
+        if gone:
+            planner.loss.report(f"the stream has read {', '.join(gone)}, and there is no such now")
 
     def _check_ends(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
         """A log that ends before the stream's place was set back, by a restore without a gap."""

@@ -111,6 +111,15 @@ def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path
         assert lenient.lost
         assert Run(tiers, subscribe="moving").rows() == {("moving", 0): written[400:]}
 
+        tiers.broker.delete_topic("moving")
+        with pytest.raises(DataLoss, match=r"moving-0: offsets 0 to \d+ are gone: there is no"):
+            strict.rows()
+        assert lenient.rows() == {}
+        tiers.create("moving", partitions=1)
+        with pytest.raises(DataLoss, match="moving-0: ends at 0 now, before offset"):
+            strict.rows()
+        assert lenient.rows() == {}
+
 
 def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):
     committed = json.loads((FIXTURES / "txn-0.read_committed.offsets.json").read_text())

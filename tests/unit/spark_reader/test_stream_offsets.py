@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from spark_reader.gaps import count_offsets, past_gap, stretches
 from spark_reader.stream_offsets import (
     Backlog,
     CorruptCheckpoint,
@@ -9,7 +10,6 @@ from spark_reader.stream_offsets import (
     end_within_bytes,
     from_document,
     limit_offsets,
-    past_gap,
 )
 
 
@@ -55,3 +55,23 @@ def test_bytes_become_offsets_by_the_sizes_of_segments():
 
 def test_a_gap_is_stepped_over():
     assert [past_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
+
+
+@pytest.mark.parametrize("start", range(0, 32, 3))
+@pytest.mark.parametrize("end", range(0, 40, 3))
+def test_offsets_of_gaps_are_not_counted(start, end):
+    gaps = ((5, 10), (10, 12), (30, 33))
+    there = [n for n in range(start, end) if not any(low <= n < high for low, high in gaps)]
+    assert [n for a, b in stretches(start, end, gaps) for n in range(a, b)] == there
+    assert count_offsets(start, end, gaps) == len(there)
+    backlog = Backlog(("t", 0), start, end, gaps)
+    for count in range(1, len(there) + 1):
+        assert [n for n in there if n < backlog.end_of_first(count)] == there[:count]
+
+
+def test_a_gap_ahead_takes_nothing_of_the_limit():
+    restored = Backlog(("t", 0), 0, 10**9 + 200, ((100, 10**9 + 100),))
+    ends = limit_offsets([restored, Backlog(("t", 1), 0, 200)], 100)
+    assert ends == {("t", 0): 50, ("t", 1): 50}
+    ends = limit_offsets([restored, Backlog(("t", 1), 0, 200)], 300)
+    assert ends == {("t", 0): 10**9 + 150, ("t", 1): 150}
