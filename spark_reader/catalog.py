@@ -7,7 +7,8 @@ Rules that keep it honest:
 * The manifest is loaded before the broker's offsets are asked: what moves to the bucket in between
   the broker serves all the same, and so hot and cold leave no gap between them.
 * Of a pinned partition nothing but its manifest version counts, neither the broker's end nor its
-  log start: the same read twice gives the same rows.
+  log start: the same read twice gives the same rows. The broker is asked for what lies beyond that
+  version only where an ending offset says so by number, which is as fixed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from record_format.errors import UnknownTopic
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
 from spark_reader.access import Connections
+from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions, TopicChoice
 from tierlog.client.answers import Offsets
@@ -149,7 +151,9 @@ class Catalog:
             # How a transaction ended that is open there only the tail knows: the broker's to read.
             cold_end = self._cold_stable_end(manifest, self._manifests(topic, partition))
         end = cold_end
-        if self._with_broker and not is_pinned:
+        if self._with_broker and is_pinned:
+            end = self._pinned_end(topic, partition, cold_end)
+        elif self._with_broker:
             offsets = self._connections.broker.offsets(topic.name, partition)
             start = max(start, offsets.log_start_offset)
             end = max(start, self._readable_end(offsets))
@@ -164,6 +168,13 @@ class Catalog:
             manifest=manifest,
             is_pinned=is_pinned,
         )
+
+    def _pinned_end(self, topic: TopicFacts, partition: int, cold_end: int) -> int:
+        wanted = self._options.ending.place(topic.name, partition)
+        if isinstance(wanted, AtTime) or wanted <= cold_end:
+            return cold_end
+        offsets = self._connections.broker.offsets(topic.name, partition)
+        return max(cold_end, min(wanted, self._readable_end(offsets)))
 
     def _readable_end(self, offsets: Offsets) -> int:
         if self._options.isolation == "read_committed":

@@ -126,7 +126,7 @@ def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:
-    """What a read used, so that it can be repeated: as the options would say it."""
+    """What a read used, so that it can be repeated: as options instead of those that chose it."""
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     versions: dict[str, dict[str, int]] = {}
@@ -136,7 +136,13 @@ def describe(ranges: Sequence[OffsetRange]) -> str:
         ends.setdefault(topic, {})[partition] = one.end_offset
         if one.facts.manifest is not None:
             versions.setdefault(topic, {})[partition] = one.facts.manifest.version
-    used = {"startingOffsets": starts, "endingOffsets": ends, "manifestVersion": versions}
+    assign = {topic: sorted(int(number) for number in of) for topic, of in starts.items()}
+    used = {
+        "assign": assign,
+        "startingOffsets": starts,
+        "endingOffsets": ends,
+        "manifestVersion": versions,
+    }
     return "read " + json.dumps(used, separators=(",", ":"))
 
 

@@ -22,6 +22,7 @@ class Run:
         self.lost = []
         planner = Planner(self.options, report=self.lost.append, warn=self.lost.append)
         self.splits = planner.batch()
+        self.said = list(self.lost)
         self.lost.clear()
 
     def rows(self):
@@ -119,6 +120,30 @@ def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path
         with pytest.raises(DataLoss, match="moving-0: ends at 0 now, before offset"):
             strict.rows()
         assert lenient.rows() == {}
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_what_a_read_says_that_it_used_reads_the_same_rows_again(tmp_path, isolation):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("again", partitions=2)
+        tiers.produce("again", 500)
+        tiers.offload("again")
+        tiers.produce("again", 50)
+        first = Run(tiers, subscribePattern="ag.*", isolationLevel=isolation)
+        assert {split.is_cold for split in first.splits} == {True, False}
+        used = json.loads(first.said[0].removeprefix("read "))
+        tiers.produce("again", 500)
+        tiers.offload("again")
+        tiers.broker.alter_topic("again", partitions=3)
+        tiers.written["again", 2] = []
+        tiers.produce("again", 50)
+        given = {name: json.dumps(value) for name, value in used.items()}
+        second = Run(tiers, isolationLevel=isolation, **given)
+        written = {("again", p): tiers.written["again", p][:550] for p in (0, 1)}
+        assert second.rows() == first.rows() == written
+        given["endingOffsets"] = "latest"  # of a version: where it ends
+        cold = Run(tiers, isolationLevel=isolation, **given).rows()
+        assert cold == {place: written[:500] for place, written in second.rows().items()}
 
 
 def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):
