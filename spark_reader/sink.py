@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from record_format.batch import MAX_SEQUENCE, set_producer
 from record_format.codecs import CODEC_IDS, CODEC_NAMES
+from spark_reader import columns
 from spark_reader import option_values as read
 from spark_reader.access import Access, Connections
 from spark_reader.option_table import Option, Use, read_options
@@ -81,13 +83,22 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in found.items():
         allowed = COLUMN_TYPES.get(name)
-        if allowed is None or kind not in allowed:
+        if allowed is None:
+            _refuse_if_mistyped(name)
+        elif kind not in allowed:
             known = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in COLUMN_TYPES.items())
             raise InvalidOption(f"column {name} {kind} cannot be written; there are: {known}")
     if "value" not in found:
         raise InvalidOption("there is no column value: it is what a record is about")
     if "topic" not in found and options.topic is None:
         raise InvalidOption("give the option topic, or a column topic")
+
+
+def _refuse_if_mistyped(name: str) -> None:
+    """Other columns are passed over, as by Kafka's sink, those that the source gives above all."""
+    near = get_close_matches(name.lower(), COLUMN_TYPES, n=1, cutoff=0.8)
+    if near and name not in columns.TYPES:
+        raise InvalidOption(f"column {name} is none that is written; did you mean {near[0]}?")
 
 
 class Sink:

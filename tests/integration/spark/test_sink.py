@@ -1,5 +1,8 @@
 import pytest
+from pyspark.sql.functions import expr
 
+from record_format.batch import parse_header
+from record_format.codecs import CODEC_NAMES
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import Client
 
@@ -16,9 +19,13 @@ def own(tmp_path):
         yield tiers
 
 
-def consumed(tiers):
+def consumed(tiers, topic="out"):
     with Client(tiers.url) as client:
-        return list(client.consume("out"))
+        return list(client.consume(topic))
+
+
+def seen(record):
+    return (record.partition, record.key, record.value, record.timestamp, record.headers)
 
 
 def test_writes_a_frame_and_reads_it_back(spark, own):
@@ -27,6 +34,7 @@ def test_writes_a_frame_and_reads_it_back(spark, own):
         "concat('value ', id) value",
         "array(struct('origin' key, cast('spark' as binary) value)) headers",
         "timestamp_millis(1700000000000 + id) timestamp",
+        "id",  # passed over, as by Kafka's sink
     )
     options = {"server": own.url, "topic": "out", "compression": "zstd"}
     frame.write.format("tierlog").mode("append").options(**options).save()
@@ -39,6 +47,30 @@ def test_writes_a_frame_and_reads_it_back(spark, own):
         partitions.setdefault(record.key, set()).add(record.partition)
     assert all(len(where) == 1 for where in partitions.values())
 
+    # All that the source gives is written as it is; a column says where to.
+    for name in ("even", "odd"):
+        own.create(name, partitions=3, **{"compression.type": "producer"})
+    source = {"store": own.store_url, "server": own.url, "subscribe": "out"}
+    frame = spark.read.format("tierlog").options(includeHeaders="true", **source).load()
+    frame = frame.withColumn(
+        "topic", expr("if(cast(cast(key as string) as int) % 2 = 0, 'even', 'odd')")
+    )
+    frame = frame.withColumn("partition", expr("(partition + 1) % 3"))
+    to = {"server": own.url, "compression": "gzip"}
+    frame.write.format("tierlog").mode("append").options(**to).save()
+    moved = [one for name in ("even", "odd") for one in consumed(own, name)]
+    assert sorted(map(seen, moved)) == sorted(
+        seen(one._replace(partition=(one.partition + 1) % 3)) for one in records
+    )
+    assert {int(one.key) % 2 for one in moved if one.topic == "even"} == {0}
+    with Client(own.url) as client:
+        sent = {of: client.fetch_batches(of, 0).batches for of in ("out", "even")}
+    # `out` has a codec of its own.
+    assert {of: CODEC_NAMES[parse_header(data).codec] for of, data in sent.items()} == {
+        "out": "lz4",
+        "even": "gzip",
+    }
+
 
 def test_refuses_what_cannot_be_written_by_name(spark, own):
     def save(frame, mode="append", **options):
@@ -49,7 +81,10 @@ def test_refuses_what_cannot_be_written_by_name(spark, own):
     for wrong, told in (
         (lambda: save(frame), "give the option topic, or a column topic"),
         (lambda: save(frame, mode="overwrite", topic="out"), "a log cannot be overwritten"),
-        (lambda: save(spark.range(3), topic="out"), "column id bigint cannot be written"),
+        (lambda: save(spark.range(3), topic="out"), "there is no column value"),
+        (lambda: save(frame.selectExpr("*", "1 keys"), topic="out"), "did you mean key"),
+        (lambda: save(frame.selectExpr("*", "1 key"), topic="out"), "column key int cannot be"),
+        (lambda: save(frame, mode="error", topic="out"), 'in the "ErrorIfExists" mode'),
         (lambda: save(frame, topic="nothing"), "there is no topic 'nothing'"),
         (lambda: save(frame, topic="out", compresion="lz4"), "did you mean compression"),
         (lambda: save(frame, topic="out", compression="brotli"), "one of none, gzip, snappy"),
