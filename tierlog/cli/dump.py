@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,13 @@ from tierlog.cli.output import Output, note, print_json, write
 app = typer.Typer(add_completion=False)
 
 FOUND_PROBLEMS = 3
+
+
+class Found(NamedTuple):
+    """A file to read, and what the user calls it."""
+
+    file: Path
+    shown: str
 
 
 @app.command()
@@ -48,15 +55,15 @@ def dump(
 
     bring = partial(_bring, endpoint=s3_endpoint, region=s3_region, with_log=verify)
     with ExitStack() as stack:
-        found = [file for argument in files for file in _files(argument, bring, stack)]
-        for file in found:
+        found = [one for argument in files for one in _found(argument, bring, stack)]
+        for file, _ in found:
             kind_of(file)
             if not file.exists():
                 raise FileNotFoundError(2, "no such file", str(file))
         if verify:
             raise typer.Exit(_verify(found, as_json=output is Output.JSON))
-        for file in found:
-            _print(file, records=records, data=data, as_json=output is Output.JSON)
+        for one in found:
+            _print(one, records=records, data=data, as_json=output is Output.JSON)
 
 
 def _bring(
@@ -74,17 +81,23 @@ def _bring(
     return objects.take_apart(bundle, folder)
 
 
-def _files(argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack) -> list[Path]:
+def _found(
+    argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack
+) -> list[Found]:
+    """The files of an argument: those of an object are told by where it lies, not by their copy."""
+    if "://" in argument or argument.endswith(".indexes"):
+        copies = Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
+        place = argument.rpartition("/")[0]
+        shown = f"{place}/" if place else ""
+        return [Found(file, f"{shown}{file.name}") for file in bring(argument, copies)]
+    path = Path(argument)
+    return [Found(file, str(file)) for file in (_known_files(path) if path.is_dir() else [path])]
+
+
+def _known_files(path: Path) -> list[Path]:
     """A folder stands for its log files, without those that are about to be unlinked."""
     from tierlog.dump.reading import UnknownFileKind, kind_of
 
-    if "://" in argument or argument.endswith(".indexes"):
-        return bring(
-            argument, Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
-        )
-    path = Path(argument)
-    if not path.is_dir():
-        return [path]
     known = []
     for file in sorted(path.iterdir()):
         try:
@@ -96,19 +109,19 @@ def _files(argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitS
     return known
 
 
-def _print(file: Path, *, records: bool, data: bool, as_json: bool) -> None:
+def _print(found: Found, *, records: bool, data: bool, as_json: bool) -> None:
     from tierlog.dump.json_lines import to_json_line
     from tierlog.dump.reading import read_items
     from tierlog.dump.text import to_text
 
-    for item in read_items(file, with_records=records):
+    for item in read_items(found.file, with_records=records):
         if as_json:
-            write(to_json_line(file, item, with_data=data))
+            write(to_json_line(found.shown, item, with_data=data))
         else:
             write(to_text(item, with_data=data).encode() + b"\n")
 
 
-def _verify(files: list[Path], *, as_json: bool) -> int:
+def _verify(files: list[Found], *, as_json: bool) -> int:
     problems = list(_problems(files))
     if as_json:
         print_json({"ok": not problems, "files": len(files), "problems": problems})
@@ -119,9 +132,9 @@ def _verify(files: list[Path], *, as_json: bool) -> int:
     return FOUND_PROBLEMS if problems else 0
 
 
-def _problems(files: list[Path]) -> Iterator[dict[str, Any]]:
+def _problems(files: list[Found]) -> Iterator[dict[str, Any]]:
     from tierlog.dump.checks import find_problems
 
-    for file in files:
+    for file, shown in files:
         for problem in find_problems(file):
-            yield {"file": str(file), "detail": problem.detail}
+            yield {"file": shown, "detail": problem.detail}

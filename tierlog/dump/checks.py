@@ -29,7 +29,12 @@ def find_problems(path: Path) -> Iterator[Problem]:
     if kind == "log":
         yield from _log_problems(path.name, items, base_offset=base_offset_of(path))
     elif kind in _CHECKED_AGAINST_LOG:
-        entries = [item for item in items if isinstance(item, (OffsetEntry, TimeEntry))]
+        entries: list[OffsetEntry | TimeEntry] = []
+        for item in items:
+            if isinstance(item, Problem):
+                yield item
+            elif isinstance(item, (OffsetEntry, TimeEntry)):
+                entries.append(item)
         yield from _index_problems(path, entries)
     else:
         yield from (item for item in items if isinstance(item, Problem))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
 import msgspec
 
@@ -17,9 +16,9 @@ _KINDS = {
 }
 
 
-def to_json_line(file: Path, item: Item, *, with_data: bool = False) -> bytes:
+def to_json_line(file: str, item: Item, *, with_data: bool = False) -> bytes:
     """One object and a line break. `with_data`: keys and values, as base64."""
-    return msgspec.json.encode({"file": str(file), **_members(item, with_data=with_data)}) + b"\n"
+    return msgspec.json.encode({"file": file, **_members(item, with_data=with_data)}) + b"\n"
 
 
 def _members(item: Item, *, with_data: bool) -> dict[str, object]:

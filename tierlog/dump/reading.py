@@ -215,8 +215,10 @@ def _offset_index(path: Path, data: memoryview) -> Iterator[Item]:
     for index in range(len(data) // OFFSET_ENTRY_SIZE):
         entry = unpack_offset_entry(data, index, base_offset=base_offset)
         if entry.offset == base_offset and (index or not entry.position):
+            yield from _after_entries(path, data[index * OFFSET_ENTRY_SIZE :])
             return
         yield entry
+    yield from _cut_entry(path, len(data) % OFFSET_ENTRY_SIZE)
 
 
 def _time_index(path: Path, data: memoryview) -> Iterator[Item]:
@@ -224,15 +226,29 @@ def _time_index(path: Path, data: memoryview) -> Iterator[Item]:
     for index in range(len(data) // TIME_ENTRY_SIZE):
         entry = unpack_time_entry(data, index, base_offset=base_offset)
         if entry.offset == base_offset and (index or not entry.timestamp):
+            yield from _after_entries(path, data[index * TIME_ENTRY_SIZE :])
             return
         yield entry
+    yield from _cut_entry(path, len(data) % TIME_ENTRY_SIZE)
+
+
+def _after_entries(path: Path, rest: memoryview) -> Iterator[Item]:
+    """What comes after the last entry of an index is preallocated, and was never written to."""
+    if bytes(rest).strip(b"\0"):
+        yield Problem(
+            path.name, f"bytes other than zero in the last {len(rest)}, after the entries"
+        )
+
+
+def _cut_entry(path: Path, size_bytes: int) -> Iterator[Item]:
+    if size_bytes:
+        yield Problem(path.name, f"{size_bytes} bytes at the end are no whole entry")
 
 
 def _txn_index(path: Path, data: memoryview) -> Iterator[Item]:
     whole = len(data) - len(data) % TXN_ENTRY_SIZE
     yield from parse_txn_index(data[:whole], file=path.name)
-    if whole < len(data):
-        yield Problem(path.name, f"{len(data) - whole} bytes at the end are no whole entry")
+    yield from _cut_entry(path, len(data) - whole)
 
 
 def _snapshot(path: Path, data: memoryview) -> Iterator[Item]:

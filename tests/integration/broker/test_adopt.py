@@ -1,5 +1,6 @@
 """A data folder that a real Kafka wrote, taken over as it is."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from record_format.errors import ConfigurationError
 from tests.integration.broker.conftest import House
+from tierlog.dump.checks import find_problems
 
 KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
 
@@ -22,6 +24,39 @@ def copied(tmp_path, *names, clean):
     if clean:
         (data / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
     return tmp_path / "kafka"
+
+
+def test_a_whole_data_folder_is_served_and_goes_on_after_a_crash(tmp_path):
+    names = sorted(path.parent.name for path in KAFKA.glob("*/partition.metadata"))
+    root = copied(tmp_path, *names, clean=True)
+    house = House(root)
+    try:
+        for name in names:
+            assert_as_kafka_served(house, name)
+            topic, _, number = name.rpartition("-")
+            house.produce(topic, [b"ours"], partition=int(number))
+        house.broker.close()
+        (root / "data" / ".kafka_cleanshutdown").unlink()
+        house.broker = house.open()
+        for name in names:
+            *_, last = assert_as_kafka_served(house, name)
+            assert last.value == b"ours"
+    finally:
+        house.broker.close()
+    for name in names:
+        for file in (root / "data" / name).iterdir():
+            assert list(find_problems(file)) == [], file
+
+
+def assert_as_kafka_served(house, name):
+    """What its consumer saw of a partition, and what came since; gives all records."""
+    topic, _, number = name.rpartition("-")
+    start = house.broker.partition(topic, int(number)).offsets().log_start_offset
+    lines = (KAFKA / f"{name}.records.jsonl").read_text().splitlines()
+    expected = [(line["offset"], line["timestamp"]) for line in map(json.loads, lines)]
+    records = house.records(topic, partition=int(number), offset=start)
+    assert [(r.offset, r.timestamp) for r in records][: len(expected)] == expected, name
+    return records
 
 
 def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):

@@ -166,6 +166,10 @@ def dump_the_bucket_s_objects(tierlog, folder, segment):
         if local.exists():
             assert tierlog.ok("dump", local).decode().partition("\n")[2] in indexes
     assert tierlog.run("dump", url, bundle, "--verify").returncode == 0
+    told = tierlog.ok("dump", url, bundle, "--batches-only", "--output", "json")
+    places = {json.loads(line)["file"] for line in lines_of(told)}
+    assert places >= {url, f"{url[:-4]}.index", f"{url[:-4]}.timeindex"}
+    assert all(place.startswith(url[:-4]) for place in places), "told by where it lies"
     assert "no such object" in tierlog.fails(1, "dump", url[:-5] + "x.log")
 
 

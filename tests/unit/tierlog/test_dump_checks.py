@@ -65,6 +65,19 @@ def test_verify_finds_a_torn_tail(folder):
     assert "invalid bytes at the end" in next(find_problems(log)).detail
 
 
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [(b"\0\0\0", "3 bytes at the end"), (bytes(24) + b"\1" * 12, "after the entries")],
+)
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_verify_finds_what_is_no_entry_behind_those_of_an_index(folder, suffix, tail, said):
+    index = folder / f"{0:020d}{suffix}"
+    index.write_bytes(index.read_bytes() + bytes(24))  # as preallocated
+    assert list(find_problems(index)) == []
+    index.write_bytes(index.read_bytes()[:-24] + tail)
+    assert any(said in problem.detail for problem in find_problems(index))
+
+
 def test_verify_finds_entries_past_the_end_of_the_log(folder):
     log = folder / "00000000000000000000.log"
     log.write_bytes(b"")
