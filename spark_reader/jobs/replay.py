@@ -40,7 +40,14 @@ STEP_BYTES: Final = 4 * 1024**3
 
 _NOTES: Final = "_tierlog_replay"
 _PLAN: Final = f"{_NOTES}/plan.json"
-_SECRETS: Final = frozenset(("token", "accesskeyid", "secretaccesskey", "sessiontoken"))
+# How the rows are reached and cut says nothing of which they are; four of these are secrets.
+_NOT_ASKED: Final = frozenset(
+    (
+        *("token", "accesskeyid", "secretaccesskey", "sessiontoken"),
+        *("tokenfile", "cafile", "endpoint", "region", "pathstyle"),
+        *("splitbytes", "minpartitions", "maxrecordsperpartition"),
+    )
+)
 _RANGE: Final = ("subscribe", "subscribepattern", "assign", "starting", "ending")
 _DAY_MS: Final = 86_400_000
 _HOUR_MS: Final = 3_600_000
@@ -156,10 +163,14 @@ def _plan(
 
 def _asked(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, str]:
     """What makes a replay the same one: which rows, and in which form."""
-    asked = {k: v for k, v in source.items() if k.lower() not in _SECRETS}
+    asked = {k: v for k, v in source.items() if k.lower() not in _NOT_ASKED}
     if isinstance(target, ToFiles):
         return asked | {"kind": target.kind, "base64": json.dumps(target.base64)}
-    return asked | {"to topic": target.options["topic"], "at": target.options["server"]}
+    return asked | {
+        "to topic": target.options["topic"],
+        "at": target.options["server"],
+        "keep partitions": json.dumps(target.keep_partitions),
+    }
 
 
 class _Step:

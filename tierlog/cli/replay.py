@@ -107,6 +107,8 @@ def replay(
         more={
             "startingTimestamp": from_time,
             "endingTimestamp": to_time,
+            # A partition that has nothing as new has nothing to give.
+            "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
             "startingOffsets": _offsets(topic, partition, from_offset),
             "endingOffsets": _offsets(topic, partition, to_offset),
             "includeHeaders": "true" if headers else None,

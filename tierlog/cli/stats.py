@@ -65,7 +65,12 @@ def stats(
         region=s3_region,
         token_file=token_file,
         partitions=partition,
-        more={"startingTimestamp": from_time, "endingTimestamp": to_time, **pairs(option)},
+        more={
+            "startingTimestamp": from_time,
+            "endingTimestamp": to_time,
+            "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
+            **pairs(option),
+        },
     )
     with (
         job("tierlog stats", master=master, conf=conf) as session,

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from spark_reader.jobs.stats import stats
 from spark_reader.jobs.stats_picture import picture
 from spark_reader.jobs.verify import verify
 from tests.fakes.two_tiers import two_tiers
+from tierlog.cli.main import run as run_command
 from tierlog.client import Client
 
 pytestmark = [
@@ -114,7 +116,16 @@ def test_a_range_of_offsets_becomes_json_lines(spark, tiers, tmp_path):
     assert found == [(one.offset, one.value) for one in tiers.written["flights", 1][1490:]]
 
 
-def test_a_topic_becomes_another_in_order(spark, tmp_path):
+def dying_note(folder, name, text):
+    """The rows of the second step are there, and nobody noted it."""
+    if name.endswith("done-00001"):
+        raise OSError("killed before it was noted")
+    folder.really_write_text(name, text)
+
+
+def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
+    spark, tmp_path, monkeypatch
+):
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights", partitions=2)
         tiers.produce("flights", 500)
@@ -123,20 +134,34 @@ def test_a_topic_becomes_another_in_order(spark, tmp_path):
         target = ToTopic(
             options={"server": tiers.url, "topic": "copy"}, notes=(tmp_path / "notes").as_uri()
         )
-        reports = [
-            replay(spark, source(tiers), target, step_bytes=64_000, say=lambda _: None)
-            for _ in range(2)
-        ]
+
+        def run(to=target, **given):
+            asked = source(tiers, **given)
+            return replay(spark, asked, to, step_bytes=64_000, say=lambda _: None)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HadoopFolder, "really_write_text", HadoopFolder.write_text, raising=False)
+            patch.setattr(HadoopFolder, "write_text", dying_note)
+            with pytest.raises(OSError, match="before it was noted"):
+                run()
+        reports = [run(), run(splitBytes="16k", tokenFile=str(tmp_path / "token"))]
         assert [(one.records, one.steps, one.resumed) for one in reports] == [
-            (1000, 2, 0),
+            (1000, 2, 1),
             (1000, 2, 2),
         ]
+        with pytest.raises(InvalidRequest, match="belongs to another replay: keep partitions"):
+            run(replace(target, keep_partitions=False))
         with Client(tiers.url) as client:
-            copied = [
-                (one.partition, one.offset, one.key, one.value, one.timestamp)
-                for one in client.consume("copy")
+            copied = {0: [], 1: []}
+            for one in client.consume("copy"):
+                copied[one.partition].append((one.key, one.value, one.timestamp))
+        for partition, rows in copied.items():
+            sent = [
+                (one.key, one.value, one.timestamp) for one in tiers.written["flights", partition]
             ]
-        assert sorted(copied) == sorted(written(tiers))
+            first = len(rows) - len(sent)  # how many the second step has
+            assert rows == sent + sent[-first:]
+            assert 0 < first < len(sent)
 
 
 def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
@@ -159,6 +184,12 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         kinds = [(one.kind, one.partition) for one in report.problems]
         assert kinds == [("chunk-corrupt", 0), ("object-missing", 1)]
         assert report.problems[0].object_key.endswith(logs[1].name)
+
+
+def test_a_time_that_is_past_the_last_record_is_no_rows_for_the_commands(spark, tiers, capsys):
+    asked = ("stats", "flights", "--store", tiers.store_url, "--output", "json")
+    assert run_command((*asked, "--from-time", "2100-01-01T00:00:00Z")) == 0
+    assert json.loads(capsys.readouterr().out)["hours"] == []
 
 
 def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
