@@ -55,14 +55,16 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):
     expected = sorted(
         one.offset for one in written if one.offset >= 650 and one.timestamp / 1000 < low
     )
-    for pushed in ("true", "false"):
+    for pushed, zone in (("true", "America/New_York"), ("false", "UTC")):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+        spark.conf.set("spark.sql.session.timeZone", zone)
         try:
             frame = read(spark, tiers).where("partition = 1 and offset >= 650")
             frame = frame.where(f"timestamp < timestamp_millis({written[700].timestamp})")
             assert sorted(row.offset for row in frame.select("offset").collect()) == expected
         finally:
             spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+            spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_cold_alone_needs_no_broker(spark, tiers):

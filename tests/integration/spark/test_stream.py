@@ -167,6 +167,7 @@ def test_spark_restarts_from_its_checkpoint_without_loss_or_repeat(spark, own, t
     def run():
         options = {"store": own.store_url, "server": own.url, "subscribe": "t"}
         options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "250"}
+        options |= dict.fromkeys(("token", "accessKeyId", "secretAccessKey"), "hunter2")
         frame = spark.readStream.format("tierlog").schema("partition int, offset bigint")
         query = (
             frame.options(**options)
@@ -184,7 +185,9 @@ def test_spark_restarts_from_its_checkpoint_without_loss_or_repeat(spark, own, t
     sources = [json.loads(progress.json)["sources"][0] for progress in query.recentProgress]
     assert sources[0]["endOffset"]["t"]["id"] == sources[0]["latestOffset"]["t"]["id"]
     own.produce("t", 100)
-    run()
+    shown = [progress.json for progress in (*query.recentProgress, *run().recentProgress)]
+    kept = [one.read_bytes() for one in (tmp_path / "checkpoint").rglob("*") if one.is_file()]
+    assert b"hunter2" not in b"".join([*map(str.encode, shown), *kept])
     read = spark.read.schema("partition int, offset bigint").json(str(tmp_path / "out")).collect()
     assert sorted((row.partition, row.offset) for row in read) == [
         (p, o) for p in (0, 1) for o in range(400)
