@@ -30,6 +30,7 @@ from broker.groups import Groups
 from broker.janitor import Janitor
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
+from broker.mending import telling_what_helps
 from broker.partition import Partition
 from broker.repair import RepairStep
 from broker.settings import BrokerSettings
@@ -144,6 +145,7 @@ class Broker:
         ]
 
     @classmethod
+    @telling_what_helps()
     def open(
         cls,
         settings: BrokerSettings,

@@ -167,7 +167,7 @@ class LogOpener:
             name = f"{record.name}-{number}"
             if (reason := reason_of(error, name)) is None:
                 raise
-            log.error("partition is damaged", partition=name, error=str(error))
+            log.error("partition is damaged", partition=name, error=str(reason))
             return Damaged(*place, reason, *known)
 
     def _open_whole(self, wanted: Wanted, *, at_start: bool) -> _Opened:

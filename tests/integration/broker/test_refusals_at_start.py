@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from broker.broker import Broker
+from broker.data_folder import CLEAN_SHUTDOWN
+from broker.mending import MENDS, with_mend
 from broker.settings import BrokerSettings
-from record_format.errors import ConfigurationError
+from hot_tier.append import Acks
+from record_format.errors import ConfigurationError, CorruptDataError, UnknownFormatVersion
+from record_format.produced import build_produced
 
 OPEN = """
 import sys
@@ -67,6 +71,63 @@ def test_missing_permissions_are_named_in_one_line(folder, kept_back):
     assert answer.startswith("refused: ")
     assert str(folder) in answer
     assert any(word in answer for word in ("denied", "permitted", "may not be written"))
+
+
+def shelf(house) -> Path:
+    """The folder of a topic that was trimmed and compacted, after a crash: every file is there."""
+    config = {"segment.bytes": 1024, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    house.broker.create_topic("t", config=config)
+    for number in range(20):
+        append_keyed(house, b"%d" % number * 100)
+    house.broker.trim("t", 0, 3)
+    house.broker.compactor.run_round()
+    house.broker.close()
+    (house.root / "data" / CLEAN_SHUTDOWN).unlink()
+    return house.root / "data"
+
+
+def append_keyed(house, value: bytes) -> None:
+    fields = {"timestamps": [1], "keys": [b"key"], "max_message_bytes": 1 << 20}
+    append = house.broker.partition("t", 0).append(build_produced([value], **fields), acks=Acks.ALL)
+    append.result(10)
+
+
+def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
+    data = shelf(house)
+    for name in sorted(MENDS.keys() - {"take-over.json"}):
+        path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
+        good = path.read_bytes()
+        # Garbage in the epochs of a log is made anew; one of an unknown version is not.
+        path.write_bytes(b"1\n0\n" if name == "leader-epoch-checkpoint" else b"garbage\n")
+        message = refusal(house)
+        assert f"{name}: " in message
+        assert MENDS[name] in message
+        if "`rm`" in MENDS[name]:
+            path.unlink()
+        elif "`cp " in MENDS[name]:
+            subprocess.run(MENDS[name].split("`")[1].split(), cwd=data, check=True)
+        else:
+            path.write_bytes(good)
+        assert refusal(house) == "", name
+        assert [record.value for record in house.records("t", offset=3)][-1] == b"19" * 100, name
+        house.broker.close()
+
+
+def refusal(house) -> str:
+    """Why the folder, or its partition, is not opened; "" where it is."""
+    try:
+        house.broker = house.open()
+    except CorruptDataError as error:
+        return str(error)
+    reasons = house.broker.readiness().reasons
+    if reasons:
+        house.broker.close()
+    return " ".join(reasons)
+
+
+def test_a_file_of_a_newer_tierlog_is_not_to_be_removed():
+    newer = UnknownFormatVersion("format version 9", file="data/tierlog/topics.json")
+    assert with_mend(newer) is newer
 
 
 def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):

@@ -1,0 +1,66 @@
+"""What helps where a file of a data folder cannot be read: said together with the refusal.
+
+* The file's name decides: what is made anew without it, and what has to come from elsewhere.
+* Nothing is mended here. Some of these files would be safe to begin anew, but why one became
+  unreadable is for somebody to look at first.
+* Of a file that a newer tierlog wrote the refusal says so; taking it away would lose what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+)
+from hot_tier.file_names import LEADER_EPOCHS, PARTITION_METADATA
+from record_format.errors import CorruptDataError, UnknownFormatVersion
+
+MENDS: Final = {
+    RECOVERY_POINTS: (
+        f"`cp {HIGH_WATERMARKS} {RECOVERY_POINTS}` puts it back: both say how far was flushed"
+    ),
+    LOG_STARTS: (
+        "without the file logs begin where the bucket says, and those that are nowhere else at "
+        "their first segment: `rm` it where trimmed records may be seen again"
+    ),
+    CLEANER_CHECKPOINT: "without the file compaction begins anew: `rm` it",
+    PARTITION_METADATA: "`rm` the file: it is written anew",
+    LEADER_EPOCHS: "`rm` the file: it is made anew out of the batches",
+    "meta.properties": "write `cluster.id=ID` into it: the bucket's cluster.json has the id",
+    "topics.json": (
+        "`tierlog storage restore --store URL --data-dir NEW --tail OLD` makes a folder out of the "
+        "bucket and of what only this one has"
+    ),
+    "epochs.json": "`rm` the file, and start with `--take-over` where a partition asks for it",
+    "take-over.json": "`rm` the file, and start with `--take-over` again",
+    "store.json": "`rm` the file: the store is looked at again",
+}
+
+
+def with_mend(error: CorruptDataError) -> CorruptDataError:
+    """The error, and what helps where that is known."""
+    name = Path(error.file).name
+    is_newer = isinstance(error, UnknownFormatVersion) and name.endswith(".json")
+    if is_newer or name not in MENDS:
+        return error
+    return type(error)(
+        f"{error.detail}; {MENDS[name]}",
+        file=error.file,
+        position=error.position,
+        offset=error.offset,
+    )
+
+
+@contextmanager
+def telling_what_helps() -> Iterator[None]:
+    try:
+        yield
+    except CorruptDataError as error:
+        raise with_mend(error) from error
