@@ -477,6 +477,7 @@ def _names(column: _Bytes, headers: int) -> pa.Array:
 
 
 def _headers(columns: _Columns, state: Array) -> pa.Array:
+    """Null where a record has none, as Spark's Kafka source has it."""
     rows, headers = int(state[kernel.ROWS]), int(state[kernel.HEADERS])
     contents = _binary(
         pa.binary(), columns.contents, rows=headers, nulls=int(state[kernel.NULL_CONTENTS])
@@ -484,9 +485,12 @@ def _headers(columns: _Columns, state: Array) -> pa.Array:
     pairs = pa.StructArray.from_arrays(
         [_names(columns.names, headers), contents], fields=list(_HEADER_TYPE)
     )
-    ends = pa.py_buffer(columns.header_ends[: rows + 1])
-    kind = SCHEMA.field("headers").type
-    return pa.Array.from_buffers(kind, rows, [None, ends], null_count=0, children=[pairs])
+    ends = columns.header_ends[: rows + 1]
+    there = ends[1:] > ends[:-1]
+    nulls = rows - int(np.count_nonzero(there))
+    validity = pa.py_buffer(np.packbits(there, bitorder="little")) if nulls else None
+    kind, buffers = SCHEMA.field("headers").type, [validity, pa.py_buffer(ends)]
+    return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls, children=[pairs])
 
 
 def _bytes_of(name: str, nulls: int) -> Callable[[_Columns, Array], pa.Array]:

@@ -21,9 +21,7 @@ from record_format.record_walk import I64_MAX, I64_MIN
 from spark_reader.plan import NO_FILTERS, Filters
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NEVER_NULL: Final = frozenset(
-    ("topic", "partition", "offset", "timestamp", "timestampType", "headers")
-)
+_NEVER_NULL: Final = frozenset(("topic", "partition", "offset", "timestamp", "timestampType"))
 
 
 def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, list[Any]]:

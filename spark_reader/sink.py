@@ -6,7 +6,7 @@ Rules that keep it honest:
   own, so that a request sent twice is appended once; rows of an attempt that failed may remain.
 * A task is done when everything it sent is flushed at the broker (acks=all); there is nothing left
   to commit or to take back afterwards.
-* Only appending is known: overwriting a log is refused by name.
+* Only appending is known: a batch that would overwrite a log is refused by name.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
     """All that decides whether a write can begin. Raises InvalidOption."""
     if overwrite:
-        raise InvalidOption(
-            "a log cannot be overwritten: write with mode append, or output mode append or update"
-        )
+        raise InvalidOption("a log cannot be overwritten: write with mode append")
     options = parse_write_options(given)
     check_columns(schema, options)
     return options

@@ -69,10 +69,11 @@ class TierlogSource(DataSource):  # type: ignore[misc]
 
         return TierlogWriter(write_options(self.options, schema, overwrite=overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
         from spark_reader.sink import TierlogStreamWriter, write_options
 
-        return TierlogStreamWriter(write_options(self.options, schema, overwrite=overwrite))
+        # Output mode complete: every batch's whole answer is appended, as with Kafka's sink.
+        return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
 
 
 def _check_streams() -> None:

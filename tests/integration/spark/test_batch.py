@@ -32,7 +32,7 @@ def test_finds_the_source_by_name_and_reads_both_tiers(spark, tiers):
     for row in sorted(rows, key=lambda row: (row.partition, row.offset)):
         key = None if row.key is None else bytes(row.key)
         found.setdefault(("flights", row.partition), []).append((row.offset, key, bytes(row.value)))
-        assert (row.topic, row.timestampType, row.headers) == ("flights", 0, [])
+        assert (row.topic, row.timestampType, row.headers) == ("flights", 0, None)
     assert found == {
         place: [(one.offset, one.key, one.value) for one in written]
         for place, written in tiers.written.items()

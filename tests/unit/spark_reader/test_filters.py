@@ -73,6 +73,7 @@ def test_what_is_not_ours_is_given_back():
         spark.EqualTo(("key",), b"x"),
         spark.Not(spark.EqualTo(("offset",), 1)),
         spark.IsNotNull(("key",)),
+        spark.IsNotNull(("headers",)),
         spark.IsNull(("offset",)),
         spark.EqualTo(("headers", "x"), 1),
         spark.In(("offset",), (1, 2)),

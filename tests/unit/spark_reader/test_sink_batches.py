@@ -1,12 +1,15 @@
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructType
 
 from record_format.batch import parse_header
 from record_format.decode import decode_batch
 from record_format.errors import InvalidRecord
 from record_format.murmur2 import partition_for_key
 from spark_reader import sink_batches
+from spark_reader.option_values import InvalidOption
 from spark_reader.sink_batches import Batcher, Row, TopicShape, rows_of
+from spark_reader.source import TierlogSource
 
 
 def row(value=b"v", *, topic=None, partition=None, key=None, timestamp=None, headers=()):
@@ -59,6 +62,14 @@ def test_batches_are_cut_and_what_waits_is_bounded(monkeypatch):
     assert sum(batch.records for batch in ready) == 20
     full = [b for n in range(8) for b in one.add(row(bytes(500), partition=40))]
     assert {batch.records for batch in full} >= {2}
+
+
+def test_a_batch_overwrites_nothing_and_a_stream_in_complete_mode_appends():
+    source = TierlogSource({"server": "127.0.0.1:1", "topic": "t"})
+    schema = StructType().add("value", BinaryType())
+    assert source.streamWriter(schema, overwrite=True)
+    with pytest.raises(InvalidOption, match="cannot be overwritten: write with mode append"):
+        source.writer(schema, overwrite=True)
 
 
 def test_arrow_rows_keep_nulls_headers_and_times():
