@@ -1,8 +1,8 @@
 """A thread that does one thing again and again, and is told when to stop.
 
-* A round that fails with an error of ours is logged and the next round comes; anything else is a
-  bug, is logged with its trace, and also does not end the thread: the log goes on being looked
-  after.
+* A round that fails with an error of ours, or of the disk, is logged and the next round comes;
+  anything else is a bug, is logged with its trace, and also does not end the thread: the log goes
+  on being looked after.
 * The same failure again is not logged again; that it is over, is.
 * `wake` makes the next round start at once; `stop` waits for the round under way.
 """
@@ -53,7 +53,7 @@ class BackgroundTask:
                 return
             try:
                 self._run_round()
-            except TierlogError as error:
+            except (TierlogError, OSError) as error:
                 self._report(str(error))
             except Exception:
                 log.exception("background round failed: a bug", task=self._name)

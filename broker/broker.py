@@ -336,7 +336,11 @@ class Broker:
             except TierlogError as error:
                 clean = False
                 log.error("log not closed cleanly", partition=str(partition), error=str(error))
-        self.save_checkpoints()
+        try:
+            self.save_checkpoints()
+        except OSError as error:  # those that are there hold, and cost a longer check
+            clean = False
+            log.error("checkpoints not saved", error=str(error))
         if self.bucket is not None:
             self.bucket.close()
         self.folder.close(clean=clean)

@@ -117,10 +117,13 @@ class DataFolder:
         return sorted(path for path in self.path.iterdir() if DIVERGED.search(path.name))
 
     def close(self, *, clean: bool) -> None:
-        if clean:
-            # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
-            write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
-        os.close(self._lock_fd)
+        """Raises OSError where the disk takes no marker; then the next start checks the logs."""
+        try:
+            if clean:
+                # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
+                write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+        finally:
+            os.close(self._lock_fd)
 
     # --- checkpoints ------------------------------------------------------------------------------
 

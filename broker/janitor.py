@@ -58,7 +58,7 @@ class Janitor:
                 self.look_after(partition)
             except LogOfflineError:
                 continue  # reported when it went offline; nothing can be done until restart
-            except TierlogError as error:
+            except (TierlogError, OSError) as error:
                 log.warning("retention waits", partition=str(partition), error=str(error))
             except Exception:
                 log.exception("retention failed: a bug", partition=str(partition))

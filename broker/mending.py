@@ -1,4 +1,5 @@
-"""What helps where a file of a data folder cannot be read: said together with the refusal.
+"""What helps where a file of a data folder cannot be read, or its disk is full: said together with
+the refusal.
 
 * The file's name decides: what is made anew without it, and what has to come from elsewhere.
 * Nothing is mended here. Some of these files would be safe to begin anew, but why one became
@@ -20,7 +21,12 @@ from broker.data_folder import (
     RECOVERY_POINTS,
 )
 from hot_tier.file_names import LEADER_EPOCHS, PARTITION_METADATA
-from record_format.errors import CorruptDataError, UnknownFormatVersion
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    DiskFull,
+    UnknownFormatVersion,
+)
 
 MENDS: Final = {
     RECOVERY_POINTS: (
@@ -64,3 +70,5 @@ def telling_what_helps() -> Iterator[None]:
         yield
     except CorruptDataError as error:
         raise with_mend(error) from error
+    except DiskFull as error:
+        raise ConfigurationError(f"{error}: make room on its disk, then start again") from error

@@ -27,6 +27,9 @@ def write_whole(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) 
         write_all(disk, fd, [data], 0)
         if sync:
             disk.sync_bytes(fd)
+    except OSError as error:
+        error.filename = str(path)  # a call on a descriptor does not tell it
+        raise
     finally:
         os.close(fd)
     disk.rename(temporary, path)

@@ -1,18 +1,26 @@
 """What a broker says of a data folder that it may not use: one line that names the file."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.broker import Broker
 from broker.data_folder import CLEAN_SHUTDOWN
 from broker.mending import MENDS, with_mend
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
-from record_format.errors import ConfigurationError, CorruptDataError, UnknownFormatVersion
+from hot_tier.durable_file import REAL_DISK
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    DiskFull,
+    UnknownFormatVersion,
+)
 from record_format.produced import build_produced
 
 OPEN = """
@@ -128,6 +136,35 @@ def refusal(house) -> str:
 def test_a_file_of_a_newer_tierlog_is_not_to_be_removed():
     newer = UnknownFormatVersion("format version 9", file="data/tierlog/topics.json")
     assert with_mend(newer) is newer
+
+
+def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, monkeypatch):
+    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    for number in range(20):
+        house.produce("t", [b"%d" % number * 50])
+    house.broker.close()
+    house.broker = house.open(recovery_checkpoint_ms=10)
+    with monkeypatch.context() as full, capture_logs() as logs:
+        full.setattr(REAL_DISK, "write_at", no_room, raising=False)
+        with pytest.raises(DiskFull):
+            house.produce("t", [b"refused"])
+        assert len(house.records("t")) == 20
+        house.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
+        house.broker.close()
+        with pytest.raises(ConfigurationError, match=r"t-0: No space left .* make room"):
+            house.open()
+    assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} == {
+        "background task waits",
+        "log not closed cleanly",
+        "checkpoints not saved",
+    }
+    house.broker = house.open()
+    assert len(house.records("t")) == 20
+    assert house.produce("t", [b"taken"]).base_offset == 20
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
