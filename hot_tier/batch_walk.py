@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hot_tier.index_file import ReadAt
+from hot_tier.open_files import ReadAt
 from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, parse_header
 from record_format.errors import CorruptBatch
 

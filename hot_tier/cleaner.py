@@ -28,6 +28,7 @@ from hot_tier.log_state import LogState
 from hot_tier.reaper import Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
+from hot_tier.segment_lookup import SegmentLookup
 from hot_tier.segment_swap import swap
 from record_format.batch import BatchHeader
 from record_format.compacting import (
@@ -138,7 +139,7 @@ class Cleaner:
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
         start = 0
         if from_offset > segment.base_offset:
-            found = segment.find_offset(self._state.files, from_offset)
+            found = SegmentLookup(segment, self._state.files).find_offset(from_offset)
             start = found.position if found else segment.end.size_bytes
         read_at = segment.log_reader(self._state.files)
         try:

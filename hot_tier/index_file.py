@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 
 from hot_tier.disk import Disk, write_all
+from hot_tier.open_files import ReadAt
 
 Entry = tuple[int, ...]
-ReadAt = Callable[[int, int], bytes]  # (size, position), as os.pread without its descriptor
 
 BLOCK_ENTRIES = 512
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hot_tier.batch_walk import headers_from
 from hot_tier.durable_file import write_whole
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import load_newest
 from hot_tier.replay import replay
-from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, reader_of
+from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from hot_tier.transaction_index import write_entries
 
 
@@ -18,7 +18,7 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     FileNotFoundError.
     """
     plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
-    read_at = reader_of(state.files, segment.path(LOG))
+    read_at = segment.log_reader(state.files)
     for header in headers_from(read_at, 0, end=segment.end.size_bytes):
         plan.take(header, position=header.position)
     plan.add_time_entry()

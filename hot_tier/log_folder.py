@@ -34,8 +34,7 @@ from hot_tier.file_names import (
     parse_file_name,
     path_of,
 )
-from hot_tier.open_files import OpenFiles
-from hot_tier.segment import reader_of
+from hot_tier.open_files import reader_of
 from record_format.checkpoint_files import (
     format_partition_metadata,
     format_topic_id,
@@ -43,6 +42,7 @@ from record_format.checkpoint_files import (
     parse_topic_id,
 )
 from record_format.errors import ConfigurationError, CorruptBatch
+from record_format.file_slice import OpenFile
 
 
 class LogFolder:
@@ -177,7 +177,7 @@ def _end_offset(log: Path, base_offset: int) -> int:
     """Next offset of the last whole batch in a `.log`."""
     end = base_offset
     try:
-        for header in headers_from(reader_of(OpenFiles(1), log), 0, end=log.stat().st_size):
+        for header in headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size):
             end = header.next_offset
     except CorruptBatch:
         return end

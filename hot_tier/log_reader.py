@@ -17,6 +17,8 @@ from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
 from hot_tier.open_files import Files
 from hot_tier.segment import Segment, SegmentEnd
+from hot_tier.segment_lookup import SegmentLookup
+from hot_tier.segment_lookup import largest_timestamp as find_largest
 from hot_tier.transaction_index import read_entries
 from record_format.batch import BatchHeader, check_crc, parse_header
 from record_format.decode import decode_batch
@@ -95,22 +97,18 @@ def _slice(
     """
     max_bytes, end_offset = limits
 
-    def look_up() -> tuple[BatchHeader, SegmentEnd] | None:
-        first = segment.find_offset(files, offset)
+    def look_up() -> tuple[FileSlice, int, int] | None:
+        lookup = SegmentLookup(segment, files)
+        first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
             return None
         end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
-        return first, end or segment.find_end(
-            files, first, max_bytes=max_bytes, end_offset=end_offset
-        )
+        if end is None:
+            end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
+        piece = FileSlice(lookup.log, first.position, end.size_bytes - first.position)
+        return piece, first.base_offset, end.next_offset
 
-    found = with_good_indexes(state, segment, look_up)
-    if found is None:
-        return None
-    first, end = found
-    file = files.open(segment.name(LOG))
-    piece = FileSlice(file, first.position, end.size_bytes - first.position)
-    return piece, first.base_offset, end.next_offset
+    return with_good_indexes(state, segment, look_up)
 
 
 def _known_end(
@@ -188,7 +186,7 @@ def _first_in_time(state: LogState, segments: Segments, timestamp: int) -> int:
 def largest_timestamp(state: LogState, segment: Segment) -> int:
     known = segment.largest
     if known is None:
-        known = with_good_indexes(state, segment, lambda: segment.largest_timestamp(state.files))
+        known = with_good_indexes(state, segment, lambda: find_largest(segment, state.files))
     return known.timestamp
 
 
@@ -196,7 +194,8 @@ def _in_segment(
     state: LogState, segment: Segment, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
     def look_up() -> tuple[int, int] | None:
-        for header in segment.batches_from_time(state.files, timestamp, start_offset=start_offset):
+        lookup = SegmentLookup(segment, state.files)
+        for header in lookup.batches_from_time(timestamp, start_offset=start_offset):
             found = _in_batch(state, segment, header, timestamp, start_offset)
             if found:
                 return found

@@ -18,6 +18,7 @@ from hot_tier.index_images import IndexImages
 from record_format.file_slice import OpenFile
 
 DEFAULT_LIMIT = 64
+ReadAt = Callable[[int, int], bytes]  # (size, position), as os.pread without its descriptor
 
 
 class Files(Protocol):
@@ -92,3 +93,12 @@ class OpenFiles:
         with self._lock:
             self._files.clear()
             self._pinned.clear()
+
+
+def reader_of(file: OpenFile, pread: Callable[[int, int, int], bytes] = os.pread) -> ReadAt:
+    """Reads of one file, which stays open as long as they are wanted."""
+
+    def read_at(size_bytes: int, position: int) -> bytes:
+        return pread(file.fd, size_bytes, position)
+
+    return read_at

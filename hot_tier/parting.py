@@ -29,10 +29,10 @@ from hot_tier.file_names import (
     parse_file_name,
     path_of,
 )
-from hot_tier.open_files import OpenFiles
-from hot_tier.segment import reader_of
+from hot_tier.open_files import reader_of
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
+from record_format.file_slice import OpenFile
 
 COPY_BYTES = 1 << 20
 
@@ -114,7 +114,7 @@ def start_empty(
 
 def headers_of(log: Path) -> Iterator[BatchHeader]:
     """Every batch header of a `.log`. Raises CorruptBatch."""
-    return headers_from(reader_of(OpenFiles(1), log), 0, end=log.stat().st_size)
+    return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
 
 
 def copy_tail(source: Path, position: int, target: Path, *, disk: Disk = REAL_DISK) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches
-from hot_tier.index_file import ReadAt
+from hot_tier.open_files import ReadAt
 from record_format.batch import LOG_APPEND_TIME
 from record_format.decode import decode_batch
 from record_format.errors import CorruptBatch

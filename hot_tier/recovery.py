@@ -29,7 +29,6 @@ from hot_tier.segment import (
     TIME_ENTRY,
     Segment,
     SegmentEnd,
-    reader_of,
 )
 from hot_tier.transaction_index import write_entries
 from record_format.batch import BatchHeader
@@ -123,7 +122,7 @@ class Recovery:
         plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
-        read_at = reader_of(state.files, segment.path(LOG))
+        read_at = segment.log_reader(state.files)
         try:
             for piece in BatchesInOrder(segment, read_at, limit=limit):
                 if isinstance(piece, PlacedRun):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
-from hot_tier.index_file import ReadAt
+from hot_tier.open_files import ReadAt
 from hot_tier.producer_state import REMEMBERED_BATCHES
 from hot_tier.segment import MAX_RELATIVE_OFFSET, Segment
 from record_format.batch import BatchHeader

@@ -14,6 +14,7 @@ from hot_tier.opening import open_log
 from hot_tier.producer_state import ProducerStates
 from hot_tier.recovery import OpenRequest
 from hot_tier.roll import create_segment, disk_error
+from hot_tier.segment_lookup import SegmentLookup
 
 
 def truncate_to(state: LogState, offset: int) -> None:
@@ -40,7 +41,7 @@ def _truncate(state: LogState, offset: int) -> None:
     if state.segments.bases[number] == offset:
         number -= 1  # the whole segment goes
     kept = state.segments.items[number]
-    header = kept.find_offset(state.files, offset)
+    header = SegmentLookup(kept, state.files).find_offset(offset)
     _close_files(state)
     for segment in state.segments.items[number + 1 :]:
         for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):

@@ -1,0 +1,230 @@
+"""Looking into one segment, by offset and by time.
+
+* Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end in
+  the indexed offset; where it does not the index is wrong, and CorruptIndex says so.
+* The log file is opened once for a look-up: what is found and what is then sent are of one file,
+  whatever becomes of its name meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain
+from struct import Struct
+
+from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.index_file import Entry, entries_around, floor_in_image, floor_on_disk
+from hot_tier.open_files import Files, reader_of
+from hot_tier.segment import (
+    MAX_SEGMENT_BYTES,
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    LargestTimestamp,
+    Segment,
+    SegmentEnd,
+)
+from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
+from record_format.errors import CorruptBatch, CorruptIndex
+
+
+class SegmentLookup:
+    """One look-up, short-lived; holds the log file open. Raises FileNotFoundError when made."""
+
+    __slots__ = ("_files", "_read_at", "_segment", "log")
+
+    def __init__(self, segment: Segment, files: Files) -> None:
+        self._segment, self._files = segment, files
+        self.log = files.open(segment.name(LOG))
+        self._read_at = reader_of(self.log, files.pread)
+
+    def find_offset(self, offset: int) -> BatchHeader | None:
+        """The first batch that ends at or after `offset`; None past the end."""
+        segment = self._segment
+        size_bytes, next_offset = segment.end
+        if offset >= next_offset:
+            return None
+        entry, following = self._entries_around(segment.relative(offset))
+        first_bytes = ONE_HEADER_BYTES
+        if entry is not None and following is not None:
+            between = following[1] - entry[1]
+            if between > WINDOW_BYTES:
+                # Large batches have an entry each: most likely the next one is it, without a walk.
+                header = next(self._headers_from(following, end=size_bytes))
+                if header.base_offset <= offset:
+                    return header
+            else:
+                first_bytes = between + HEADER_SIZE  # it is one of those that this read shows
+        for header in self._headers_from(entry, end=size_bytes, first_bytes=first_bytes):
+            if header.last_offset >= offset:
+                return header
+        return None
+
+    def _entries_around(self, target: int) -> tuple[Entry | None, Entry | None]:
+        """The entry at or below a relative offset, and the one after it where both are in memory
+        and the first is not that offset's.
+        """
+        segment, files = self._segment, self._files
+        active = segment.offsets
+        image = files.images.get(segment.name(OFFSET_INDEX)) if active is None else active.image
+        if image is None:
+            return _floor(segment, files, OFFSET_INDEX, column=0, target=target), None
+        return entries_around(image, OFFSET_ENTRY, column=0, target=target)
+
+    def find_end(self, first: BatchHeader, *, max_bytes: int, end_offset: int) -> SegmentEnd:
+        """Where a read from `first` on ends: whole batches below `end_offset`, within `max_bytes`.
+
+        The first batch counts however large it is.
+        """
+        size_bytes, next_offset = self._segment.end
+        stop = first.position + max_bytes
+        if stop >= size_bytes and end_offset >= next_offset:
+            return SegmentEnd(size_bytes, next_offset)
+        end = SegmentEnd(first.position + first.size_bytes, first.next_offset)
+        if stop <= end.size_bytes:
+            return end
+        position, headers = self._walk_near(end, stop=stop, end_offset=end_offset)
+        for header in headers:
+            if header.position + header.size_bytes > stop or header.last_offset >= end_offset:
+                return SegmentEnd(header.position, header.base_offset)
+        return self._segment.end if position < size_bytes else end
+
+    def _walk_near(
+        self, end: SegmentEnd, *, stop: int, end_offset: int
+    ) -> tuple[int, Iterator[BatchHeader]]:
+        """A walk that begins at or after `end`, all before it within both limits, and near the
+        nearer of them.
+        """
+        segment = self._segment
+        size_bytes, next_offset = segment.end
+        near = self._floor_offset(column=1, target=min(stop, MAX_SEGMENT_BYTES))
+        if near is not None and end_offset < next_offset:
+            by_offset = self._floor_offset(column=0, target=segment.relative(end_offset - 1))
+            near = min(near, by_offset) if by_offset is not None else None
+        if near is not None and near[1] > end.size_bytes:
+            return near[1], self._headers_from(near, end=size_bytes)
+        return end.size_bytes, self._headers(end.size_bytes, end=size_bytes)
+
+    def batches_from_time(self, timestamp: int, *, start_offset: int) -> Iterator[BatchHeader]:
+        """Headers of the batches that may hold the first record at or after `timestamp`."""
+        segment = self._segment
+        entry = _floor(segment, self._files, TIME_INDEX, column=0, target=timestamp)
+        offset = max(start_offset, segment.base_offset + entry[1] if entry else 0)
+        near = self._floor_offset(
+            column=0, target=segment.relative(max(offset, segment.base_offset))
+        )
+        for header in self._headers_from(near, end=segment.end.size_bytes):
+            if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
+                yield header
+
+    def headers(self) -> Iterator[BatchHeader]:
+        """All of them, up to the segment's end."""
+        return self._headers(0, end=self._segment.end.size_bytes)
+
+    def _headers_from(
+        self, entry: Entry | None, *, end: int, first_bytes: int = ONE_HEADER_BYTES
+    ) -> Iterator[BatchHeader]:
+        """The headers from an entry of the offset index on; from the segment's start without one.
+
+        The batch at an indexed position ends in the indexed offset, or the index is wrong: raises
+        CorruptIndex.
+        """
+        if entry is None:
+            return self._headers(0, end=end)
+        relative_offset, position = entry
+        indexed = self._segment.base_offset + relative_offset
+        headers = self._headers(position, end=end, first_bytes=first_bytes)
+        try:
+            first = next(headers)
+            right = first.last_offset == indexed
+        except BlockingIOError:
+            raise  # of a reader that does not wait: it says nothing of the index
+        except (CorruptBatch, StopIteration, OSError):
+            right = False
+        if not right:
+            raise CorruptIndex(
+                f"no batch that ends in offset {indexed} begins at position {position}",
+                file=self._segment.name(OFFSET_INDEX),
+            )
+        return chain((first,), headers)
+
+    def _headers(
+        self, position: int, *, end: int, first_bytes: int = ONE_HEADER_BYTES
+    ) -> Iterator[BatchHeader]:
+        try:
+            yield from headers_from(self._read_at, position, end=end, first_bytes=first_bytes)
+        except CorruptBatch as bad:
+            raise CorruptBatch(
+                bad.detail, file=self.log.name, position=bad.position, offset=bad.offset
+            ) from None
+
+    def _floor_offset(self, *, column: int, target: int) -> Entry | None:
+        return _floor(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
+
+
+def largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
+    """The last time index entry, or what a walk over all headers finds where there is none."""
+    largest = segment.largest
+    if largest is None:
+        largest = last_time_entry(segment, files) or _walk_for_largest(segment, files)
+        segment.largest = largest
+    return largest
+
+
+def last_time_entry(segment: Segment, files: Files) -> LargestTimestamp | None:
+    entry = _floor(segment, files, TIME_INDEX, column=0, target=2**63 - 1)
+    if entry is None:
+        return None
+    return LargestTimestamp(entry[0], segment.base_offset + entry[1])
+
+
+def _walk_for_largest(segment: Segment, files: Files) -> LargestTimestamp:
+    largest = LargestTimestamp(NO_TIMESTAMP, segment.base_offset)
+    for header in SegmentLookup(segment, files).headers():
+        if header.max_timestamp > largest.timestamp:
+            largest = LargestTimestamp(header.max_timestamp, header.last_offset)
+    return largest
+
+
+# --- the indexes ----------------------------------------------------------------------------------
+
+
+def _floor(
+    segment: Segment, files: Files, suffix: str, *, column: int, target: int
+) -> Entry | None:
+    """The last entry of an index whose `column` is at most `target`."""
+    of_offsets = suffix == OFFSET_INDEX
+    active = segment.offsets if of_offsets else segment.times
+    if active is not None:
+        return active.floor(column=column, target=target)
+    layout, name = OFFSET_ENTRY if of_offsets else TIME_ENTRY, segment.name(suffix)
+    image = files.images.get(name)
+    if image is not None:
+        return floor_in_image(image, layout, column=column, target=target)
+    try:
+        return _floor_in_file(files, name, layout, column=column, target=target)
+    except FileNotFoundError:
+        raise CorruptIndex("is missing", file=name) from None
+    except EOFError as short:
+        raise CorruptIndex(str(short), file=name) from None
+
+
+def _floor_in_file(
+    files: Files, name: str, layout: Struct, *, column: int, target: int
+) -> Entry | None:
+    """Look into a sealed index that is not in memory; and keep it there where it is wanted."""
+    forgotten = files.images.forgotten
+    file = files.open(name)
+    size_bytes = os.fstat(file.fd).st_size
+    if size_bytes % layout.size:
+        raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
+    read_at = reader_of(file, files.pread)
+    if not files.images.is_wanted(name, size_bytes=size_bytes):
+        count = size_bytes // layout.size
+        return floor_on_disk(read_at, layout, count=count, column=column, target=target)
+    image = read_at(size_bytes, 0)
+    if len(image) < size_bytes:
+        raise CorruptIndex("the index became shorter", file=name)
+    files.images.keep(name, image, forgotten=forgotten)
+    return floor_in_image(image, layout, column=column, target=target)
