@@ -39,6 +39,7 @@ from record_format.batch import (
     parse_header,
 )
 from record_format.codecs import MAX_EXPANDED_BYTES, decompress
+from record_format.cut import Cut
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import AbortedTxn
@@ -74,15 +75,6 @@ _SCAN_ROWS: Final = 1024
 _FIRST_HEADERS: Final = 1024
 
 Array = np.ndarray[Any, Any]
-
-
-class Cut(NamedTuple):
-    """Rows to give. The last timestamp (ms) is inclusive, so that any time is in the default."""
-
-    start_offset: int = 0
-    end_offset: int = I64_MAX
-    start_timestamp: int = I64_MIN
-    last_timestamp: int = I64_MAX
 
 
 class DecodeRequest(NamedTuple):

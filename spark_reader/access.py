@@ -10,11 +10,13 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import S3Options, open_store
-from tierlog.client import Client
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class _Clients:
             return self._stores[access]
 
     def broker(self, access: Access) -> Client:
+        from tierlog.client import Client  # a read of the bucket alone does not pay for it
+
         assert access.server is not None
         with self._lock:
             if access not in self._brokers:

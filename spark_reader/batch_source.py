@@ -4,23 +4,25 @@ Rules that keep it honest:
 
 * Nothing is decided here: options, plan and reading have their own files.
 * What goes to the executors is small and picklable, and shows no secret.
-* Spark runs the planning in a Python process of its own: no SparkSession is to be found there.
+* Spark runs the planning of every query in a new Python process: no SparkSession is to be found
+  there, and what only executors need is not imported there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader
 
 from spark_reader.filters import take
 from spark_reader.options import ReadOptions
 from spark_reader.plan import EMPTY, NO_FILTERS
 from spark_reader.planner import Planner
-from spark_reader.reading import ReadRequest
-from spark_reader.source_partition import SplitPartition, read_partition, say
+from spark_reader.source_partition import SplitPartition, say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class _PushFilters:
@@ -53,12 +55,6 @@ class TierlogReader(DataSourceReader):  # type: ignore[misc]
         return [SplitPartition(split) for split in splits or [EMPTY]]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._options, self._request())
+        from spark_reader.task import read_partition
 
-    def _request(self) -> ReadRequest:
-        return ReadRequest(
-            access=self._options.access,
-            columns=self._columns,
-            cut=self.filters.cut,
-            isolation=self._options.isolation,
-        )
+        return read_partition(partition, self._options, self._columns, self.filters)

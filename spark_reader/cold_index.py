@@ -25,7 +25,7 @@ from cold_tier.index_bundle import (
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef, read_chunk
 from manifest.state import SegmentEntry
-from record_format.arrow import ArrowDecoder, Cut, DecodeRequest
+from record_format.cut import Cut
 from record_format.errors import CorruptObject
 from record_format.index_layouts import AbortedTxn, parse_txn_index
 from record_format.producer_snapshot import parse_snapshot
@@ -171,6 +171,8 @@ def _is_older(chunk: Chunk, timestamp: int) -> bool:
 
 
 def _first_offset(store: ObjectStore, piece: ChunkPiece, cut: Cut) -> int | None:
+    from record_format.arrow import ArrowDecoder, DecodeRequest  # few plans need the kernels
+
     decoder = ArrowDecoder(DecodeRequest("", 0, columns=("offset",), cut=cut))
     data = read_chunk(store, chunk_ref(piece))
     for batch in decoder.decode(data, file=piece.log_key, position=piece.position):

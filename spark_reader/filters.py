@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyspark.sql import datasource as spark
 
-from record_format.arrow import Cut
+from record_format.cut import Cut
 from record_format.record_walk import I64_MAX, I64_MIN
 from spark_reader.plan import NO_FILTERS, Filters
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from record_format.arrow import Cut
+from record_format.cut import Cut
 from record_format.index_layouts import AbortedTxn
 
 

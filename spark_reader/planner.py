@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from manifest.state import SegmentEntry
-from record_format.arrow import Cut
+from record_format.cut import Cut
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import pieces

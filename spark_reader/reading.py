@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from cold_tier.ranged_reader import read_chunk
-from record_format.arrow import ArrowDecoder, Cut, DecodeRequest
+from record_format.arrow import ArrowDecoder, DecodeRequest
+from record_format.cut import Cut
 from record_format.errors import (
     MissingObject,
     OffsetOutOfRange,

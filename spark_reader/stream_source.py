@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -31,8 +30,7 @@ from spark_reader.gaps import past_gap
 from spark_reader.options import ReadOptions
 from spark_reader.planner import Planner
 from spark_reader.ranges import OffsetRange, resolve_start, within
-from spark_reader.reading import ReadRequest
-from spark_reader.source_partition import SplitPartition, read_partition, say
+from spark_reader.source_partition import SplitPartition, say
 from spark_reader.stream_offsets import (
     Backlog,
     PartitionName,
@@ -41,6 +39,9 @@ from spark_reader.stream_offsets import (
     from_document,
     limit_offsets,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Facts = dict[PartitionName, PartitionFacts]
 
@@ -169,12 +170,9 @@ class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return [SplitPartition(split) for split in planner.splits(ranges)]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        request = ReadRequest(
-            access=self._options.access,
-            columns=self._columns,
-            isolation=self._options.isolation,
-        )
-        return read_partition(partition, self._options, request)
+        from spark_reader.task import read_partition
+
+        return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the log keeps what retention says, whoever has read it."""

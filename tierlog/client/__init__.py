@@ -1,23 +1,32 @@
-"""The broker from Python: one sans-I/O core under a synchronous and an asynchronous client."""
+"""The broker from Python: one sans-I/O core under a synchronous and an asynchronous client.
 
-from tierlog.client.answers import ProducerIdentity
-from tierlog.client.async_client import AsyncClient
-from tierlog.client.async_producer import AsyncProducer
-from tierlog.client.batching import Batching, Placed
-from tierlog.client.calls import Limits, Sequenced
-from tierlog.client.client import Client
-from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
-from tierlog.client.group_calls import OffsetCommit
-from tierlog.client.problems import (
-    AppendedInPart,
-    BrokerFault,
-    NotOfferedHere,
-    Unauthorized,
-    UnexpectedAnswer,
-)
-from tierlog.client.producer import Producer
-from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
-from tierlog.client.transport import DEFAULT_SERVER
+Names load when they are first used: who needs a leaf of this room does not pay for httpx.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tierlog.client.answers import ProducerIdentity
+    from tierlog.client.async_client import AsyncClient
+    from tierlog.client.async_producer import AsyncProducer
+    from tierlog.client.batching import Batching, Placed
+    from tierlog.client.calls import Limits, Sequenced
+    from tierlog.client.client import Client
+    from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
+    from tierlog.client.group_calls import OffsetCommit
+    from tierlog.client.problems import (
+        AppendedInPart,
+        BrokerFault,
+        NotOfferedHere,
+        Unauthorized,
+        UnexpectedAnswer,
+    )
+    from tierlog.client.producer import Producer
+    from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
+    from tierlog.client.transport import DEFAULT_SERVER
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -43,3 +52,31 @@ __all__ = [
     "Unauthorized",
     "UnexpectedAnswer",
 ]
+
+_MODULES: Final = {
+    "answers": ("ProducerIdentity",),
+    "async_client": ("AsyncClient",),
+    "async_producer": ("AsyncProducer",),
+    "batching": ("Batching", "Placed"),
+    "calls": ("Limits", "Sequenced"),
+    "client": ("Client",),
+    "exchange": ("AnswerLost", "BrokerUnreachable", "RetryPolicy"),
+    "group_calls": ("OffsetCommit",),
+    "problems": (
+        "AppendedInPart",
+        "BrokerFault",
+        "NotOfferedHere",
+        "Unauthorized",
+        "UnexpectedAnswer",
+    ),
+    "producer": ("Producer",),
+    "records": ("ConsumedRecord", "JsonSource", "NewRecord"),
+    "transport": ("DEFAULT_SERVER",),
+}
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'tierlog.client' has no attribute {name!r}")

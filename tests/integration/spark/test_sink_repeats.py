@@ -3,7 +3,7 @@
 import httpx
 import pyarrow as pa
 
-from spark_reader import access
+import tierlog.client
 from spark_reader.sink import Sink, parse_write_options
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import Client
@@ -28,7 +28,7 @@ class LosesAnswers(httpx.HTTPTransport):
 
 def test_a_request_whose_answer_is_lost_is_sent_again_and_appended_once(tmp_path, monkeypatch):
     line = LosesAnswers()
-    monkeypatch.setattr(access, "Client", lambda *a, **k: Client(*a, **k, transport=line))
+    monkeypatch.setattr(tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=line))
     values = [b"%d" % n for n in range(3000)]
     rows = pa.RecordBatch.from_pydict({"key": values, "value": values})
     with two_tiers(tmp_path) as tiers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, Cut, DecodeRequest, warm
+from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, DecodeRequest, warm
 from record_format.batch import (
     HEADER_SIZE,
     iter_headers,
@@ -17,6 +17,7 @@ from record_format.batch import (
     stamp,
     stamp_log_append_time,
 )
+from record_format.cut import Cut
 from record_format.decode import decode_batch, iter_records
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.sql import datasource as spark
 
-from record_format.arrow import Cut
+from record_format.cut import Cut
 from record_format.record_walk import I64_MAX, I64_MIN
 from spark_reader.filters import take
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from record_format.arrow import Cut
+from record_format.cut import Cut
 from spark_reader.plan import (
     ChunkPiece,
     PartitionWork,
