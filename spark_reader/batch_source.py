@@ -4,8 +4,8 @@ Rules that keep it honest:
 
 * Nothing is decided here: options, plan and reading have their own files.
 * What goes to the executors is small and picklable, and shows no secret.
-* Spark runs the planning of every query in a new Python process: no SparkSession is to be found
-  there, and what only executors need is not imported there.
+* Spark runs the planning in a Python process of its own: no SparkSession is to be found there, and
+  what only executors need is not imported there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from spark_reader.filters import take
 from spark_reader.options import ReadOptions
 from spark_reader.plan import EMPTY, NO_FILTERS
 from spark_reader.planner import Planner
+from spark_reader.prompt_acks import AcknowledgesItsTask
 from spark_reader.source_partition import SplitPartition, say
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _PushFilters:
         return left
 
 
-class TierlogReader(DataSourceReader):  # type: ignore[misc]
+class TierlogReader(AcknowledgesItsTask, DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options, self._columns = options, columns
         self.filters = NO_FILTERS

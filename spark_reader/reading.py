@@ -2,7 +2,9 @@
 
 Rules that keep it honest:
 
-* Memory: the buffer being decoded, the one being fetched, and one group of expanded records.
+* Memory: the chunk being decoded, the one being fetched, and one group of expanded records. Rooms
+  for chunks are used again, from task to task: touching fresh memory takes as long as reading a
+  chunk into it. What was decoded holds none of it.
 * Cold bytes are checked against the chunk table when they arrive, every batch against its own
   checksum when it is decoded.
 * An object or offset that is gone is data loss, and goes by the run's policy.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -35,6 +37,7 @@ from spark_reader.ranges import LossPolicy
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
+KEPT_ROOM_BYTES: Final = 16 * 1024 * 1024  # twice a chunk of the usual size
 
 T = TypeVar("T")
 
@@ -42,7 +45,7 @@ T = TypeVar("T")
 class Piece(NamedTuple):
     """Whole batches, and where they lie: in an object, or in the broker's log."""
 
-    data: bytes | bytearray
+    data: bytes | memoryview
     file: str
     position: int
 
@@ -88,13 +91,40 @@ _END: Any = object()
 
 def _cold(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
     store = Connections(request.access).store
-    for chunk in split.chunks:
+    largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
+    with _rooms.two(largest) as rooms:  # one is decoded while the other is filled
+        for chunk in split.chunks:
+            try:
+                data = read_chunk(store, chunk_ref(chunk), room=rooms[0])
+            except MissingObject as error:
+                loss.report(f"{split.topic}-{split.partition}: {error}")
+                continue
+            yield Piece(data, store.full_key(chunk.log_key), chunk.position)
+            rooms.reverse()
+
+
+class _Rooms:
+    """Two rooms for chunks, kept for the next reader of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: list[memoryview] = []
+
+    @contextmanager
+    def two(self, size_bytes: int) -> Iterator[list[memoryview]]:
+        rooms = [self._take(size_bytes), self._take(size_bytes)]
+        yield rooms
+        # Not after an error, or where the reader went away: somebody may still look at them.
+        self._kept = [room for room in rooms if len(room) <= KEPT_ROOM_BYTES]
+
+    def _take(self, size_bytes: int) -> memoryview:
         try:
-            data = read_chunk(store, chunk_ref(chunk))
-        except MissingObject as error:
-            loss.report(f"{split.topic}-{split.partition}: {error}")
-            continue
-        yield Piece(data, store.full_key(chunk.log_key), chunk.position)
+            room = self._kept.pop()
+        except IndexError:
+            room = memoryview(b"")
+        return room if len(room) >= size_bytes else memoryview(bytearray(size_bytes))
+
+
+_rooms: Final = _Rooms()
 
 
 def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:

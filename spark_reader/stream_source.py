@@ -29,6 +29,7 @@ from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import past_gap
 from spark_reader.options import ReadOptions
 from spark_reader.planner import Planner
+from spark_reader.prompt_acks import AcknowledgesItsTask
 from spark_reader.ranges import OffsetRange, resolve_start, within
 from spark_reader.source_partition import SplitPartition, say
 from spark_reader.stream_offsets import (
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
 Facts = dict[PartitionName, PartitionFacts]
 
 
-class TierlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class TierlogStreamReader(
+    AcknowledgesItsTask,
+    DataSourceStreamReader,  # type: ignore[misc]
+    SupportsTriggerAvailableNow,  # type: ignore[misc]
+):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options, self._columns = options, columns
         self._facts: Facts = {}

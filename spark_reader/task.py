@@ -1,7 +1,7 @@
 """What a task does, on an executor, for batches and streams alike.
 
 Rule: imported on executors alone. The kernels that it stands on take a third of a second to load,
-which a process that plans one query shall not pay.
+which the first plan of a session shall not pay.
 """
 
 from __future__ import annotations

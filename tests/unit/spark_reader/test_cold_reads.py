@@ -16,7 +16,7 @@ from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner, may_hold
 from spark_reader.ranges import DataLoss, LossPolicy
-from spark_reader.reading import ReadRequest, read_split
+from spark_reader.reading import ReadRequest, _cold, read_split
 from tests.fakes.bucket import (
     FIXTURES,
     NOW_MS,
@@ -251,3 +251,25 @@ def test_a_restore_gap_is_neither_loss_nor_rows(tmp_path):
     read = Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end - 5}}}}}')
     assert read.offsets() == offsets("many-segments-0", end - 5)
     assert Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end + 77}}}}}').rows == []
+
+
+def test_a_chunk_is_not_written_over_while_it_is_decoded(tmp_path):
+    """Rooms are used again; a chunk that is missing does not upset their turn."""
+    url = f"file://{tmp_path}"
+    put_topic(open_store(url), "many", {0: "many-segments-0"})
+    options = parse_options({"store": url, "tier": "cold", "subscribe": "many"}, streaming=False)
+    (split,) = Planner(options, report=[].append, warn=[].append).batch()
+    keys = [chunk.log_key for chunk in split.chunks]
+    gone = next(key for key in keys if key != keys[0] and keys.count(key) % 2)
+    (tmp_path / gone).unlink()
+    request, lost = ReadRequest(access=options.access, columns=COLUMNS), []
+    pieces = _cold(split, request, LossPolicy(False, lost.append))
+    before = b""
+    for number in range(keys.index(gone)):
+        decoded = next(pieces)
+        assert number == 0 or bytes(decoded.data) != before
+        before = bytes(decoded.data)
+    next(pieces)
+    assert len(lost) == keys.count(gone)
+    assert bytes(decoded.data) == before
+    pieces.close()
