@@ -75,6 +75,18 @@ def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own, capsys)
     assert place(stream.reportLatestOffset()) == {0: 1150, 1: 1150}
 
 
+def test_a_stream_of_the_bucket_alone_follows_what_is_offloaded(own):
+    stream, start = reader(own, server=None, tier="cold"), None
+    for offloaded in (150, 300):
+        own.produce("t", 150)
+        own.offload("t")
+        start = start or stream.initialOffset()
+        end = stream.latestOffset(start, ReadAllAvailable())
+        assert place(end) == {0: offloaded, 1: offloaded}
+        assert rows(stream, start, end) == expected(start, end)
+        start = end
+
+
 def test_a_stream_starts_at_the_latest_and_takes_new_partitions_from_their_beginning(own):
     own.produce("t", 50)
     stream = reader(own, startingOffsets="latest")
