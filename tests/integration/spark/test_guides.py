@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_tierlog import DefaultSource
 from tests.fakes.two_tiers import two_tiers
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
@@ -47,6 +48,15 @@ def test_moving_a_job_from_kafkas_source(spark, tmp_path):
             tiers.broker.partition("copy", number).offsets().log_end_offset for number in range(3)
         )
         assert copied == 900
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
+def test_the_page_on_spark(spark, tiers, tmp_path):
+    known = run("../spark.md", tiers, tmp_path, spark=spark)
+    spark.dataSource.register(DefaultSource)  # without the session's settings, as before
+    cold = sum(tiers.cold_end("flights", partition) for partition in range(3))
+    assert (known["frame"].count(), known["table"].num_rows) == (4800, cold)
 
 
 def test_reading_with_plain_python(tiers, tmp_path):
