@@ -137,6 +137,20 @@ def test_a_clean_stop_whose_tail_is_bad_is_recovered_like_a_crash(open_log, writ
     assert log.log_end_offset == last[1][-1].base_offset
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_was_flushed_is_trusted_to_its_length(open_log, written, last, folder, clean):
+    # Nothing reads it at a start: damage there is found by whoever reads it, or by `verify`.
+    first = file_of(folder, 0, ".log")
+    bad = bytearray(first.read_bytes())
+    bad[70] ^= 1
+    first.write_bytes(bad)
+    log = open_log(config=CONFIG, clean=clean, recovery_point=last[0])
+    assert log.log_end_offset == 120
+    assert log.recovery.clean == clean
+    read = 0 if clean else file_of(folder, last[0], ".log").stat().st_size
+    assert log.recovery.checked_bytes == read
+
+
 def test_segments_behind_a_cut_go(open_log, records_of, written, folder):
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[2], ".log")

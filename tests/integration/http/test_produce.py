@@ -7,6 +7,8 @@ import httpx
 import pytest
 import zstandard
 
+from record_format.batch import iter_headers
+from record_format.codecs import CODEC_IDS
 from record_format.encode import encode_batch
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
@@ -318,6 +320,23 @@ def test_times_out_of_bounds_are_invalid_records(api: Api) -> None:
     topic = api.topic(message_timestamp_before_max_ms=1000)
     refused = problem(api.produce(topic, {}, {"timestamp": 5}), 400, "invalid-record")
     assert refused["errors"][0]["loc"] == "records[1].timestamp"
+    topic = api.topic(message_timestamp_after_max_ms=1000)
+    refused = problem(api.produce(topic, {"timestamp": NOW + 10**9}), 400, "invalid-record")
+    assert "message.timestamp.after.max.ms is 1000" in refused["errors"][0]["msg"]
+    body = bytes(encode_batch([b"x"], timestamps=[NOW + 10**9]))
+    problem(post(api, topic, body, BATCHES), 400, "invalid-record")
+
+
+@pytest.mark.parametrize("name", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_records_are_stored_in_the_codec_of_the_topic(api: Api, name: str) -> None:
+    topic, wanted = api.topic(compression_type=name), CODEC_IDS[name]
+    api.values(topic, "json")
+    for codec in range(5):
+        assert post(api, topic, batch(b"sent", codec=codec), BATCHES).status_code == 200
+    stored = list(iter_headers(api.fetch(topic, accept=BATCHES).content))
+    assert [header.codec for header in stored] == [wanted] * 6
+    values = [record["value"] for record in api.fetch(topic).json()["records"]]
+    assert values == ["json", *["sent"] * 5]
 
 
 def test_an_unknown_topic_partition_type_or_parameter_is_told(api: Api) -> None:

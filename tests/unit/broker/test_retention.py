@@ -35,6 +35,13 @@ def test_by_size_what_remains_still_reaches_the_limit():
     assert expired_end(segments(5, 5, 5, 5), Limits(-1, 11), now_ms=NOW_MS) == 10
 
 
+def test_of_both_limits_the_one_that_takes_more_counts():
+    four = segments(5, 5, 5, 5)
+    assert expired_end(four, Limits(150, 11), now_ms=NOW_MS) == 20
+    assert expired_end(four, Limits(250, 10), now_ms=NOW_MS) == 20
+    assert expired_end(four, Limits(250, 11), now_ms=NOW_MS) == 10
+
+
 def test_by_size_the_active_segment_stays():
     assert expired_end(segments(5), Limits(-1, 0), now_ms=NOW_MS) is None
 
