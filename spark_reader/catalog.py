@@ -82,15 +82,13 @@ class Catalog:
     def chosen(self) -> list[tuple[TopicFacts, int]]:
         """The partitions that the options choose. Raises UnknownTopic, InvalidOption."""
         choice = self._options.choice
-        topics = self._topics(choice)
         chosen: list[tuple[TopicFacts, int]] = []
-        for topic in topics:
+        for topic in self._topics(choice):
             numbers = topic.partitions
             if choice.partitions is not None:
                 numbers = choice.partitions[topic.name]
                 _check_partitions("assign", topic, numbers)
             chosen += [(topic, number) for number in numbers]
-        self._check_named(topics)
         return chosen
 
     def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
@@ -121,9 +119,9 @@ class Catalog:
         loaded = _parallel(lambda pair: objects.load(*pair), ids)
         return restorable([topic for topic in loaded if topic is not None]).topics
 
-    def _check_named(self, topics: list[TopicFacts]) -> None:
+    def _check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
         """What an option says of a partition that there is not was meant for another."""
-        by_name = {topic.name: topic for topic in topics}
+        by_name = {topic.name: topic for topic, _ in chosen}
         options = self._options
         named = {
             "startingOffsets or startingOffsetsByTimestamp": options.starting.named(),
@@ -139,8 +137,17 @@ class Catalog:
     # --- partitions -------------------------------------------------------------------------------
 
     def partitions(self) -> list[PartitionFacts]:
-        """The facts of every chosen partition."""
-        return list(_parallel(lambda pair: self._partition(*pair), self.chosen()))
+        """The facts of every chosen partition. Raises InvalidOption where options name others."""
+        chosen = self.chosen()
+        self._check_named(chosen)
+        return self._facts(chosen)
+
+    def partitions_of_stream(self) -> list[PartitionFacts]:
+        """The same once a stream is under way: where it began, and on what, is of no matter."""
+        return self._facts(self.chosen())
+
+    def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
+        return _parallel(lambda pair: self._partition(*pair), chosen)
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False

@@ -13,7 +13,7 @@ Spark 4.2 or newer: earlier ones have no limits for Python sources.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -61,19 +61,15 @@ class TierlogStreamReader(
     # --- where to begin ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        planner, facts = self._look()
-        starts = {
-            name: within(
-                one,
-                resolve_start(
-                    one, self._options.starting, first_at_time=planner.catalog.first_at_time
-                ),
-                one.end_offset,
-                loss=planner.loss,
-            )[0]
-            for name, one in facts.items()
-        }
-        return _document(facts, starts)
+        planner = self._planner()
+        facts = planner.catalog.partitions()
+        look_up = planner.catalog.first_at_time
+        starts: dict[PartitionName, int] = {}
+        for one in facts:
+            start = resolve_start(one, self._options.starting, first_at_time=look_up)
+            begin, _ = within(one, start, one.end_offset, loss=planner.loss)
+            starts[one.topic, one.partition] = begin
+        return _document(_by_name(facts), starts)
 
     # --- how far ----------------------------------------------------------------------------------
 
@@ -192,7 +188,7 @@ class TierlogStreamReader(
 
     def _look(self) -> tuple[Planner, Facts]:
         planner = self._planner()
-        self._facts = {(one.topic, one.partition): one for one in planner.catalog.partitions()}
+        self._facts = _by_name(planner.catalog.partitions_of_stream())
         return planner, self._facts
 
     def _check_gone(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
@@ -219,6 +215,10 @@ class TierlogStreamReader(
                     f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
                     f"{topic_id})"
                 )
+
+
+def _by_name(facts: Iterable[PartitionFacts]) -> Facts:
+    return {(one.topic, one.partition): one for one in facts}
 
 
 def _document(facts: Facts, offsets: dict[PartitionName, int]) -> dict[str, Any]:

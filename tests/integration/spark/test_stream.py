@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.ranges import DataLoss
 from tests.fakes.two_tiers import two_tiers
@@ -104,6 +105,9 @@ def test_topics_that_a_pattern_finds_during_a_stream_and_that_go_again(own):
     def by_pattern(**given):
         return reader(own, subscribe=None, subscribePattern="t.*", **given)
 
+    with pytest.raises(InvalidOption, match="topic 't-new' is not one that is read"):
+        by_pattern(startingOffsets='{"t-new": {"0": 5}}').initialOffset()
+
     own.produce("t", 50)
     stream = by_pattern(startingOffsets="latest")
     start = stream.initialOffset()
@@ -119,7 +123,9 @@ def test_topics_that_a_pattern_finds_during_a_stream_and_that_go_again(own):
     own.broker.delete_topic("t-new")
     with pytest.raises(DataLoss, match="the stream has read t-new-0, and there is no such now"):
         by_pattern().latestOffset(end, ReadAllAvailable())
-    lenient = by_pattern(failOnDataLoss="false")
+    # Options say where a stream begins; under way it may lose what they name.
+    named = {"startingOffsets": '{"t-new": {"0": 5}}'}
+    lenient = by_pattern(failOnDataLoss="false", **named)
     after = lenient.latestOffset(end, ReadAllAvailable())
     assert set(after) == {"t"}
     assert rows(lenient, start, end) == rows(lenient, end, after) == []
