@@ -1,7 +1,8 @@
 """Looking into one segment, by offset and by time.
 
 * Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end in
-  the indexed offset; where it does not the index is wrong, and CorruptIndex says so.
+  the indexed offset, and an indexed time is that of the batch with its offset; where it is not so
+  the index is wrong, and CorruptIndex says so.
 * The log file is opened once for a look-up: what is found and what is then sent are of one file,
   whatever becomes of its name meanwhile.
 """
@@ -114,7 +115,11 @@ class SegmentLookup:
         near = self._floor_offset(
             column=0, target=segment.relative(max(offset, segment.base_offset))
         )
+        # What is in memory is true; what was found on disk is looked at in passing.
+        unchecked = segment.base_offset + entry[1] if entry and segment.times is None else -1
         for header in self._headers_from(near, end=segment.end.size_bytes):
+            if entry and header.base_offset <= unchecked <= header.last_offset:
+                _check_time_entry(segment, LargestTimestamp(entry[0], unchecked), header)
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 
@@ -167,9 +172,27 @@ def largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
     """The last time index entry, or what a walk over all headers finds where there is none."""
     largest = segment.largest
     if largest is None:
-        largest = last_time_entry(segment, files) or _walk_for_largest(segment, files)
+        largest = last_time_entry(segment, files)
+        if largest is None:
+            largest = _walk_for_largest(segment, files)
+        elif segment.times is None:  # whole segments are deleted by it: it is not just believed
+            found = SegmentLookup(segment, files).find_offset(largest.offset)
+            _check_time_entry(segment, largest, found)
         segment.largest = largest
     return largest
+
+
+def _check_time_entry(
+    segment: Segment, entry: LargestTimestamp, header: BatchHeader | None
+) -> None:
+    """An entry is the time of the batch that holds its offset; `header` is what does. One that
+    compaction emptied has kept its offsets alone.
+    """
+    if header is None or (header.record_count and header.max_timestamp != entry.timestamp):
+        raise CorruptIndex(
+            f"timestamp {entry.timestamp} is not that of the batch with offset {entry.offset}",
+            file=segment.name(TIME_INDEX),
+        )
 
 
 def last_time_entry(segment: Segment, files: Files) -> LargestTimestamp | None:

@@ -216,7 +216,9 @@ def test_offsets_are_found_by_time_though_times_do_not_rise(open_log, append_val
         assert log.offset_for_timestamp(timestamp) == next(later, None)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "garbage", "zeros", "shifted", "unordered"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "short", "garbage", "zeros", "shifted", "unordered", "lying", "last lies"]
+)
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_a_bad_index_of_a_trusted_segment_is_rebuilt_when_it_is_used(
     open_log, append_values, records_of, tmp_path, suffix, damage
@@ -235,14 +237,18 @@ def test_a_bad_index_of_a_trusted_segment_is_rebuilt_when_it_is_used(
         "zeros": bytes(len(good)),
         "shifted": good[:size] + good,
         "unordered": good[size : 2 * size] + good[:size] + good[2 * size :],
+        "lying": b"".join(
+            good[at : at + size - 1] + bytes([good[at + size - 1] ^ 2])
+            for at in range(0, len(good), size)
+        ),
+        "last lies": good[: -size + 3] + b"\0" + good[-size + 4 :],
     }[damage]
     path.unlink() if bad is None else path.write_bytes(bad)
     log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})
     assert log.recovery.clean
     for number in range(100):
         assert log.read(number, max_bytes=1).base_offset == number
-    if suffix == ".index" or damage in ("missing", "short"):
-        for number in range(100):
-            assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
+    for number in range(100):
+        assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
     log.sealed_segment_files(0)
     assert path.read_bytes() == good
