@@ -41,11 +41,11 @@ def mend_snapshot(state: LogState, offset: int) -> Path:
     """The snapshot at `offset`; one that is missing or bad is made anew first, out of an older one
     and the batches between. Raises CorruptBatch, OSError.
     """
-    path = path_of(state.folder, offset, SNAPSHOT)
-    snapshots = {int(found.stem) for found in state.folder.glob(f"*{SNAPSHOT}")}
-    producers = load_newest(state, snapshots, at_most=offset, at_least=state.segments.bases[0])
-    if producers.end_offset == offset and path.exists():
+    path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
+    if path.exists() and _read(path) is not None:
         return path
+    snapshots = {int(found.stem) for found in state.folder.glob(f"*{SNAPSHOT}")}
+    producers = load_newest(state, snapshots, at_most=offset, at_least=start)
     replay(state, producers, end_offset=offset)
     return _write(state, offset, producers)
 
@@ -54,6 +54,14 @@ def _write(state: LogState, offset: int, producers: Iterable[Producer]) -> Path:
     path = path_of(state.folder, offset, SNAPSHOT)
     write_whole(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=False)
     return path
+
+
+def _read(path: Path) -> list[ProducerEntry] | None:
+    """None where it is bad."""
+    try:
+        return parse_snapshot(path.read_bytes(), file=str(path))
+    except (CorruptSnapshot, UnknownFormatVersion):
+        return None
 
 
 def load_newest(
@@ -68,9 +76,8 @@ def load_newest(
         if not at_least <= offset <= at_most:
             continue
         path = path_of(state.folder, offset, SNAPSHOT)
-        try:
-            entries = parse_snapshot(path.read_bytes(), file=str(path))
-        except (CorruptSnapshot, UnknownFormatVersion):
+        entries = _read(path)
+        if entries is None:
             state.disk.unlink(path)
             offsets.discard(offset)
             continue

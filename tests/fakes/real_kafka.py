@@ -37,6 +37,12 @@ _BAD = re.compile(
     r"|Exception|Non-consecutive|magic: (?!2 )",
     re.IGNORECASE,
 )
+# Of its storage module; that a new controller counts leader epochs from 0 is no fault of a file.
+_WARNINGS = re.compile(
+    r"^.* (?:WARN|ERROR|FATAL) (?!.*LeaderEpochFileCache)"
+    r".*\((?:kafka\.log|org\.apache\.kafka\.storage)\..*$",
+    re.MULTILINE,
+)
 # What the tool says of every log that does not begin at offset 0.
 _FALSE_ALARM = re.compile(
     r"Non-consecutive offsets in [^\n]*\n +-1 is followed by \d+\n(?! +\d+ is followed)"
@@ -66,6 +72,7 @@ class Served(NamedTuple):
     committed: dict[str, list[Seen]]
     offsets: dict[str, tuple[int, int, int]]
     folder: Path  # the broker's data folder, as it left it
+    warnings: list[str]  # what it said of the files: its log has nothing else to complain about
 
 
 class RealKafka:
@@ -205,6 +212,7 @@ class _Broker:
             _seen(out / "read_committed.jsonl"),
             {name: tuple(found) for name, found in offsets.items()},
             self._data,
+            _WARNINGS.findall(self._data.with_name(f"{self._data.name}.log").read_text()),
         )
 
     @contextmanager

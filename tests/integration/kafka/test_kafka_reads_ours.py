@@ -208,6 +208,7 @@ def test_the_dump_tool_is_a_judge_that_notices(kafka, ours, tmp_path):
 
 
 def assert_served_as_ours(seen, ours):
+    assert seen.warnings == [], "checkpoints, epochs, metadata: Kafka read them all"
     for name, records in ours.records.items():
         assert as_ours(seen.records.get(name, [])) == records, name
         assert [r.offset for r in seen.committed.get(name, [])] == ours.committed_offsets[name]
