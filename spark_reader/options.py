@@ -61,6 +61,8 @@ class ReadOptions:
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
 
 
+_ISOLATION: Final = Option(read.one_of("read_uncommitted", "read_committed"))
+
 _OPTIONS: Final[dict[str, Option]] = {
     "store": Option(read.address),
     "endpoint": Option(read.http_address),
@@ -93,7 +95,8 @@ _OPTIONS: Final[dict[str, Option]] = {
     "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),
-    "isolationLevel": Option(read.one_of("read_uncommitted", "read_committed")),
+    "isolationLevel": _ISOLATION,
+    "kafka.isolation.level": _ISOLATION,  # of a job that was moved: it says which rows there are
     "tier": Option(read.one_of("all", "cold")),
     "manifestVersion": Option(read.versions_by_partition, uses=BATCH_ONLY),
     "pin": Option(read.text, uses=BATCH_ONLY),
@@ -111,7 +114,8 @@ def parse_options(
         starting=_starting(values, streaming=streaming),
         ending=_ending(values),
         tier=values.get("tier", "all"),
-        isolation=values.get("isolationLevel", "read_uncommitted"),
+        isolation=values.get("isolationLevel")
+        or values.get("kafka.isolation.level", "read_uncommitted"),
         min_partitions=values.get("minPartitions"),
         max_records_per_partition=values.get("maxRecordsPerPartition"),
         split_bytes=values.get("splitBytes"),

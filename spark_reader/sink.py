@@ -36,13 +36,16 @@ from spark_reader.option_values import InvalidOption
 from spark_reader.options import access_of
 from spark_reader.sink_batches import COLUMN_TYPES, Batch, Batcher, Place, TopicShape, rows_of
 
+_COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
+
 _OPTIONS: Final[dict[str, Option]] = {
     "server": Option(read.address),
     "token": Option(read.text, secret=True),
     "tokenFile": Option(read.text),
     "caFile": Option(read.text),
     "topic": Option(read.text),
-    "compression": Option(read.one_of(*CODEC_NAMES.values())),
+    "compression": _COMPRESSION,
+    "kafka.compression.type": _COMPRESSION,  # of a job that was moved
     "includeHeaders": Option(read.boolean),
     "checkpointLocation": Option(read.text),  # Spark's, and handed on to the sink of a stream
 }
@@ -63,7 +66,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         access=access_of(values),
         topic=values.get("topic"),
-        codec=CODEC_IDS[values.get("compression", "none")],
+        codec=CODEC_IDS[values.get("compression") or values.get("kafka.compression.type", "none")],
     )
 
 

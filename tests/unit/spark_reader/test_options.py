@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from record_format.codecs import CODEC_IDS
 from spark_reader.bounds import EARLIEST, LATEST, AtTime
 from spark_reader.option_table import Use
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import _OPTIONS, parse_options
+from spark_reader.sink import parse_write_options
 
 COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
 
@@ -108,6 +110,7 @@ WRONG = {
     "failOnDataLoss": ("no", "one of true, false"),
     "includeHeaders": ("yes", "one of true, false"),
     "isolationLevel": ("serializable", "one of read_uncommitted, read_committed"),
+    "kafka.isolation.level": ("x", "one of read_uncommitted, read_committed"),
     "tier": ("hot", "one of all, cold"),
     "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions as in {"topic": {"0": 12'),
     "pin": ("", "a text"),
@@ -131,6 +134,15 @@ def test_batches_pass_over_the_limits_of_streams_as_kafkas_source_does():
 def test_what_only_spark_or_kafka_know_is_passed_over():
     options = {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g", "mergeSchema": "true"}
     assert parse(**options).tier == "cold"
+
+
+def test_what_kafkas_options_say_of_rows_and_bytes_holds_where_ours_say_nothing():
+    committed = {"kafka.isolation.level": "read_committed"}
+    assert parse(**committed).isolation == "read_committed"
+    assert parse(**committed, isolationLevel="read_uncommitted").isolation == "read_uncommitted"
+    to = {"server": "broker:8640", "kafka.compression.type": "zstd"}
+    assert parse_write_options(to).codec == CODEC_IDS["zstd"]
+    assert parse_write_options({**to, "compression": "none"}).codec == CODEC_IDS["none"]
 
 
 def test_cold_needs_a_store_and_a_stream_takes_no_end():
