@@ -17,7 +17,7 @@ from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import OffsetEntry, TimeEntry
 from tierlog.dump.items import BatchItem, Item, Problem, RecordItem
-from tierlog.dump.reading import base_offset_of, batches_of, kind_of, mapped, read_items
+from tierlog.dump.reading import LogFile, base_offset_of, kind_of, read_items
 
 _CHECKED_AGAINST_LOG: Final = ("index", "timeindex")
 
@@ -64,12 +64,12 @@ def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Itera
         return
     yield from _order_problems(path.name, entries)
     by_offset = sorted(set(entries), key=lambda entry: entry.offset, reverse=True)
-    with mapped(log) as data:
+    with LogFile(log) as file:
         try:
-            for header in batches_of(data):
+            for header in file.headers():
                 while by_offset and by_offset[-1].offset <= header.last_offset:
                     yield from _mismatch(path.name, by_offset.pop(), header)
-        except CorruptBatch as error:
+        except (CorruptBatch, OSError) as error:
             yield Problem(path.name, f"that {log.name} cannot be walked: {error}")
             return
     for entry in reversed(by_offset):

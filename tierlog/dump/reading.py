@@ -1,7 +1,8 @@
 """A file of a log in, its items out: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
 checkpoints, `partition.metadata`, `meta.properties`.
 
-* Files are mapped, never read whole: a segment of a GiB takes no memory.
+* A `.log` is read batch by batch, never whole: a segment of a GiB takes no memory. Nothing is
+  mapped: a disk that fails, or a file that is cut meanwhile, would be a signal.
 * Damage is an item (`Problem`), not an exception: what comes before it is shown, and what comes
   after it where the format allows. Only a file that cannot be opened, or whose kind is not known,
   raises.
@@ -10,14 +11,14 @@ checkpoints, `partition.metadata`, `meta.properties`.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from record_format.batch import (
+    HEADER_SIZE,
     LOG_APPEND_TIME,
     MAX_SEQUENCE,
     BatchHeader,
@@ -54,6 +55,7 @@ from tierlog.dump.items import (
     RecordItem,
 )
 
+READ_BYTES: Final = 1 << 20
 _SEGMENT_FILE: Final = re.compile(
     r"([0-9]{20})(?:-[^.]*)?\.(log|index|timeindex|txnindex|snapshot)(\.deleted|\.cleaned|\.swap)?\Z"
 )
@@ -92,51 +94,59 @@ def read_items(path: Path, *, with_records: bool = True) -> Iterator[Item]:
     """
     kind = kind_of(path)
     if kind == "log":
-        with mapped(path) as data:
-            yield from _log_items(path, data, with_records=with_records)
+        with LogFile(path) as log:
+            yield from _log_items(path, log, with_records=with_records)
         return
     yield FileBegin(path.name)
-    with mapped(path) as data:
-        try:
-            yield from _READERS[kind](path, data)
-        except CorruptDataError as error:
-            yield Problem(path.name, _said(error, path))
+    data = memoryview(path.read_bytes())
+    try:
+        yield from _READERS[kind](path, data)
+    except CorruptDataError as error:
+        yield Problem(path.name, _said(error, path))
 
 
-@contextlib.contextmanager
-def mapped(path: Path) -> Iterator[memoryview]:
-    """The file's bytes as they were when it was opened. An empty file cannot be mapped."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if not size:
-            yield memoryview(b"")
-            return
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as area:
-            view = memoryview(area)
+class LogFile:
+    """A `.log` as long as it was when it was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=READ_BYTES)
+        self.size_bytes = os.fstat(self._file.fileno()).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def headers(self) -> Iterator[BatchHeader]:
+        """Of whole batches. Raises CorruptBatch at the first bytes that are none, OSError."""
+        position = 0
+        while position < self.size_bytes:
             try:
-                yield view
-            finally:
-                view.release()
+                header = parse_header(self._read(position, HEADER_SIZE))._replace(position=position)
+            except CorruptBatch as bad:
+                raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+            if header.end_position > self.size_bytes:
+                raise CorruptBatch("the batch is cut", position=position)
+            yield header
+            position = header.end_position
+
+    def batch(self, header: BatchHeader) -> bytes:
+        return self._read(header.position, header.size_bytes)
+
+    def _read(self, position: int, size_bytes: int) -> bytes:
+        self._file.seek(position)
+        return self._file.read(min(size_bytes, self.size_bytes - position))
 
 
-def batches_of(data: memoryview) -> Iterator[BatchHeader]:
-    """The headers of whole batches. Raises CorruptBatch at the first bytes that are none."""
-    position = 0
-    while position < len(data):
-        header = parse_header(data, position)
-        if header.end_position > len(data):
-            raise CorruptBatch("the batch is cut", position=position)
-        yield header
-        position = header.end_position
-
-
-def _log_items(path: Path, data: memoryview, *, with_records: bool) -> Iterator[Item]:
+def _log_items(path: Path, log: LogFile, *, with_records: bool) -> Iterator[Item]:
     yield FileBegin(path.name, base_offset_of(path))
     gaps = _GapFinder()
     end = 0
     try:
-        for header in batches_of(data):
-            yield BatchItem(header, _crc_matches(data, header))
+        for header in log.headers():
+            data = log.batch(header)
+            yield BatchItem(header, _crc_matches(data, header._replace(position=0)))
             if with_records:
                 for item in _record_items(path, data, header):
                     gaps.see(item)
@@ -144,8 +154,10 @@ def _log_items(path: Path, data: memoryview, *, with_records: bool) -> Iterator[
             end = header.end_position
     except CorruptBatch as error:
         yield Problem(
-            path.name, f"{len(data) - end} invalid bytes at the end: {_said(error, path)}"
+            path.name, f"{log.size_bytes - end} invalid bytes at the end: {_said(error, path)}"
         )
+    except OSError as error:
+        yield Problem(path.name, f"bytes from position {end} on that cannot be read: {error}")
     if gaps.pairs:
         yield Gaps(path.name, tuple(gaps.pairs), gaps.more)
 
@@ -172,7 +184,7 @@ class _GapFinder:
         self._last = offset
 
 
-def _crc_matches(data: memoryview, header: BatchHeader) -> bool:
+def _crc_matches(data: bytes, header: BatchHeader) -> bool:
     try:
         check_crc(data, header)
     except CorruptBatch:
@@ -185,11 +197,12 @@ def _said(error: CorruptDataError, path: Path) -> str:
     return str(error).removeprefix(f"{path.name}: ")
 
 
-def _record_items(path: Path, data: memoryview, header: BatchHeader) -> Iterator[Item]:
+def _record_items(path: Path, data: bytes, header: BatchHeader) -> Iterator[Item]:
     try:
-        records = decode_batch(data, header)
+        records = decode_batch(data, header._replace(position=0))
     except CorruptBatch as error:
-        yield Problem(path.name, _said(error, path))
+        where = f"position {header.position}: offset {header.base_offset}"
+        yield Problem(path.name, f"{where}: {error.detail}")
         return
     for record in records:
         yield _record_item(record, header)

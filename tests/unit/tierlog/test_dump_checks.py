@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tierlog.dump.checks import find_problems
+from tierlog.dump.items import Problem
 from tierlog.dump.reading import UnknownFileKind, read_items
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
@@ -57,6 +58,18 @@ def test_verify_finds_a_changed_byte(folder, name, position, said):
     assert problems
     assert said in problems[0].detail
     assert problems[0].file == name
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_a_problem_and_no_signal(tmp_path):
+    source = (FIXTURES / "big-batch-0" / f"{0:020d}.log").read_bytes()
+    log = tmp_path / f"{0:020d}.log"
+    log.write_bytes(source * (1 + (4 << 20) // len(source)))
+    items = read_items(log)
+    next(items), next(items)
+    with log.open("r+b") as file:
+        file.truncate(100)
+    *_, last = [item for item in items if isinstance(item, Problem)]
+    assert "invalid bytes at the end" in last.detail
 
 
 def test_verify_finds_a_torn_tail(folder):
