@@ -19,10 +19,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
+from record_format.pointer import copy_bytes, pointer_to
 from record_format.record_walk import Problem
 
 # Columns of the header table, one row a batch.
@@ -89,40 +88,12 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
-@intrinsic
-def _copy(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    typing_context,  # noqa: ARG001
-    target,
-    target_at,  # noqa: ARG001
-    source,
-    source_at,  # noqa: ARG001
-    size,  # noqa: ARG001
-):
-    """C's memcpy. A loop would be slower, since numba cannot rule out that arrays overlap."""
-    signature = types.void(target, types.int64, source, types.int64, types.int64)
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        to, to_at, origin, origin_at, count = arguments
-        to_array = context.make_array(signature.args[0])(context, builder, to)
-        from_array = context.make_array(signature.args[2])(context, builder, origin)
-        cgutils.raw_memcpy(
-            builder,
-            builder.gep(to_array.data, [to_at]),
-            builder.gep(from_array.data, [origin_at]),
-            count,
-            1,
-        )
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 @_compiled
-def _big_endian(data, at, size):  # type: ignore[no-untyped-def]
+def _big_endian(source, at, size):  # type: ignore[no-untyped-def]
     """A signed integer of `size` bytes."""
-    value = np.int64(np.int8(data[at]))
+    value = np.int64(np.int8(source[at]))
     for index in range(1, size):
-        value = (value << 8) | np.int64(data[at + index])
+        value = (value << 8) | np.int64(source[at + index])
     return value
 
 
@@ -133,22 +104,22 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     Stops at the end, at a full table, at a batch that reaches past the end, and at a header that
     `batch.parse_header` would refuse: the caller asks it which.
     """
-    count = 0
+    source, count = pointer_to(data), 0
     while start + _HEADER_SIZE <= end and count < table.shape[0]:
-        size = _big_endian(data, start + 8, 4) + 12
+        size = _big_endian(source, start + 8, 4) + 12
         if data[start + 16] != 2 or size < _HEADER_SIZE or size > end - start:
             break
         row = table[count]
         row[POSITION] = start
         row[SIZE] = size
-        row[BASE_OFFSET] = _big_endian(data, start, 8)
-        row[CRC] = _big_endian(data, start + 17, 4) & 0xFFFFFFFF
-        row[ATTRIBUTES] = _big_endian(data, start + 21, 2)
-        row[LAST_DELTA] = _big_endian(data, start + 23, 4)
-        row[BASE_TIME] = _big_endian(data, start + 27, 8)
-        row[MAX_TIME] = _big_endian(data, start + 35, 8)
-        row[PRODUCER] = _big_endian(data, start + 43, 8)
-        row[COUNT] = _big_endian(data, start + 57, 4)
+        row[BASE_OFFSET] = _big_endian(source, start, 8)
+        row[CRC] = _big_endian(source, start + 17, 4) & 0xFFFFFFFF
+        row[ATTRIBUTES] = _big_endian(source, start + 21, 2)
+        row[LAST_DELTA] = _big_endian(source, start + 23, 4)
+        row[BASE_TIME] = _big_endian(source, start + 27, 8)
+        row[MAX_TIME] = _big_endian(source, start + 35, 8)
+        row[PRODUCER] = _big_endian(source, start + 43, 8)
+        row[COUNT] = _big_endian(source, start + 57, 4)
         if row[BASE_OFFSET] < 0 or row[LAST_DELTA] < 0:
             break
         if row[COUNT] < 0 or row[COUNT] > row[LAST_DELTA] + 1:
@@ -161,12 +132,12 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _varint(data, at, end):  # type: ignore[no-untyped-def]
+def _varint(source, at, end):  # type: ignore[no-untyped-def]
     """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
     raw = np.int64(0)
     shift = 0
     while at < end and shift < 35:
-        byte = np.int64(data[at])
+        byte = np.int64(source[at])
         at += 1
         raw |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -178,12 +149,12 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _varlong(data, at, end):  # type: ignore[no-untyped-def]
+def _varlong(source, at, end):  # type: ignore[no-untyped-def]
     """The same for 64 bits."""
     raw = np.uint64(0)
     shift = 0
     while at < end and shift < 70:
-        byte = np.uint64(data[at])
+        byte = np.uint64(source[at])
         at += 1
         if shift == 63 and byte > np.uint64(1):
             break
@@ -256,6 +227,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     a record is checked. `data` must be as large as the table says, `keys`, `values`, `names` and
     `contents` (where wanted) as large as what is left of `data`.
     """
+    source = pointer_to(data)
     rows, headers = state[ROWS], state[HEADERS]
     key_bytes, value_bytes = state[KEY_BYTES], state[VALUE_BYTES]
     name_bytes, content_bytes = state[NAME_BYTES], state[CONTENT_BYTES]
@@ -276,7 +248,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 outcome = ROWS_FULL
                 break
             start = at
-            size, at = _varint(data, at, limit)
+            size, at = _varint(source, at, limit)
             if at < 0:
                 problem = _VARINT
                 break
@@ -285,7 +257,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 break
             end = at + size
             at += 1
-            time_delta, at = _varlong(data, at, end)
+            time_delta, at = _varlong(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -295,7 +267,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 problem = _TIMESTAMP
                 break
             before = delta
-            delta, at = _varint(data, at, end)
+            delta, at = _varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -313,7 +285,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 record += 1
                 continue
 
-            size, at = _varint(data, at, end)
+            size, at = _varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -322,7 +294,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 break
             key_at, key_size = at, size
             at += max(size, 0)
-            size, at = _varint(data, at, end)
+            size, at = _varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -333,7 +305,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             at += max(size, 0)
 
             if want & WANT_HEADERS:
-                size, at = _varint(data, at, end)
+                size, at = _varint(source, at, end)
                 if at < 0:
                     problem = _VARINT
                     break
@@ -345,19 +317,19 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                     outcome = HEADERS_FULL
                     break
                 for _ in range(size):
-                    part, at = _varint(data, at, end)
+                    part, at = _varint(source, at, end)
                     if at < 0 or part < 0 or part > end - at:
                         problem = _HEADERS
                         break
-                    _copy(names, name_bytes, data, at, part)
+                    copy_bytes(pointer_to(names), name_bytes, source, at, part)
                     name_bytes += part
                     at += part
-                    part, at = _varint(data, at, end)
+                    part, at = _varint(source, at, end)
                     if at < 0 or part < -1 or part > end - at:
                         problem = _HEADERS
                         break
                     if part >= 0:
-                        _copy(contents, content_bytes, data, at, part)
+                        copy_bytes(pointer_to(contents), content_bytes, source, at, part)
                         content_bytes += part
                         at += part
                         content_there[headers] = 1
@@ -380,14 +352,14 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
 
             if want & WANT_KEY:
                 if key_size > 0:
-                    _copy(keys, key_bytes, data, key_at, key_size)
+                    copy_bytes(pointer_to(keys), key_bytes, source, key_at, key_size)
                     key_bytes += key_size
                 key_there[rows] = key_size >= 0
                 state[NULL_KEYS] += key_size < 0
                 key_ends[rows + 1] = key_bytes
             if want & WANT_VALUE:
                 if value_size > 0:
-                    _copy(values, value_bytes, data, value_at, value_size)
+                    copy_bytes(pointer_to(values), value_bytes, source, value_at, value_size)
                     value_bytes += value_size
                 value_there[rows] = value_size >= 0
                 state[NULL_VALUES] += value_size < 0

@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit, types
 
 from record_format.native_walk import _varint
+from record_format.pointer import BYTES, copy_bytes, pointer_to
 
 OK: Final = 0
 CORRUPT: Final = 1
@@ -28,6 +29,8 @@ _BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT: Final = types.Array(types.uint8, 1, "C")
 _PRINTS: Final = types.Array(types.uint64, 1, "C")
 _OFFSETS: Final = types.Array(types.uint32, 1, "C")
+_PRINT_POINTER: Final = types.CPointer(types.uint64)
+_OFFSET_POINTER: Final = types.CPointer(types.uint32)
 _I64: Final = types.int64
 _U64: Final = types.uint64
 
@@ -51,32 +54,32 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(33))
 
 
-@njit(_U64(_BYTES, _I64, _I64), cache=True, nogil=True)
-def _little_endian(data, at, size):  # type: ignore[no-untyped-def]
+@njit(_U64(BYTES, _I64, _I64), cache=True, nogil=True)
+def _little_endian(source, at, size):  # type: ignore[no-untyped-def]
     value = np.uint64(0)
     for i in range(size):
-        value |= np.uint64(data[at + i]) << np.uint64(8 * i)
+        value |= np.uint64(source[at + i]) << np.uint64(8 * i)
     return value
 
 
-@njit(types.UniTuple(_U64, 2)(_BYTES, _I64, _I64, _U64), cache=True, nogil=True)
-def hash_key(data, start, end, seed):  # type: ignore[no-untyped-def]
-    """MurmurHash3 x64-128 of data[start:end] (Austin Appleby, public domain)."""
+@njit(types.UniTuple(_U64, 2)(BYTES, _I64, _I64, _U64), cache=True, nogil=True)
+def hash_key(source, start, end, seed):  # type: ignore[no-untyped-def]
+    """MurmurHash3 x64-128 of source[start:end] (Austin Appleby, public domain)."""
     h1 = seed
     h2 = seed
     at = start
     while end - at >= 16:
-        k1 = _little_endian(data, at, 8)
-        k2 = _little_endian(data, at + 8, 8)
+        k1 = _little_endian(source, at, 8)
+        k2 = _little_endian(source, at + 8, 8)
         h1 ^= _rotl(k1 * _C1, 31) * _C2
         h1 = (_rotl(h1, 27) + h2) * np.uint64(5) + np.uint64(0x52DCE729)
         h2 ^= _rotl(k2 * _C2, 33) * _C1
         h2 = (_rotl(h2, 31) + h1) * np.uint64(5) + np.uint64(0x38495AB5)
         at += 16
     if end - at > 8:
-        h2 ^= _rotl(_little_endian(data, at + 8, end - at - 8) * _C2, 33) * _C1
+        h2 ^= _rotl(_little_endian(source, at + 8, end - at - 8) * _C2, 33) * _C1
     if end - at > 0:
-        h1 ^= _rotl(_little_endian(data, at, min(end - at, 8)) * _C1, 31) * _C2
+        h1 ^= _rotl(_little_endian(source, at, min(end - at, 8)) * _C1, 31) * _C2
     size = np.uint64(end - start)
     h1 ^= size
     h2 ^= size
@@ -89,34 +92,33 @@ def hash_key(data, start, end, seed):  # type: ignore[no-untyped-def]
     return h1, h2
 
 
-@njit(_I64(_U64, _U64, _PRINTS, _OFFSETS), cache=True, nogil=True)
-def _slot(h1, h2, prints, offsets):  # type: ignore[no-untyped-def]
+@njit(_I64(_U64, _U64, _I64, _PRINT_POINTER, _OFFSET_POINTER), cache=True, nogil=True)
+def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
     """Slot of the key, or the free one where it would go."""
-    slots = np.uint64(len(prints))
-    slot = np.int64(h1 % slots)
+    slot = np.int64(h1 % np.uint64(slots))
     while offsets[slot] != 0 and prints[slot] != h2:
-        slot = np.int64(0) if slot + 1 == len(prints) else slot + np.int64(1)
+        slot = np.int64(0) if slot + 1 == slots else slot + np.int64(1)
     return slot
 
 
-@njit(types.UniTuple(_I64, 6)(_BYTES, _I64), cache=True, nogil=True)
-def _record(data, at):  # type: ignore[no-untyped-def]
+@njit(types.UniTuple(_I64, 6)(BYTES, _I64, _I64), cache=True, nogil=True)
+def _record(source, length, at):  # type: ignore[no-untyped-def]
     """(end, timestamp delta, its position, offset delta, key start, key size): end -1 where wrong.
 
     The position is of the first byte behind the timestamp delta. A null key has size -1.
     """
     bad = (-1, 0, 0, 0, 0, 0)
-    size, at = _varint(data, at, 32)
-    if at < 0 or size <= 0 or size > len(data) - at:
+    size, at = _varint(source, length, at, 32)
+    if at < 0 or size <= 0 or size > length - at:
         return bad
     end = at + size
-    timestamp_delta, behind = _varint(data, at + 1, 64)
+    timestamp_delta, behind = _varint(source, length, at + 1, 64)
     if behind < 0:
         return bad
-    offset_delta, at = _varint(data, behind, 32)
+    offset_delta, at = _varint(source, length, behind, 32)
     if at < 0:
         return bad
-    key_size, at = _varint(data, at, 32)
+    key_size, at = _varint(source, length, at, 32)
     if at < 0 or key_size < -1 or key_size > end - at:
         return bad
     return end, timestamp_delta, behind, offset_delta, at, key_size
@@ -131,9 +133,11 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, count, base_offset, start_offset, used, most, seed, prints, offsets
 ):
     """Enter the keys of a batch's records from `start_offset` on; (status, slots now used)."""
+    source, length = pointer_to(data), len(data)
+    print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
     at = 0
     for _ in range(count):
-        end, _delta, _behind, offset_delta, key_start, key_size = _record(data, at)
+        end, _delta, _behind, offset_delta, key_start, key_size = _record(source, length, at)
         if end < 0:
             return CORRUPT, used
         at = end
@@ -142,8 +146,8 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             continue
         if used >= most or offset - start_offset >= 0xFFFFFFFF:
             return FULL, used
-        h1, h2 = hash_key(data, key_start, key_start + key_size, seed)
-        slot = _slot(h1, h2, prints, offsets)
+        h1, h2 = hash_key(source, key_start, key_start + key_size, seed)
+        slot = _slot(h1, h2, len(prints), print_pointer, offset_pointer)
         if offsets[slot] == 0:
             prints[slot] = h2
             used += 1
@@ -171,23 +175,25 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Which records stay, into `keep`; (status, how many, tombstones among them, first and
     greatest timestamp delta of them).
     """
+    source, length = pointer_to(data), len(data)
+    print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
     at = 0
     kept = 0
     tombstones = 0
     first = 0
     greatest = 0
     for number in range(count):
-        end, delta, _behind, offset_delta, key_start, key_size = _record(data, at)
+        end, delta, _behind, offset_delta, key_start, key_size = _record(source, length, at)
         if end < 0:
             return CORRUPT, 0, 0, 0, 0
         offset = base_offset + offset_delta
-        value_size, behind = _varint(data, key_start + max(key_size, 0), 32)
+        value_size, behind = _varint(source, length, key_start + max(key_size, 0), 32)
         if behind < 0 or value_size < -1 or value_size > end - behind:
             return CORRUPT, 0, 0, 0, 0
         stays = offset > latest_offset
         if not stays and key_size >= 0 and not (value_size < 0 and drop_tombstones):
-            h1, h2 = hash_key(data, key_start, key_start + key_size, seed)
-            slot = _slot(h1, h2, prints, offsets)
+            h1, h2 = hash_key(source, key_start, key_start + key_size, seed)
+            slot = _slot(h1, h2, len(prints), print_pointer, offset_pointer)
             entry = np.int64(offsets[slot])
             stays = entry == 0 or offset - start_offset + 1 >= entry
         keep[number] = 1 if stays else 0
@@ -200,12 +206,12 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             if value_size < 0:
                 tombstones += 1
         at = end
-    if at != len(data):
+    if at != length:
         return CORRUPT, 0, 0, 0, 0
     return OK, kept, tombstones, first, greatest
 
 
-@njit(_I64(_I64, _OUT, _I64), cache=True, nogil=True)
+@njit(_I64(_I64, BYTES, _I64), cache=True, nogil=True)
 def _put_varint(value, out, at):  # type: ignore[no-untyped-def]
     raw = np.uint64(value << 1) ^ np.uint64(value >> 63)
     while raw > np.uint64(0x7F):
@@ -231,17 +237,18 @@ def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-u
     """Write the kept records into `out`, their timestamp deltas plus `shift` (or, with
     `same_time`, all `shift`); the bytes written. `data` was found sound by `choose_records`.
     """
+    source, length, target = pointer_to(data), len(data), pointer_to(out)
     at = 0
     to = 0
     for number in range(count):
-        end, delta, behind, _offset_delta, _key, _size = _record(data, at)
+        end, delta, behind, _offset_delta, _key, _size = _record(source, length, at)
         if keep[number]:
             delta = shift if same_time else delta + shift
             rest = end - behind
-            to = _put_varint(1 + _varint_size(delta) + rest, out, to)
-            out[to] = 0
-            to = _put_varint(delta, out, to + 1)
-            out[to : to + rest] = data[behind:end]
+            to = _put_varint(1 + _varint_size(delta) + rest, target, to)
+            target[to] = 0
+            to = _put_varint(delta, target, to + 1)
+            copy_bytes(target, to, source, behind, rest)
             to += rest
         at = end
     return to

@@ -21,6 +21,7 @@ from record_format import batch
 from record_format.batch import Buffer, parse_header
 from record_format.batch_run import BatchRun, describe_plain, least_timestamp
 from record_format.native_walk import _walk
+from record_format.pointer import BYTES, pointer_to
 from record_format.record_walk import I64_MAX, I64_MIN
 
 _BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
@@ -40,20 +41,20 @@ START, END, CRC, TO_EXPAND = range(4)
 _NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 
-@njit(_I64(_BYTES, _I64), cache=True, nogil=True)
-def _i32(data, at):  # type: ignore[no-untyped-def]
+@njit(_I64(BYTES, _I64), cache=True, nogil=True)
+def _i32(source, at):  # type: ignore[no-untyped-def]
     value = (
-        (np.uint32(data[at]) << 24)
-        | (np.uint32(data[at + 1]) << 16)
-        | (np.uint32(data[at + 2]) << 8)
-        | np.uint32(data[at + 3])
+        (np.uint32(source[at]) << 24)
+        | (np.uint32(source[at + 1]) << 16)
+        | (np.uint32(source[at + 2]) << 8)
+        | np.uint32(source[at + 3])
     )
     return np.int64(np.int32(value))
 
 
-@njit(_I64(_BYTES, _I64), cache=True, nogil=True)
-def _i64(data, at):  # type: ignore[no-untyped-def]
-    return (_i32(data, at) << 32) | (_i32(data, at + 4) & 0xFFFFFFFF)
+@njit(_I64(BYTES, _I64), cache=True, nogil=True)
+def _i64(source, at):  # type: ignore[no-untyped-def]
+    return (_i32(source, at) << 32) | (_i32(source, at + 4) & 0xFFFFFFFF)
 
 
 @njit(
@@ -65,18 +66,18 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
     """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
     fills `table`.
     """
-    count, position = 0, 0
+    source, count, position = pointer_to(data), 0, 0
     records, gap, transactions, known = 0, 0, 0, 1
     minimum, maximum = I64_MAX, I64_MIN
     unsound = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     while len(data) - position >= _HEADER:
-        base_offset = _i64(data, position)
-        size = _i32(data, position + 8) + _OVERHEAD
+        base_offset = _i64(source, position)
+        size = _i32(source, position + 8) + _OVERHEAD
         attributes = (np.int64(data[position + 21]) << 8) | np.int64(data[position + 22])
-        delta = _i32(data, position + 23)
-        base_timestamp = _i64(data, position + 27)
-        max_timestamp = _i64(data, position + 35)
-        record_count = _i32(data, position + 57)
+        delta = _i32(source, position + 23)
+        base_timestamp = _i64(source, position + 27)
+        max_timestamp = _i64(source, position + 35)
+        record_count = _i32(source, position + 57)
         if data[position + 16] != _MAGIC or size < _HEADER or base_offset < 0 or delta < 0:
             return unsound
         if record_count < 0 or record_count > delta + 1:
@@ -90,7 +91,7 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
         end = position + size
         table[count, START] = position
         table[count, END] = end
-        table[count, CRC] = _i32(data, position + 17) & 0xFFFFFFFF
+        table[count, CRC] = _i32(source, position + 17) & 0xFFFFFFFF
         table[count, TO_EXPAND] = 0
         if base_offset > next_offset or record_count != delta + 1:
             gap = 1

@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit, types
 
 from record_format.batch import Buffer
+from record_format.pointer import BYTES, pointer_to
 from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
 
 _VARINT: Final = int(Problem.VARINT)
@@ -38,16 +39,15 @@ _I64: Final = types.int64
 _PAIR: Final = types.UniTuple(_I64, 2)
 
 
-@njit(_PAIR(_BYTES, _I64, _I64), cache=True, nogil=True)
-def _varint(data, position, bits):  # type: ignore[no-untyped-def]
+@njit(_PAIR(BYTES, _I64, _I64, _I64), cache=True, nogil=True)
+def _varint(source, length, position, bits):  # type: ignore[no-untyped-def]
     """(value, position behind), or (0, -1) where it is cut or does not fit `bits`."""
-    length = len(data)
     raw = np.uint64(0)
     shift = 0
     while True:
         if position >= length:
             return 0, -1
-        byte = data[position]
+        byte = source[position]
         position += 1
         part = np.uint64(byte & 0x7F)
         if shift + 7 > bits and (part >> np.uint64(bits - shift)) != 0:
@@ -60,17 +60,17 @@ def _varint(data, position, bits):  # type: ignore[no-untyped-def]
             return 0, -1
 
 
-@njit(_I64(_BYTES, _I64, _I64), cache=True, nogil=True)
-def _skip_headers(data, position, end):  # type: ignore[no-untyped-def]
+@njit(_I64(BYTES, _I64, _I64, _I64), cache=True, nogil=True)
+def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
     """The position behind the headers, or -1 where they are not sound."""
-    count, position = _varint(data, position, 32)
+    count, position = _varint(source, length, position, 32)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
     for _ in range(count):
-        size, position = _varint(data, position, 32)
+        size, position = _varint(source, length, position, 32)
         if position < 0 or size < 0 or size > end - position:
             return -1
-        size, position = _varint(data, position + size, 32)
+        size, position = _varint(source, length, position + size, 32)
         if position < 0 or size < -1 or size > end - position:
             return -1
         if size > 0:
@@ -88,20 +88,20 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
     """(problem, record, position, least timestamp, greatest timestamp); fills `columns`."""
-    length = len(data)
+    source, length = pointer_to(data), len(data)
     minimum, maximum = I64_MAX, I64_MIN
     offset_delta = -1
     position = 0
     for record in range(record_count):
         start = position
-        size, position = _varint(data, position, 32)
+        size, position = _varint(source, length, position, 32)
         if position < 0:
             return _VARINT, record, start, 0, 0
         if size <= 0 or size > length - position:
             return _RECORD_LENGTH, record, start, 0, 0
         end = position + size
         before = position + 1
-        delta, position = _varint(data, before, 64)
+        delta, position = _varint(source, length, before, 64)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if (delta > 0 and base_timestamp > I64_MAX - delta) or (
@@ -114,14 +114,14 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
 
         before = position
         least = offset_delta
-        offset_delta, position = _varint(data, before, 32)
+        offset_delta, position = _varint(source, length, before, 32)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if not least < offset_delta <= min(least + step, last_offset_delta):
             return _OFFSET_DELTA, record, before, 0, 0
 
         before = position
-        size, position = _varint(data, before, 32)
+        size, position = _varint(source, length, before, 32)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
@@ -131,7 +131,7 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
         key_end = position
 
         before = position
-        size, position = _varint(data, before, 32)
+        size, position = _varint(source, length, before, 32)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
@@ -143,8 +143,8 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
         header_start = position
         if position >= length:
             return _VARINT, record, position, 0, 0
-        if data[position]:
-            position = _skip_headers(data, position, end)
+        if source[position]:
+            position = _skip_headers(source, length, position, end)
             if position < 0:
                 return _HEADERS, record, header_start, 0, 0
         else:
