@@ -58,7 +58,9 @@ class Round(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int:
-        return self.now_ms + self.delete_retention_ms
+        return min(
+            self.now_ms + self.delete_retention_ms, 2**63 - 1
+        )  # it fits the header, and is for ever
 
 
 class Choice(NamedTuple):

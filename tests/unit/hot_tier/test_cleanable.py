@@ -5,7 +5,7 @@ import pytest
 from hot_tier.append import Append
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.segment import Segment, SegmentEnd
-from record_format.key_table import PlainKeyTable
+from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.partition_logs import NOW_MS, batch, produced
 
 COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
@@ -136,6 +136,19 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
     again = open_log(config=COMPACT, clean=False)
     assert put(again, (b"a", b"2"), base_sequence=1, **fields).duplicate
     assert put(again, (b"a", b"4"), base_sequence=2, **fields).base_offset == 3
+
+
+@pytest.mark.parametrize("table", [PlainKeyTable, make_key_table])
+def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
+    log = open_log(config=COMPACT | {"delete.retention.ms": 2**63 - 1})
+    put(log, (b"a", b"1"), (b"b", b"2"))
+    put(log, (b"a", None), (b"b", b"3"), timestamps=[NOW_MS - 7, NOW_MS])
+    log.roll(reason="test")
+    for _ in range(2):
+        clock.now_ms += 10**12
+        log.clean(log.cleanable(None), table(1 << 20))
+        found = [(r.offset, r.key, r.value, r.timestamp) for r in records_of(log)]
+        assert found == [(2, b"a", None, NOW_MS - 7), (3, b"b", b"3", NOW_MS)]
 
 
 def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, records_of):
