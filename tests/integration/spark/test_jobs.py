@@ -81,8 +81,8 @@ def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
     target = ToFiles(folder=(tmp_path / "out").as_uri())
 
     def run(**given):
-        asked = source(tiers, **given)
-        return replay(spark, asked, target, step_bytes=450_000, say=lambda _: None)
+        asked = source(tiers, splitBytes="128k", **given)
+        return replay(spark, asked, target, step_bytes=600_000, say=lambda _: None)
 
     for where, what, dying, told in (
         (replay_module, "_counted", dying_count, "before it was noted"),
@@ -167,7 +167,7 @@ def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
 def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights", partitions=2)
-        tiers.produce("flights", 500)
+        tiers.produce("flights", 200)
         tiers.offload("flights")
         asked = {"store": tiers.store_url, "subscribe": "flights"}
         report = verify(spark, asked, clock=lambda: 0)
@@ -186,10 +186,16 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         assert report.problems[0].object_key.endswith(logs[1].name)
 
 
-def test_a_time_that_is_past_the_last_record_is_no_rows_for_the_commands(spark, tiers, capsys):
-    asked = ("stats", "flights", "--store", tiers.store_url, "--output", "json")
-    assert run_command((*asked, "--from-time", "2100-01-01T00:00:00Z")) == 0
+def test_stats_from_a_time_are_a_table_and_none_past_the_last_record(spark, tiers, capsys):
+    asked = ("stats", "flights", "--store", tiers.store_url)
+    later = ("--from-time", "2100-01-01T00:00:00Z", "--output", "json")
+    assert run_command((*asked, *later)) == 0
     assert json.loads(capsys.readouterr().out)["hours"] == []
+    assert run_command((*asked, "--from-time", "1300", "-p", "1", "--output", "text")) == 0
+    table, told = capsys.readouterr()
+    cold = tiers.cold_end("flights", 1)
+    assert "2023-11-14T22:00:00Z" in table
+    assert f"flights: {cold:,} records, " in told
 
 
 def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
