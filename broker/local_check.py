@@ -1,7 +1,7 @@
 """Checks the local segments of one partition, and that both tiers say the same where both speak.
 
-* Shallow: borders and sizes. Deep: every batch of every local segment, and its CRC-32C against the
-  manifest's.
+* Shallow: borders and sizes. Deep: every batch of every local segment, that they reach to the next
+  segment (where nothing compacts), and its CRC-32C against the manifest's.
 * The log goes on while it is checked. A segment that went meanwhile is no finding; of the active
   one only what is flushed is read. Nor is one that compaction replaced, here and in the bucket,
   while it was looked at: what differs is looked at again, against the manifest then in force.
@@ -149,4 +149,10 @@ def _problem(
     if entry is not None and comparable and table.log_crc32c != entry.log_crc32c:
         detail = f"CRC-32C {table.log_crc32c:08x} here, {entry.log_crc32c:08x} in the manifest"
         return _Problem(ProblemKind.TIERS_DIFFER, detail)
+    last_offset = table.chunks[-1].last_offset if table.chunks else view.base_offset - 1
+    if last_offset < view.last_offset and not (view.active or partition.log.config.compacts):
+        detail = (
+            f"its batches end in offset {last_offset}, the next begin at {view.last_offset + 1}"
+        )
+        return _Problem(ProblemKind.GAP, detail)
     return None

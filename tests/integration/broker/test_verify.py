@@ -9,6 +9,7 @@ from cold_tier import segment_check
 from cold_tier.folder import FolderStore
 from cold_tier.object_store import Checksum
 from cold_tier.open import open_store
+from record_format.batch import iter_headers
 from record_format.errors import StoreUnavailable, UnknownTopic
 from record_format.findings import Findings, ProblemKind
 
@@ -193,6 +194,28 @@ def test_a_local_segment_that_rotted_is_named_by_its_file(filled):
     assert [(one.kind, one.file) for one in report.problems] == [
         ("segment-corrupt", str(view.path))
     ]
+
+
+@pytest.mark.parametrize("damage", ["lost", "emptied", "cut between batches"])
+def test_offsets_that_no_local_file_has_any_more_are_named(house, damage):
+    config = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": False}
+    house.broker.create_topic("t", config=config)
+    for number in range(30):
+        house.produce("t", [b"%d" % number * 60])
+    before, gone, after = house.broker.partition("t", 0).log.segments()[1:4]
+    house.broker.close()
+    if damage == "lost":
+        gone.path.unlink()
+        named, detail = before, f"end in offset {before.last_offset}"
+    else:
+        last = [] if damage == "emptied" else list(iter_headers(gone.path.read_bytes()))[:-1]
+        gone.path.write_bytes(gone.path.read_bytes()[: last[-1].end_position if last else 0])
+        ends = last[-1].last_offset if last else gone.base_offset - 1
+        named, detail = gone, f"end in offset {ends}"
+    house.broker = house.open()
+    (problem,) = house.broker.verify("t", deep=True).problems
+    assert (problem.kind, problem.file) == ("gap", str(named.path))
+    assert f"{detail}, the next begin at {after.base_offset}" in problem.detail
 
 
 def test_tiers_that_say_different_things_are_named(filled):
