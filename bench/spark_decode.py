@@ -26,7 +26,8 @@ from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave
 from record_format import codecs
-from record_format.arrow import COLUMNS, ArrowDecoder, DecodeRequest, warm
+from record_format.arrow import ArrowDecoder, DecodeRequest, warm
+from record_format.arrow_columns import COLUMNS
 from record_format.batch import CRC_START, HEADER_SIZE, iter_headers, stamp
 from record_format.encode import encode_batches
 

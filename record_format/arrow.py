@@ -16,15 +16,24 @@ Where only offsets are wanted, a batch without a gap is not even expanded: its h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
 from record_format import arrow_kernel as kernel
+from record_format.arrow_columns import (
+    BUILDERS,
+    COLUMNS,
+    SCHEMA,
+    Array,
+    Columns,
+    constant_columns,
+    wanted_parts,
+)
 from record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -50,31 +59,9 @@ BATCH_BYTES: Final = 16 * 1024 * 1024
 ALONE_BYTES: Final = 512 * 1024
 """Records expanded to this many bytes are decoded by themselves, not copied beside others."""
 
-_HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
-SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-        ("headers", pa.list_(pa.field("element", _HEADER_TYPE))),
-    ]
-)
-COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
-
 _FROM_HEADERS: Final = {"topic", "partition", "offset", "timestampType"}
-_WANTS: Final = {
-    "key": kernel.WANT_KEY,
-    "value": kernel.WANT_VALUE,
-    "headers": kernel.WANT_HEADERS,
-}
 _SCAN_ROWS: Final = 1024
-_FIRST_HEADERS: Final = 1024
-
-Array = np.ndarray[Any, Any]
+FIRST_HEADERS: Final = 1024
 
 
 class DecodeRequest(NamedTuple):
@@ -106,11 +93,16 @@ class ArrowDecoder:
         assert request.batch_rows > 0
         self.schema = pa.schema([SCHEMA.field(name) for name in request.columns])
         self._request = request
-        self._want = sum(_WANTS.get(name, 0) for name in request.columns)
+        self._want = wanted_parts(request.columns)
         self._cuts = np.array(request.cut, np.int64)
         self._aborted = _by_producer(request.aborted)
-        self._constant = _constant_columns(request)
-        self._header_room = _FIRST_HEADERS
+        self._constant = constant_columns(
+            request.columns,
+            topic=request.topic,
+            partition=request.partition,
+            rows=request.batch_rows,
+        )
+        self._header_room = FIRST_HEADERS
         timeless = request.cut[2:] == (I64_MIN, I64_MAX)
         self._by_header = timeless and _FROM_HEADERS.issuperset(request.columns)
 
@@ -174,7 +166,7 @@ class ArrowDecoder:
         state = np.zeros(kernel.STATE_SIZE, np.int64)
         outcome = kernel.ROWS_FULL
         while outcome == kernel.ROWS_FULL:
-            columns = _Columns(self._request.batch_rows)
+            columns = Columns(self._request.batch_rows)
             outcome = kernel.fill_offsets(
                 table, len(table), self._cuts, state, columns.offsets, columns.kinds
             )
@@ -230,7 +222,7 @@ class ArrowDecoder:
         state = np.zeros(kernel.STATE_SIZE, np.int64)
         outcome = kernel.ROWS_FULL
         while outcome == kernel.ROWS_FULL:
-            columns = _Columns(self._request.batch_rows)
+            columns = Columns(self._request.batch_rows)
             columns.make_room(self._want, _left(group, state), self._header_room)
             state[kernel.ROWS : kernel.STATE_SIZE] = 0
             outcome = self._call_kernel(group, columns, state)
@@ -247,18 +239,18 @@ class ArrowDecoder:
             if state[kernel.ROWS]:
                 yield self._batch(columns, state)
 
-    def _call_kernel(self, group: _Group, columns: _Columns, state: Array) -> int:
+    def _call_kernel(self, group: _Group, columns: Columns, state: Array) -> int:
         outcome: int = kernel.decode_records(
             group.source, group.table, len(group.table), self._cuts, self._want, state, *columns.all
         )
         return outcome
 
-    def _batch(self, columns: _Columns, state: Array) -> pa.RecordBatch:
+    def _batch(self, columns: Columns, state: Array) -> pa.RecordBatch:
         rows = int(state[kernel.ROWS])
         arrays = [
             self._constant[name].slice(0, rows)
             if name in self._constant
-            else _BUILDERS[name](columns, state)
+            else BUILDERS[name](columns, state)
             for name in self._request.columns
         ]
         if not arrays:
@@ -276,73 +268,6 @@ def warm() -> None:
     smallest = encode_batch([b""], timestamps=[0])
     for columns in (COLUMNS, ("offset",)):
         list(ArrowDecoder(DecodeRequest("", 0, columns=columns)).decode(smallest))
-
-
-class _Columns:
-    """The arrays that the kernel fills for one Arrow batch; what is not wanted stays empty."""
-
-    def __init__(self, rows: int) -> None:
-        self.offsets, self.times = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        self.kinds = np.empty(rows, np.int32)
-        self.keys = self.values = self.headers = _NO_BYTES
-        self.names = self.contents = _NO_BYTES
-        self.header_ends = _NO_ENDS
-
-    def make_room(self, want: int, size: int, headers: int) -> None:
-        """Room for `size` bytes of records. Pages that are never written cost nothing."""
-        rows = len(self.offsets)
-        if want & kernel.WANT_KEY:
-            self.keys = _room(rows, size)
-        if want & kernel.WANT_VALUE:
-            self.values = _room(rows, size)
-        if want & kernel.WANT_HEADERS:
-            self.names, self.contents = _room(headers, size), _room(headers, size)
-            self.header_ends = np.zeros(rows + 1, np.int32)
-
-    def grow_headers(self) -> int:
-        self.names, self.contents = _larger(self.names), _larger(self.contents)
-        return len(self.names.there)
-
-    @property
-    def all(self) -> tuple[Array, ...]:
-        """In the order of the kernel's arguments."""
-        return (
-            self.offsets,
-            self.times,
-            self.kinds,
-            *self.keys,
-            *self.values,
-            self.header_ends,
-            *self.names[:2],
-            *self.contents,
-        )
-
-
-class _Bytes(NamedTuple):
-    """A column of bytes as Arrow keeps it, but for validity, which is a byte a row here."""
-
-    ends: Array
-    data: Array
-    there: Array
-
-
-_NO_ENDS: Final = np.zeros(1, np.int32)
-_NO_BYTES: Final = _Bytes(_NO_ENDS, np.zeros(0, np.uint8), np.zeros(0, np.uint8))
-
-
-def _room(rows: int, size: int) -> _Bytes:
-    ends = np.empty(rows + 1, np.int32)
-    ends[0] = 0
-    return _Bytes(ends, np.empty(size, np.uint8), np.empty(rows, np.uint8))
-
-
-def _larger(column: _Bytes) -> _Bytes:
-    """Room for four times the rows; the bytes stay where they are."""
-    rows = len(column.there)
-    larger = _Bytes(np.empty(4 * rows + 1, np.int32), column.data, np.empty(4 * rows, np.uint8))
-    larger.ends[: rows + 1] = column.ends
-    larger.there[:rows] = column.there
-    return larger
 
 
 def _group(table: Array, parts: Sequence[Buffer], data: Array) -> _Group:
@@ -421,85 +346,3 @@ def _by_producer(aborted: Sequence[AbortedTxn]) -> dict[int, list[AbortedTxn]]:
     for txn in aborted:
         by_producer.setdefault(txn.producer_id, []).append(txn)
     return by_producer
-
-
-# --- Arrow arrays ---------------------------------------------------------------------------------
-
-
-def _constant_columns(request: DecodeRequest) -> dict[str, pa.Array]:
-    """Topic and partition, made once and sliced.
-
-    Of buffers: pyarrow's own scalars import pandas where it is installed, 40 MB of it.
-    """
-    columns: dict[str, pa.Array] = {}
-    rows = request.batch_rows
-    if "topic" in request.columns:
-        name = request.topic.encode()
-        ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(name))
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(name * rows)]
-        columns["topic"] = pa.Array.from_buffers(pa.string(), rows, buffers, null_count=0)
-    if "partition" in request.columns:
-        numbers = np.full(rows, request.partition, np.int32)
-        columns["partition"] = _numbers(pa.int32(), numbers, rows)
-    return columns
-
-
-def _numbers(kind: pa.DataType, values: Array, rows: int) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values[:rows])], null_count=0)
-
-
-def _binary(kind: pa.DataType, column: _Bytes, *, rows: int, nulls: int) -> pa.Array:
-    validity = None
-    if nulls:
-        validity = pa.py_buffer(np.packbits(column.there[:rows], bitorder="little"))
-    used = int(column.ends[rows])
-    buffers = [validity, pa.py_buffer(column.ends[: rows + 1]), pa.py_buffer(column.data[:used])]
-    return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls)
-
-
-def _names(column: _Bytes, headers: int) -> pa.Array:
-    """Header names. Bytes that are no UTF-8 become U+FFFD, as in Kafka's client."""
-    names = _binary(pa.string(), column, rows=headers, nulls=0)
-    try:
-        names.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = _binary(pa.binary(), column, rows=headers, nulls=0)
-        return pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
-    return names
-
-
-def _headers(columns: _Columns, state: Array) -> pa.Array:
-    """Null where a record has none, as Spark's Kafka source has it."""
-    rows, headers = int(state[kernel.ROWS]), int(state[kernel.HEADERS])
-    contents = _binary(
-        pa.binary(), columns.contents, rows=headers, nulls=int(state[kernel.NULL_CONTENTS])
-    )
-    pairs = pa.StructArray.from_arrays(
-        [_names(columns.names, headers), contents], fields=list(_HEADER_TYPE)
-    )
-    ends = columns.header_ends[: rows + 1]
-    there = ends[1:] > ends[:-1]
-    nulls = rows - int(np.count_nonzero(there))
-    validity = pa.py_buffer(np.packbits(there, bitorder="little")) if nulls else None
-    kind, buffers = SCHEMA.field("headers").type, [validity, pa.py_buffer(ends)]
-    return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls, children=[pairs])
-
-
-def _bytes_of(name: str, nulls: int) -> Callable[[_Columns, Array], pa.Array]:
-    def build(columns: _Columns, state: Array) -> pa.Array:
-        column: _Bytes = getattr(columns, name)
-        return _binary(pa.binary(), column, rows=int(state[kernel.ROWS]), nulls=int(state[nulls]))
-
-    return build
-
-
-_BUILDERS: Final[dict[str, Callable[[_Columns, Array], pa.Array]]] = {
-    "key": _bytes_of("keys", kernel.NULL_KEYS),
-    "value": _bytes_of("values", kernel.NULL_VALUES),
-    "headers": _headers,
-    "offset": lambda c, s: _numbers(pa.int64(), c.offsets, int(s[kernel.ROWS])),
-    "timestamp": lambda c, s: _numbers(
-        SCHEMA.field("timestamp").type, c.times, int(s[kernel.ROWS])
-    ),
-    "timestampType": lambda c, s: _numbers(pa.int32(), c.kinds, int(s[kernel.ROWS])),
-}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from record_format.arrow import COLUMNS, SCHEMA
+from record_format.arrow_columns import COLUMNS, SCHEMA
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions, parse_options
 from spark_reader.plan import Split

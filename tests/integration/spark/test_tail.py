@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from record_format.arrow import COLUMNS
+from record_format.arrow_columns import COLUMNS
 from record_format.errors import UnknownTopic
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner

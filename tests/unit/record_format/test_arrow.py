@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from record_format.arrow import COLUMNS, SCHEMA, ArrowDecoder, DecodeRequest, warm
+from record_format.arrow import ArrowDecoder, DecodeRequest, warm
+from record_format.arrow_columns import COLUMNS, SCHEMA
 from record_format.batch import (
     HEADER_SIZE,
     iter_headers,

@@ -8,7 +8,7 @@ import pytest
 from cold_tier.open import open_store
 from manifest.pins import Pins
 from manifest.transitions import record_gap, trim
-from record_format.arrow import COLUMNS
+from record_format.arrow_columns import COLUMNS
 from record_format.cut import Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
 from spark_reader.option_values import InvalidOption

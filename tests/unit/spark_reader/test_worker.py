@@ -13,7 +13,7 @@ import gc, sys
 from pyspark.sql.datasource import InputPartition
 from spark_reader.batch_source import TierlogReader
 from spark_reader.options import parse_options
-from record_format.arrow import COLUMNS
+from record_format.arrow_columns import COLUMNS
 given = {"store": sys.argv[1], "tier": "cold", "subscribe": "many"}
 reader = TierlogReader(parse_options(given, streaming=False), COLUMNS[:-1])
 rows = [sum(batch.num_rows for batch in reader.read(one)) for one in reader.partitions()]
