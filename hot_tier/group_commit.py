@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import LogConfig
 from record_format.errors import ShuttingDown, TierlogError
+
+# Kafka's default of `flush.ms` is longer than a wait of this platform may be.
+LONGEST_WAIT_MS: Final = 24 * 3600 * 1000
+NEVER_S: Final = math.inf
 
 
 class CommitLog(Protocol):
@@ -116,7 +121,8 @@ class GroupCommit:
         self._idle: threading.Condition | None = None  # made by who waits for it, at the end
         self._submitted: list[_Submitted] = []
         self._unflushed: list[_Unflushed] = []
-        self._writing = self._flushing = self._flush_due = self._timer_set = False
+        self._writing = self._flushing = self._flush_due = False
+        self._timer_due_s = NEVER_S
         self._answering = 0  # flushes that are done, their producers not told yet
         self._closed = False
 
@@ -218,18 +224,20 @@ class GroupCommit:
         unflushed_records = log.log_end_offset - log.high_watermark
         if unflushed_records <= 0 or log.offline:
             return
+        delay_ms = min(log.config.flush_ms, LONGEST_WAIT_MS)
+        due_s = time.monotonic() + delay_ms / 1000
         with self._lock:
             if unflushed_records >= log.config.flush_messages or log.wants_flush:
                 self._flush_due = True
                 return
-            if self._timer_set:
+            if self._timer_due_s <= due_s:  # later only where `flush.ms` was made shorter since
                 return
-            self._timer_set = True
-        self._timer.call_after(log.config.flush_ms, self._on_timer)
+            self._timer_due_s = due_s
+        self._timer.call_after(delay_ms, self._on_timer)
 
     def _on_timer(self) -> None:
         with self._lock:
-            self._timer_set = False
+            self._timer_due_s = NEVER_S
         if self._log.high_watermark < self._log.log_end_offset and not self._log.offline:
             self.request_flush()
 

@@ -6,6 +6,7 @@ import pytest
 import hot_tier.log
 from hot_tier.append import Acks, Append
 from hot_tier.group_commit import FlushTimer, GroupCommit
+from hot_tier.log_config import LogConfig
 from record_format.errors import LogOfflineError, OffsetMismatch, ShuttingDown
 
 TIMEOUT_S = 10
@@ -47,6 +48,23 @@ def test_leader_is_answered_before_the_flush_and_flushed_in_time(open_log, execu
     assert commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S).base_offset == 0
     assert flushed.wait(TIMEOUT_S)
     assert log.high_watermark == 1
+
+
+def test_a_wait_for_ever_holds_up_no_other_and_ends_when_it_is_made_shorter(
+    open_log, executor, timer, one, tmp_path
+):
+    flushed = threading.Event()
+    log = open_log(config={"flush.ms": 2**63 - 1})
+    log.on_high_watermark.append(lambda _: flushed.set())
+    commits = GroupCommit(log, executor, timer)
+    commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
+    test_leader_is_answered_before_the_flush_and_flushed_in_time(
+        lambda **given: open_log(tmp_path / "other-0", **given), executor, timer, one
+    )
+    assert not flushed.is_set()
+    log.update_config(LogConfig.parse({"flush.ms": 20}))
+    commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
+    assert flushed.wait(TIMEOUT_S)
 
 
 def test_so_many_waiting_messages_are_flushed_at_once(open_log, executor, timer, one):
