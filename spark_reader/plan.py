@@ -47,6 +47,7 @@ class PartitionWork:
     """One partition's part of the read: [start_offset, end_offset), and where its bytes are."""
 
     topic: str
+    topic_id: str
     partition: int
     start_offset: int
     end_offset: int
@@ -60,6 +61,7 @@ class Split:
     """What one task reads. Without chunks it is the broker's."""
 
     topic: str
+    topic_id: str
     partition: int
     start_offset: int
     end_offset: int
@@ -210,6 +212,7 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
     start, end = units[0].start_offset, units[-1].end_offset
     return Split(
         topic=work.topic,
+        topic_id=work.topic_id,
         partition=work.partition,
         start_offset=start,
         end_offset=end,
@@ -218,4 +221,4 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
     )
 
 
-EMPTY: Final = Split(topic="", partition=0, start_offset=0, end_offset=0, chunks=())
+EMPTY: Final = Split(topic="", topic_id="", partition=0, start_offset=0, end_offset=0, chunks=())

@@ -81,6 +81,7 @@ class Planner:
         chunks, aborted = self._cold(facts, cut._replace(start_offset=start, end_offset=cold_end))
         return PartitionWork(
             topic=facts.topic,
+            topic_id=facts.topic_id,
             partition=facts.partition,
             start_offset=start,
             end_offset=end,

@@ -135,6 +135,8 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
     while offset < split.end_offset:
         try:
             found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
+            # Asked afterwards: so these are the planned topic's, and of no later one of its name.
+            topic_id = broker.describe_topic(split.topic).topic_id
         except OffsetTrimmed as error:
             loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
             offset = error.log_start_offset
@@ -145,6 +147,12 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
             return
         except UnknownTopicOrPartition as error:
             loss.report(f"{name}: offsets {offset} to {split.end_offset} are gone: {error}")
+            return
+        if topic_id != split.topic_id:
+            loss.report(
+                f"{name}: offsets {offset} to {split.end_offset} are gone: "
+                f"{split.topic!r} is another topic now"
+            )
             return
         if found.next_offset <= offset:
             loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")

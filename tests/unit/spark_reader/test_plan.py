@@ -23,6 +23,7 @@ def chunk(number, *, records=100, size=8 * MIB, times=(None, None), first=None):
 def work(chunks=(), tail=(), start=0, end=None, partition=0):
     last = max([c.last_offset + 1 for c in chunks] + [t.end_offset for t in tail], default=0)
     return PartitionWork(
+        topic_id="id",
         topic="t",
         partition=partition,
         start_offset=start,

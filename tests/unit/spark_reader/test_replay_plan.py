@@ -25,7 +25,14 @@ def asked(partition, start, end):
 
 def splits(partition, *borders):
     return [
-        Split(topic="t", partition=partition, start_offset=start, end_offset=end, chunks=())
+        Split(
+            topic="t",
+            topic_id="id",
+            partition=partition,
+            start_offset=start,
+            end_offset=end,
+            chunks=(),
+        )
         for start, end in pairwise(borders)
     ]
 
