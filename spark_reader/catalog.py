@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -92,10 +93,17 @@ class Catalog:
         return chosen
 
     def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
-        names = choice.topics or tuple(choice.partitions or {})
         if choice.pattern is not None:
-            names = tuple(name for name in self._names() if choice.pattern.fullmatch(name))
-        return _parallel(self._topic, names)
+            names = [name for name in self._names() if choice.pattern.fullmatch(name)]
+            found = _parallel(self._topic_if_there, names)
+            return [topic for topic in found if topic is not None]
+        return _parallel(self._topic, choice.topics or tuple(choice.partitions or {}))
+
+    def _topic_if_there(self, name: str) -> TopicFacts | None:
+        """None for one that was deleted since it was listed: no option names it."""
+        with suppress(UnknownTopic):
+            return self._topic(name)
+        return None
 
     def _names(self) -> list[str]:
         """All topics but internal ones."""

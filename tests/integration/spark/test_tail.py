@@ -6,6 +6,7 @@ import pytest
 
 from record_format.arrow_columns import COLUMNS
 from record_format.errors import UnknownTopic
+from spark_reader.catalog import Catalog
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
@@ -93,6 +94,12 @@ def test_offsets_by_partition_cross_the_tiers(tiers):
 def test_an_unknown_topic_is_the_brokers_to_say(tiers):
     with pytest.raises(UnknownTopic):
         Run(tiers, subscribe="nothing")
+
+
+def test_a_topic_that_goes_after_it_was_listed_is_passed_over(tiers, monkeypatch):
+    monkeypatch.setattr(Catalog, "_names", lambda _: ["flight-gone", "flights"])
+    run = Run(tiers, subscribePattern="flight.*")
+    assert {split.topic for split in run.splits} == {"flights"}
 
 
 def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
