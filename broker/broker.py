@@ -41,7 +41,13 @@ from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
-from record_format.errors import OffsetPastEnd, TierlogError, TopicExists, UnknownTopic
+from record_format.errors import (
+    FencedError,
+    OffsetPastEnd,
+    TierlogError,
+    TopicExists,
+    UnknownTopic,
+)
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
@@ -359,8 +365,12 @@ class Broker:
         )
 
     def _delete_objects(self, record: TopicRecord) -> None:
-        if self.bucket is not None:
+        if self.bucket is None:
+            return
+        try:
             self.bucket.delete_topic(record)
+        except FencedError as error:
+            log.error("objects stay: not ours to delete", topic=record.name, reason=str(error))
 
     def _open_topics(self) -> None:
         self._topics.open_all()

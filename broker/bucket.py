@@ -34,7 +34,7 @@ from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
-from record_format.errors import ConfigurationError, StoreUnavailable, TierlogError
+from record_format.errors import ConfigurationError, FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +74,7 @@ class Bucket:
         self.is_ours = False
         self.refusal: str | None = None
         self.unavailable: str | None = None
+        self._of_others: set[str] = set()  # ids of topics
         self._looked_s = float("-inf")
         self._refusals = 0
         self._check_again_s = float("-inf")
@@ -219,10 +220,19 @@ class Bucket:
             raise
         self._look()
         for record in registry.live():
-            if record.dirty:
-                self._publish(record)
-                registry.settled(record)
+            if record.dirty and record.topic_id not in self._of_others:
+                self._publish_ours(record, registry)
         return True
+
+    def _publish_ours(self, record: TopicRecord, registry: TopicRegistry) -> None:
+        """Tell the bucket of the topic; one that another folder owns now is left as that has it."""
+        try:
+            self._publish(record)
+        except FencedError as error:
+            self._of_others.add(record.topic_id)  # until a take-over, which begins with a restart
+            log.error("topic not told to the bucket", topic=record.name, reason=str(error))
+        else:
+            registry.settled(record)
 
     def _look(self) -> None:
         """Now and then, whether the store still answers: for what a broker says of itself."""
@@ -238,10 +248,14 @@ class Bucket:
         self._looked_s = time.monotonic()
 
     def delete_topic(self, record: TopicRecord) -> None:
-        """Say `deleted`, then delete the objects, the topic object last. May be done again."""
+        """Say `deleted`, then delete the objects, the topic object last. May be done again.
+
+        Raises FencedError, before anything is changed, where another folder owns a partition now.
+        """
         there = self._topics.load(record.name, record.topic_id)
         if there is None:
             return
+        self._check_not_foreign(record)
         self._topics.commit(there, lambda topic: msgspec.structs.replace(topic, deleted=True))
         folder = topic_folder(record.name, record.topic_id)
         for upload in self.store.unfinished(folder, limit=DELETE_BATCH):
@@ -261,12 +275,21 @@ class Bucket:
             created_ms=record.created_ms,
         )
         there = self._topics.create(wanted)
+        if (there.partitions, there.config) != (wanted.partitions, wanted.config):
+            self._check_not_foreign(record)
         self._topics.commit(
             there,
             lambda topic: msgspec.structs.replace(
                 topic, partitions=record.partitions, config=record.config
             ),
         )
+
+    def _check_not_foreign(self, record: TopicRecord) -> None:
+        """A topic object has no owner: those of the topic's partitions decide who may change it."""
+        epochs = self._folder.read_epochs()
+        for partition in range(record.partitions):
+            own = epochs.get(f"{record.topic_id}-{partition}", ())
+            self.cold_log(record, partition).check_not_foreign(own)
 
     def close(self) -> None:
         self.reader.close()

@@ -15,7 +15,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -31,12 +31,13 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.codec import decode_copy, encode_manifest
+from manifest.epochs import recorded_pairs
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.paging import live_size_bytes
 from manifest.pins import Pins
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
-from manifest.transitions import Claim
+from manifest.transitions import Claim, check_recorded
 from manifest.versions import VersionStat
 from record_format.errors import (
     CorruptDataError,
@@ -113,10 +114,7 @@ class ColdLog:
 
     def prepare_claim(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
         """What `claim` will say; the epochs are durable in the data folder already."""
-        recorded = {(epoch.owner, epoch.epoch) for epoch in epochs}
-        if self.manifest is not None:
-            recorded.add((self.manifest.owner, self.manifest.leader_epoch))
-        self._claim = Claim(owner, epochs, frozenset(recorded), take_over)
+        self._claim = Claim(owner, epochs, recorded_pairs(self.manifest, epochs), take_over)
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> None:
         """Become the owner in the bucket; at once where that is done. Raises FencedError."""
@@ -141,6 +139,15 @@ class ColdLog:
     def load_newest(self) -> Manifest | None:
         """The manifest in force, asked of the bucket; None where there is none. Not published."""
         return self._manifests.load(at_least=self.manifest.version if self.manifest else 0)
+
+    def check_not_foreign(self, own: Sequence[EpochStart]) -> None:
+        """Raises FencedError where the manifest in force is of an owner or epoch that this folder,
+        whose own epochs these are, never recorded. For what is written beside the manifest.
+        """
+        with suppress(CorruptDataError):  # damage is nobody's claim
+            newest = self.load_newest()
+            if newest is not None:
+                check_recorded(newest, recorded_pairs(self.manifest, own))
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)

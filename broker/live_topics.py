@@ -116,7 +116,7 @@ class LiveTopics:
     ) -> TopicDescription:
         with self._lock:
             self._check_open()
-            topic = self.find(name)
+            topic = self._find_ours(name)
             changed = topic.config.altered(config)
             _check_alteration(topic, changed)
             record = msgspec.structs.replace(
@@ -136,7 +136,7 @@ class LiveTopics:
     def delete(self, name: str) -> None:
         with self._lock:
             self._check_open()
-            topic = self.find(name)
+            topic = self._find_ours(name)
             self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
             del self._topics[name]
             for partition in topic.partitions.values():
@@ -158,6 +158,13 @@ class LiveTopics:
             self._opener.remove(aside)
             delete_objects(record)
             self._registry.forget(record.topic_id)
+
+    def _find_ours(self, name: str) -> Topic:
+        """Raises FencedError where another folder owns a partition of it now."""
+        topic = self.find(name)
+        for partition in topic.partitions.values():
+            partition.check_leadership()
+        return topic
 
     def _open_partitions(
         self, record: TopicRecord, numbers: Iterable[int]

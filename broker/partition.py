@@ -119,7 +119,7 @@ class Partition:
             raise UnknownTopic(self.topic)
         reason = self.leadership_lost
         if reason:
-            raise FencedError(f"{self}: {reason}")
+            raise FencedError(f"leadership lost: {reason}")
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -31,13 +31,13 @@ from broker.data_folder import (
     read_checkpoint,
     read_epochs,
 )
-from broker.take_over import recorded_pairs
 from hot_tier import parting
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from manifest.codec import decode_copy
+from manifest.epochs import recorded_pairs
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from record_format import checkpoint_files

@@ -31,7 +31,7 @@ from broker.data_folder import DataFolder
 from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
-from manifest.epochs import assign, parting_offset
+from manifest.epochs import assign, parting_offset, recorded_pairs
 from manifest.state import EpochStart, Manifest
 from record_format import sealed_json, typed_json
 from record_format.errors import (
@@ -177,12 +177,6 @@ def history_of(copy: Manifest | None, own: Sequence[EpochStart]) -> tuple[EpochS
         if not history or start.epoch > history[-1].epoch:
             history = assign(history, start)
     return history
-
-
-def recorded_pairs(copy: Manifest | None, own: Sequence[EpochStart]) -> frozenset[tuple[str, int]]:
-    """The (owner, epoch) pairs that a folder took itself, or saw in force last."""
-    seen = [(copy.owner, copy.leader_epoch)] if copy else []
-    return frozenset([*seen, *((start.owner, start.epoch) for start in own)])
 
 
 # --- acting on it ---------------------------------------------------------------------------------

@@ -89,11 +89,8 @@ def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
     in_force = (manifest.owner, manifest.leader_epoch)
     if in_force == (claim.owner, claim.epoch):
         return manifest
-    if not claim.take_over and in_force not in claim.recorded:
-        raise FencedError(
-            f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
-            "is in force, and this data folder never recorded it"
-        )
+    if not claim.take_over:
+        check_recorded(manifest, claim.recorded)
     if claim.epoch <= manifest.leader_epoch:
         raise FencedError(
             f"{where(manifest)}: epoch {claim.epoch} does not rise above {manifest.leader_epoch}"
@@ -104,6 +101,16 @@ def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
             history = assign(history, start)
     after = altered(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
     return require_step(manifest, after)
+
+
+def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> None:
+    """Raises FencedError where the owner and epoch in force are not among `recorded`."""
+    if (manifest.owner, manifest.leader_epoch) not in recorded:
+        raise FencedError(
+            f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
+            "is in force, and this data folder never recorded it; `tierlog serve --take-over` makes "
+            "this folder the owner again"
+        )
 
 
 def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifest:

@@ -156,6 +156,7 @@ _TOPIC_CALLS: Final = (
         answer={JSON: Body(schema=shapes.TopicState)},
         problems=(
             *NO_TOPIC,
+            "leadership-lost",
             "invalid-config",
             "invalid-partition-count",
             "request-too-large",
@@ -170,7 +171,7 @@ _TOPIC_CALLS: Final = (
         tag="topics",
         summary="Delete a topic, its files and its objects",
         status=204,
-        problems=(*NO_TOPIC, "shutting-down"),
+        problems=(*NO_TOPIC, "leadership-lost", "shutting-down"),
     ),
 )
 

@@ -11,6 +11,7 @@ from broker.groups import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
+from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
@@ -39,6 +40,10 @@ def claim(house):
 
 def store_of(house):
     return open_store(f"file://{house.root / 'bucket'}")
+
+
+def topic_id_of(house):
+    return house.broker.topic("t").record.topic_id
 
 
 class Restored(House):
@@ -140,6 +145,36 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     lost.broker._copy_round()
     lost.broker.copier.wait_until_idle(timeout_s=10)
     assert lost.broker.partition("t", 0).leadership_lost
+
+
+def test_a_zombie_deletes_and_changes_nothing_of_the_new_owners(lost, tmp_path, opened):
+    """It has not noticed yet that it lost the partitions, as one that stood still has not."""
+    lost.broker = lost.open(fence_check_ms=10**9)
+    claim(lost)
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    new.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=3)
+    claim(new)
+    lost.broker.alter_topic("t", config={"retention.ms": 1000})
+    claim(lost)
+    assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 3
+    lost.broker.delete_topic("t")
+    lost.wait_for(lambda: not lost.broker.registry.deleted())
+    there = TopicObjects(store_of(new)).load("t", topic_id_of(new))
+    assert (there.deleted, there.config["retention.ms"]) == (False, 10**12)
+    assert new.broker.verify("t", deep=True).ok
+
+
+def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
+    lost.broker = lost.open()
+    claim(lost)
+    opened.append(Restored(tmp_path / "new", lost))
+    lost.broker.janitor.check_fences()
+    with pytest.raises(FencedError):
+        lost.broker.alter_topic("t", config={"retention.ms": 1000})
+    with pytest.raises(FencedError):
+        lost.broker.delete_topic("t")
+    assert lost.broker.topic("t").config.retention_ms == -1
 
 
 def test_the_former_owner_may_take_over_again_and_its_tail_is_set_apart(lost, tmp_path, opened):
