@@ -1,8 +1,9 @@
 """Moves sealed segments to the bucket: rolled -> uploaded -> committed -> local may go.
 
 * Segments of a partition go up in order, one at a time; partitions side by side,
-  `offload.concurrency` of them. A partition that fails waits with back-off and jitter and does not
-  hold up the others.
+  `offload.concurrency` of them. After each segment the next partition has its turn: one that is
+  written to as fast as it uploads does not keep a quiet one from the bucket. A partition that fails
+  waits with back-off and jitter and does not hold up the others.
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
 * Where compaction replaced segments that the bucket has, the bucket follows first (`mirror`).
@@ -126,9 +127,11 @@ class Copier:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, partition: Partition, work: _Work) -> None:
+        """One turn of a partition; where more is to be done, another at the end of the queue."""
         failure: Exception | None = None
+        more = False
         try:
-            self._copy_all(partition, work)
+            more = self._copy_next(partition, work)
         except TierlogError as error:
             failure = error
         except Exception as bug:
@@ -138,6 +141,8 @@ class Copier:
             with self._changed:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
+                if more and not self._stopping:
+                    work.running = self._pool.submit(self._copy, partition, work)
                 if failure:
                     work.not_before = time.monotonic() + self._backoff_s(work.failures)
                 self._changed.notify_all()
@@ -152,31 +157,33 @@ class Copier:
             log_end_offset=partition.log.log_end_offset,
         )
 
-    def _copy_all(self, partition: Partition, work: _Work) -> None:
+    def _copy_next(self, partition: Partition, work: _Work) -> bool:
+        """What comes before any upload, and the oldest segment; whether there may be another."""
         cold = partition.cold
         assert cold is not None
         self.claim(partition)
         cold.settle()
         if not partition.log.mirrored:
             follow_compaction(partition, stopping=lambda: self._stopping)
-        while (pending := _pending(partition)) and not self._stopping:
-            base_offset = pending[0]
-            with partition.log.files_lock:
-                try:
-                    entry = cold.offload(partition.log.sealed_segment_files(base_offset))
-                except UnknownSegment:
-                    continue  # compaction, or retention, took it just now
-            log.info(
-                "segment offloaded",
-                partition=str(partition),
-                epoch=partition.log.leader_epoch,
-                base_offset=base_offset,
-                size_bytes=entry.size_bytes,
-            )
-            with self._changed:
-                work.uploaded_segments += 1
-                work.uploaded_bytes += entry.size_bytes
-                self._changed.notify_all()
+        pending = _pending(partition)
+        if not pending or self._stopping:
+            return False
+        with partition.log.files_lock:
+            try:
+                entry = cold.offload(partition.log.sealed_segment_files(pending[0]))
+            except UnknownSegment:
+                return True  # compaction, or retention, took it just now
+        log.info(
+            "segment offloaded",
+            partition=str(partition),
+            epoch=partition.log.leader_epoch,
+            base_offset=pending[0],
+            size_bytes=entry.size_bytes,
+        )
+        with self._changed:
+            work.uploaded_segments += 1
+            work.uploaded_bytes += entry.size_bytes
+        return True
 
     def _backoff_s(self, failures: int) -> float:
         ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))

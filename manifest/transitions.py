@@ -108,8 +108,8 @@ def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> 
     if (manifest.owner, manifest.leader_epoch) not in recorded:
         raise FencedError(
             f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
-            "is in force, and this data folder never recorded it; `tierlog serve --take-over` makes "
-            "this folder the owner again"
+            "is in force, and this data folder never recorded it; "
+            "`tierlog serve --take-over` makes this folder the owner again"
         )
 
 

@@ -36,7 +36,7 @@ def breaking(partition_of):
 
 def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
     wrap = breaking(lambda _self, partition, _work: partition)
-    monkeypatch.setattr(copier.Copier, "_copy_all", wrap(copier.Copier._copy_all))
+    monkeypatch.setattr(copier.Copier, "_copy_next", wrap(copier.Copier._copy_next))
     with capture_logs() as lines:
         for topic in ("a-broken", "b-whole"):
             fill(two, topic, 10)

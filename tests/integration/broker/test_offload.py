@@ -1,0 +1,92 @@
+"""What goes to the bucket when: partitions in turn, quiet ones by time, at the rate given."""
+
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker import bucket
+from broker.copier import Copier
+
+SMALL = {"segment.bytes": 4096, "retention.ms": -1}
+
+
+def fill(house, topic, *, segments):
+    for number in range(segments * 4):
+        house.produce(topic, [b"x" * 100] * 10, at=number)
+
+
+@pytest.fixture
+def copier_of(house):
+    """A copier on partitions of which the broker's own uploads nothing."""
+    made = []
+    house.broker.copier.close()
+    for topic in ("a", "b"):
+        house.broker.create_topic(topic, config=SMALL)
+        fill(house, topic, segments=4)
+    house.wait_for(lambda: house.broker.bucket.is_ours)
+
+    def make(concurrency):
+        made.append(Copier(house.broker.partitions, concurrency=concurrency))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def partitions(house, topic):
+    return list(house.broker.topic(topic).partitions.values())
+
+
+def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copier_of):
+    copier = copier_of(1)
+    with capture_logs() as lines:
+        copier.run_round()
+        assert copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    offloaded = [line["partition"] for line in lines if line["event"] == "segment offloaded"]
+    assert min(offloaded.count("a-0"), offloaded.count("b-0")) > 2
+    assert set(offloaded[:2]) == {"a-0", "b-0"}
+
+
+def test_an_upload_that_hangs_does_not_hold_up_the_other_partitions(house, copier_of, monkeypatch):
+    copier, goes_on = copier_of(2), threading.Event()
+    (stuck,) = partitions(house, "a")
+    offload = stuck.cold.offload
+    monkeypatch.setattr(stuck.cold, "offload", lambda files: goes_on.wait(20) and offload(files))
+    copier.run_round()
+    assert copier.wait_until_done(partitions(house, "b"), timeout_s=10)
+    assert copier.progress([stuck]).uploaded_segments == 0
+    goes_on.set()
+    assert copier.wait_until_done([stuck], timeout_s=20)
+
+
+def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
+    house.restart(retention_check_interval_ms=20)
+    house.broker.create_topic("t", config={"offload.max.lag.ms": 20})
+    house.produce("t", [b"the last for a long while"])
+    cold = house.broker.partition("t", 0).cold
+    house.wait_for(lambda: cold.end_offset == 1)
+    assert house.broker.storage_report().offload_lag_ms == 0
+
+
+def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
+    paces = []
+
+    class Recorded:
+        def __init__(self, bytes_per_second):
+            self.rate, self.sent_bytes = bytes_per_second, 0
+            paces.append(self)
+
+        def __call__(self, size_bytes):
+            self.sent_bytes += size_bytes
+
+    monkeypatch.setattr(bucket, "Pace", Recorded)
+    house.restart(offload_bandwidth=12_345)
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", segments=2)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    (pace,) = paces
+    entries = house.broker.partition("t", 0).cold.entries(0)
+    expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
+    assert (pace.rate, pace.sent_bytes) == (12_345, expected)
