@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from record_format.encode import NO_HEADERS, Headers
+from record_format.encode import NO_HEADERS
 from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
@@ -21,6 +21,8 @@ from tierlog.client.batching import (
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.producer import wall_clock_ms
+from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.times import Time
 
 T = TypeVar("T")
 
@@ -57,15 +59,16 @@ class AsyncProducer:
         self._flushing = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._failure: BaseException | None = None
 
     async def send(
         self,
         topic: str,
-        value: bytes | str | None,
+        value: Value,
         *,
-        key: bytes | str | None = None,
-        timestamp: int | None = None,
-        headers: Headers = NO_HEADERS,
+        key: Value = None,
+        timestamp: Time | None = None,
+        headers: GivenHeaders = NO_HEADERS,
         partition: int | None = None,
     ) -> asyncio.Future[Placed]:
         """Hand over one record; waits where the buffer is full."""
@@ -77,8 +80,8 @@ class AsyncProducer:
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
         async with self._changed:
-            assert not self._closed, "the producer is closed"
             await self._changed.wait_for(lambda: self._waiting.has_room(record.size_bytes))
+            self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
             delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
@@ -114,15 +117,20 @@ class AsyncProducer:
     ) -> None:
         await self.aclose()
 
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the producer failed; make a new one") from self._failure
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+
     async def _work(self) -> None:
         while (pending := await self._next()) is not None:
             steps = deliver(pending, self._sequences, self._batching, self._client.retries)
             try:
                 await self._client.run(steps)
-            except BaseException as error:  # cancelled, or a bug: nobody must wait for ever
-                for delivery in pending.deliveries:
-                    if not delivery.done():
-                        delivery.set_exception(error)
+            except BaseException as error:  # cancelled, a bug, or its client was closed
+                self._failure = error
+                self._waiting.fail_all(error)
                 raise
             finally:
                 async with self._changed:
@@ -133,7 +141,7 @@ class AsyncProducer:
         async with self._changed:
             while True:
                 now_ms = self._clock()
-                flushing = self._flushing > 0
+                flushing = self._flushing > 0 or self._closed  # nothing is left behind
                 pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
                 if pending is not None or self._closed:
                     return pending

@@ -8,10 +8,13 @@ Rules that keep it honest:
 * Where it stays unknown whether a batch was appended, its records fail with what is known, and the
   identity is given up: a sequence is never used for other records.
 * What waits is bounded by `buffer_bytes`; who sends too fast waits for room.
+* What cannot be a record is refused in `outgoing`, where it is handed in: inside a batch it would
+  fail its neighbours.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,6 +35,8 @@ from tierlog.client import calls
 from tierlog.client.answers import Produced, ProducerIdentity
 from tierlog.client.calls import Acks
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
+from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
+from tierlog.client.times import Time, to_ms
 
 TopicPartition = tuple[str, int]
 
@@ -138,6 +143,16 @@ class Accumulator:
         if not self._queues[pending.place]:
             del self._queues[pending.place]
         self.held_bytes -= pending.size_bytes - HEADER_SIZE
+
+    def fail_all(self, error: BaseException) -> None:
+        """For who can send no more: of all that waits and is under way, nobody waits for ever."""
+        for pending in (*self._under_way.values(), *itertools.chain(*self._queues.values())):
+            for delivery in pending.deliveries:
+                if not delivery.done():
+                    delivery.set_exception(error)
+        for queue in self._queues.values():
+            while queue:
+                self.held_bytes -= queue.popleft().size_bytes - HEADER_SIZE
 
     def next_due_ms(self) -> int | None:
         """When something becomes due by lingering; None where nothing waits."""
@@ -252,16 +267,17 @@ class Partitioner:
 
 
 def outgoing(
-    value: bytes | str | None,
+    value: Value,
     *,
-    key: bytes | str | None,
-    timestamp: int | None,
-    headers: Headers,
+    key: Value,
+    timestamp: Time | None,
+    headers: GivenHeaders,
     now_ms: int,
 ) -> Outgoing:
+    """Raises TypeError, and InvalidRequest for a time."""
     return Outgoing(
-        value.encode() if isinstance(value, str) else value,
-        key.encode() if isinstance(key, str) else key,
-        now_ms if timestamp is None else timestamp,
-        headers,
+        to_bytes(value, name="value"),
+        to_bytes(key, name="key"),
+        now_ms if timestamp is None else to_ms(timestamp),
+        to_headers(headers) if headers else NO_HEADERS,
     )

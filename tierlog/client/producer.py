@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from record_format.encode import NO_HEADERS, Headers
+from record_format.encode import NO_HEADERS
 from record_format.errors import Throttled
 from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
@@ -25,6 +25,8 @@ from tierlog.client.batching import (
     outgoing,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
+from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.times import Time
 
 T = TypeVar("T")
 
@@ -66,34 +68,36 @@ class Producer:
         self._changed = threading.Condition()
         self._flushing = 0
         self._closed = False
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
         self._thread.start()
 
     def send(
         self,
         topic: str,
-        value: bytes | str | None,
+        value: Value,
         *,
-        key: bytes | str | None = None,
-        timestamp: int | None = None,
-        headers: Headers = NO_HEADERS,
+        key: Value = None,
+        timestamp: Time | None = None,
+        headers: GivenHeaders = NO_HEADERS,
         partition: int | None = None,
     ) -> Delivery:
         """Hand over one record. Waits where the buffer is full; raises Throttled after a while.
 
-        What becomes of it is in the future: a `Placed`, or the error.
+        What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
+        no record, and RuntimeError after `close`.
         """
         now_ms = self._clock()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
         if partition is None and not self._partitioner.knows(topic):
             self._partitioner.learn(topic, len(self._client.describe_topic(topic).partitions))
         with self._changed:
-            assert not self._closed, "the producer is closed"
             size = record.size_bytes
             if not self._changed.wait_for(
                 lambda: self._waiting.has_room(size), self._room_timeout_s
             ):
                 raise Throttled(f"no room for a record within {self._room_timeout_s} s")
+            self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
             delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
@@ -129,13 +133,21 @@ class Producer:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the producer failed; make a new one") from self._failure
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+
     def _work(self) -> None:
         while (pending := self._next()) is not None:
             steps = deliver(pending, self._sequences, self._batching, self._client.retries)
             try:
                 self._client.run(steps)
-            except BaseException as error:  # a bug: whoever waits must not wait for ever
-                _fail(pending, error)
+            except BaseException as error:  # a bug, or its client was closed
+                with self._changed:
+                    self._failure = error
+                    self._waiting.fail_all(error)
                 raise
             finally:
                 with self._changed:
@@ -146,15 +158,9 @@ class Producer:
         with self._changed:
             while True:
                 now_ms = self._clock()
-                flushing = self._flushing > 0
+                flushing = self._flushing > 0 or self._closed  # nothing is left behind
                 pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
                 if pending is not None or self._closed:
                     return pending
                 due_ms = self._waiting.next_due_ms()
                 self._changed.wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
-
-
-def _fail(pending: Pending, error: BaseException) -> None:
-    for delivery in pending.deliveries:
-        if not delivery.done():
-            delivery.set_exception(error)

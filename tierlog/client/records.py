@@ -1,13 +1,14 @@
 """Records on their way: what callers hand in, what they get, and the JSON form between.
 
 Values are bytes. Text is its UTF-8 bytes; anything else as JSON is for the caller to encode, or to
-hand over as `JsonSource`, which the broker keeps by its exact source text.
+hand over as `JsonSource`, which the broker keeps by its exact source text. What is none of these is
+a TypeError where it is handed in, ahead of any record that goes out.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,9 +17,12 @@ from record_format.batch import check_crc, iter_headers
 from record_format.codecs import NONE
 from record_format.decode import Record, decode_columns
 from record_format.encode import NO_HEADERS, Headers, encode_batches
+from tierlog.client.times import Time, to_ms
 
 JsonSource = msgspec.Raw
-Value = bytes | str | JsonSource | None
+Bytes = bytes | bytearray | memoryview | str | None
+Value = Bytes | JsonSource
+GivenHeaders = Mapping[str, Bytes] | Iterable[tuple[str, Bytes]]
 
 DEFAULT_BATCH_BYTES: Final = 1 << 20  # with the broker's overhead allowance it fits its default
 
@@ -27,9 +31,9 @@ class NewRecord(NamedTuple):
     """A record to produce. No `partition`: by its key, or where the broker likes."""
 
     value: Value
-    key: bytes | str | None = None
-    timestamp: int | None = None
-    headers: Headers = NO_HEADERS
+    key: Value = None
+    timestamp: Time | None = None
+    headers: GivenHeaders = NO_HEADERS
     partition: int | None = None
 
 
@@ -47,20 +51,28 @@ class ConsumedRecord(NamedTuple):
 
 def to_json(records: Iterable[NewRecord | Value]) -> bytes:
     """The body of a JSON produce request."""
-    return msgspec.json.encode({"records": [_member(record) for record in records]})
+    return msgspec.json.encode({"records": [_member(record) for record in _each(records)]})
 
 
-def _member(record: NewRecord | Value) -> dict[str, object]:
-    if not isinstance(record, NewRecord):
-        return _content("value", record)
+def _each(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
+    """One record alone would be taken apart: text by its letters, a NewRecord by its fields."""
+    if isinstance(records, (str, bytes, bytearray, memoryview, Mapping, NewRecord)):
+        raise TypeError(
+            f"records: expected a list of records, not one {type(records).__name__}; "
+            "put it in a list, or send it with a producer"
+        )
+    return [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
+
+
+def _member(record: NewRecord) -> dict[str, object]:
     member = _content("value", record.value)
     if record.key is not None:
         member |= _content("key", record.key)
     if record.timestamp is not None:
-        member["timestamp"] = record.timestamp
-    if record.headers:
+        member["timestamp"] = to_ms(record.timestamp)
+    if headers := to_headers(record.headers):
         member["headers"] = [
-            {"name": name, **_content("value", content)} for name, content in record.headers
+            {"name": name, **_content("value", content)} for name, content in headers
         ]
     if record.partition is not None:
         member["partition"] = record.partition
@@ -68,16 +80,48 @@ def _member(record: NewRecord | Value) -> dict[str, object]:
 
 
 def _content(name: str, content: Value) -> dict[str, object]:
-    if not isinstance(content, bytes):
+    if content is None or isinstance(content, (str, JsonSource)):
         return {name: content}
+    plain = to_bytes(content, name=name)
+    assert plain is not None, "null was told apart above"
     try:
-        return {name: content.decode()}
+        return {name: plain.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(content).decode()}
+        return {f"{name}_base64": base64.b64encode(plain).decode()}
+
+
+def to_bytes(content: Value, *, name: str) -> bytes | None:
+    """What the log keeps. Raises TypeError, naming the member."""
+    if content is None or type(content) is bytes:
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, (bytes, bytearray, memoryview, JsonSource)):
+        return bytes(content)
+    raise TypeError(
+        f"{name}: expected bytes, text or None, not {type(content).__name__}; "
+        "a value of JSON is for json.dumps"
+    )
+
+
+def to_headers(given: GivenHeaders) -> Headers:
+    """From pairs or a mapping; text is its UTF-8 bytes. Raises TypeError."""
+    if not given:
+        return NO_HEADERS
+    pairs = given.items() if isinstance(given, Mapping) else given
+    return tuple(
+        (_name(name), to_bytes(content, name=f"headers {name!r}")) for name, content in pairs
+    )
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"headers: a name is text, not {type(name).__name__}")
+    return name
 
 
 def to_batches(
-    records: Sequence[NewRecord | Value],
+    records: Iterable[NewRecord | Value],
     *,
     now_ms: int,
     codec: int = NONE,
@@ -87,24 +131,18 @@ def to_batches(
 
     Records without a timestamp get `now_ms`. Raises RecordTooLarge.
     """
-    new = [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
+    new = _each(records)
     cut = encode_batches(
-        [_bytes(record.value) for record in new],
-        timestamps=[now_ms if record.timestamp is None else record.timestamp for record in new],
-        keys=[_bytes(record.key) for record in new]
+        [to_bytes(record.value, name="value") for record in new],
+        timestamps=[now_ms if r.timestamp is None else to_ms(r.timestamp) for r in new],
+        keys=[to_bytes(record.key, name="key") for record in new]
         if any(r.key is not None for r in new)
         else None,
-        headers=[record.headers for record in new] if any(r.headers for r in new) else None,
+        headers=[to_headers(r.headers) for r in new] if any(r.headers for r in new) else None,
         codec=codec,
         max_bytes=max_bytes,
     )
     return b"".join(encoded.batch for encoded in cut)
-
-
-def _bytes(content: Value) -> bytes | None:
-    if isinstance(content, str):
-        return content.encode()
-    return None if content is None else bytes(content)
 
 
 def decode_fetched(

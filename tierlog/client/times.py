@@ -31,6 +31,8 @@ def to_ms(time: Time | None) -> int | None:
         time = _parse(time)
     if isinstance(time, int):
         return time
+    if not isinstance(time, datetime):
+        raise TypeError(f"a time is an int, text or a datetime, not {type(time).__name__}")
     if time.tzinfo is None:
         raise InvalidRequest(f"{time.isoformat()}: a time needs its offset from UTC, as in ...Z")
     return (time - _EPOCH) // timedelta(milliseconds=1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from record_format.encode import encode_batch
 from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
-from tierlog.client.records import to_batches
+from tierlog.client.records import decode_fetched, to_batches
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 PRODUCED = {
@@ -90,6 +91,63 @@ def test_produce_sends_text_as_strings_and_other_bytes_as_base64():
         {"value": {"a": 1}, "partition": 2},
         {"value": None},
     ]
+
+
+@pytest.mark.parametrize("one", ["hello", b"hello", tierlog.NewRecord("v", key="k"), {"a": 1}])
+def test_one_record_alone_is_not_taken_apart(one):
+    script = Script(ok(PRODUCED))
+    with client(script) as c:
+        with pytest.raises(TypeError, match="put it in a list"):
+            c.produce("t", one)
+        with pytest.raises(TypeError, match="put it in a list"):
+            c.produce_encoded("t", one, partition=0)
+    assert not script.requests
+
+
+def test_records_are_written_as_python_has_them():
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    given = [
+        tierlog.NewRecord(bytearray(b"\xff"), key=memoryview(b"k"), headers={"a": "b", "n": None}),
+        tierlog.NewRecord("v", timestamp=noon, headers=[("a", bytearray(b"b"))]),
+        tierlog.NewRecord("v", timestamp="2026-01-01T13:00:00+01:00"),
+    ]
+    script = Script(ok(PRODUCED))
+    with client(script) as c:
+        c.produce("t", given)
+    ms = int(noon.timestamp() * 1000)
+    assert json.loads(script.requests[0].content)["records"] == [
+        {
+            "value_base64": "/w==",
+            "key": "k",
+            "headers": [{"name": "a", "value": "b"}, {"name": "n", "value": None}],
+        },
+        {"value": "v", "timestamp": ms, "headers": [{"name": "a", "value": "b"}]},
+        {"value": "v", "timestamp": ms},
+    ]
+    decoded = decode_fetched(to_batches(given, now_ms=7))
+    assert [record.value for record in decoded] == [b"\xff", b"v", b"v"]
+    assert [record.timestamp for record in decoded] == [7, ms, ms]
+    assert decoded[0].headers == (("a", b"b"), ("n", None))
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        (5, "value: .*int"),
+        ({"a": 1}, "value: .*dict"),
+        (tierlog.NewRecord("v", key=5), "key: .*int"),
+        (tierlog.NewRecord("v", headers={"a": 5}), "headers 'a': .*int"),
+        (tierlog.NewRecord("v", headers=[(b"a", b"b")]), "headers: a name"),
+        (tierlog.NewRecord("v", timestamp=1.5), "a time is .*float"),
+    ],
+)
+def test_what_is_no_record_is_named(record, named):
+    script = Script(ok(PRODUCED))
+    with client(script) as c, pytest.raises(TypeError, match=named):
+        c.produce("t", [record])
+    with pytest.raises(TypeError, match=named):
+        to_batches([record], now_ms=7)
+    assert not script.requests
 
 
 def test_a_plain_produce_is_not_repeated_after_a_broken_connection():

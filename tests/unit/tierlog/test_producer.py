@@ -198,6 +198,54 @@ def test_the_asynchronous_producer_does_the_same():
     assert broker.logs[0] == [b"v%d" % n for n in range(30)]
 
 
+def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
+    broker = TinyBroker()
+    with client(broker) as c, c.producer() as producer:
+        before = producer.send("t", "before", partition=0, headers={"a": "b"})
+        for wrong in ({"value": {"a": 1}}, {"value": "v", "headers": {"a": 1}}):
+            with pytest.raises(TypeError, match="expected bytes, text or None"):
+                producer.send("t", partition=0, **wrong)
+        after = producer.send("t", bytearray(b"after"), partition=0)
+    assert [before.result(0).offset, after.result(0).offset] == [0, 1]
+    assert broker.logs[0] == [b"before", b"after"]
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.send("t", "too late", partition=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_producer_whose_client_was_closed_lets_nobody_wait():
+    c = client(TinyBroker())
+    producer = c.producer(Batching(linger_ms=60_000))
+    sent = [producer.send("t", "v", partition=partition) for partition in (0, 1)]
+    c.close()
+    assert producer.flush(timeout_s=10)
+    for one in sent:
+        assert isinstance(one.exception(10), RuntimeError)
+    with pytest.raises(RuntimeError, match="make a new one"):
+        producer.send("t", "v", partition=0)
+    producer.close()
+
+
+def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
+    async def send() -> list[BaseException | None]:
+        c = tierlog.AsyncClient(retries=QUICK, transport=httpx.MockTransport(TinyBroker()))
+        producer = c.producer(Batching(linger_ms=60_000))
+        sent = [await producer.send("t", "v", partition=partition) for partition in (0, 1)]
+        await c.aclose()
+        await producer.flush()
+        with pytest.raises(RuntimeError, match="make a new one"):
+            await producer.send("t", "v", partition=0)
+        with pytest.raises(RuntimeError):
+            await producer.aclose()
+        return list(await asyncio.gather(*sent, return_exceptions=True))
+
+    async def within() -> list[BaseException | None]:
+        async with asyncio.timeout(10):
+            return await send()
+
+    assert all(isinstance(one, RuntimeError) for one in asyncio.run(within()))
+
+
 def test_options_that_promise_nothing_are_refused():
     with pytest.raises(errors.InvalidRequest, match="brotli"):
         Batching(compression="brotli")
