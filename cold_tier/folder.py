@@ -60,10 +60,12 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FolderStore:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, must_exist: bool = False) -> None:
         self._root = root.absolute()
         self._temp = self._root / RESERVED_COMPONENT
         self._ledger = StoreLedger()
+        if must_exist and not self._root.is_dir():
+            raise ConfigurationError(f"store {self.url}: there is no such folder")
         try:
             self._temp.mkdir(parents=True, exist_ok=True)
             _sweep(self._temp)

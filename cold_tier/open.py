@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from cold_tier.folder import FolderStore
 from cold_tier.memory import named_store
@@ -26,11 +26,13 @@ def open_store(
     *,
     endpoint: str | None = None,
     region: str | None = None,
+    must_exist: bool = False,
 ) -> ObjectStore:
-    """Open the store; nothing is sent yet. All but the URL matters to `s3://` alone.
+    """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` alone.
 
-    `endpoint` and `region` are those of `options`, for callers that need no more. Raises
-    ConfigurationError for a URL that is none of the three kinds.
+    `endpoint` and `region` are those of `options`, for callers that need no more. `must_exist`: a
+    folder is not made, as whoever only reads wants it. Raises ConfigurationError for a URL that is
+    none of the three kinds.
     """
     options = options or S3Options()
     options = replace(
@@ -44,7 +46,7 @@ def open_store(
     if parts.scheme == "s3":
         return _open_s3(parts.netloc, parts.path.strip("/"), options)
     if parts.scheme == "file":
-        return _open_folder(parts.netloc, unquote(parts.path), url=url)
+        return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
     raise ConfigurationError(
@@ -57,10 +59,11 @@ def _redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
-def _open_folder(host: str, path: str, *, url: str) -> ObjectStore:
+def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectStore:
+    host, path = parts.netloc, unquote(parts.path)
     if host not in {"", "localhost"} or not path.startswith("/"):
         raise ConfigurationError(f"store {url}: a folder is written file:///absolute/path")
-    return FolderStore(Path(path))
+    return FolderStore(Path(path), must_exist=must_exist)
 
 
 def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:

@@ -43,7 +43,7 @@ class _Clients:
         assert access.store is not None
         with self._lock:
             if access not in self._stores:
-                self._stores[access] = open_store(access.store, access.s3)
+                self._stores[access] = open_store(access.store, access.s3, must_exist=True)
             return self._stores[access]
 
     def broker(self, access: Access) -> Client:

@@ -1,4 +1,4 @@
-"""What `tierlog storage segments|manifest --store URL` shows: the bucket alone, without a broker.
+"""What `tierlog storage segments|manifest|gc --store URL` shows: the bucket alone, no broker.
 
 Reads alone; it may run beside the broker that owns the bucket. Answers have the shapes of the
 client's, with every segment cold.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cold_tier.object_store import ObjectStore
+from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
+from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, restorable
@@ -63,6 +65,17 @@ class Bucket:
         if manifest is None:
             return []
         return [self.segment(entry) for entry in self.entries(topic, manifest)]
+
+    def garbage(self, name: str, policy: GarbagePolicy) -> dict[int, GarbagePlan]:
+        """What the owner would collect now by this policy, by partition. Raises UnknownTopic."""
+        topic = self.topic(name)
+        plans: dict[int, GarbagePlan] = {}
+        for partition in range(topic.partitions):
+            manifests = self._manifests(topic, partition)
+            if (manifest := manifests.load()) is not None:
+                collector = Collector(manifests, Pins(manifests, clock=now_ms), policy)
+                plans[partition] = collector.plan(manifest, now_ms=now_ms())
+        return plans
 
     def segment(self, entry: SegmentEntry) -> Segment:
         return Segment(

@@ -18,6 +18,7 @@ import typer
 if TYPE_CHECKING:
     from broker.broker import Broker
     from cold_tier.object_store import ObjectStore
+    from manifest.garbage import GarbagePolicy
 
 StoreOption = Annotated[
     str,
@@ -57,6 +58,29 @@ SingleWriterOption = Annotated[
     bool, typer.Option("--allow-single-writer-store", help="As for serve.")
 ]
 
+GraceOption = Annotated[
+    int,
+    typer.Option(
+        "--gc-grace-ms",
+        envvar="TIERLOG_GC_GRACE_MS",
+        min=0,
+        help="As for serve: what is younger stays.",
+        metavar="MS",
+    ),
+]
+VersionsOption = Annotated[
+    int,
+    typer.Option(
+        "--manifest-versions-min",
+        envvar="TIERLOG_MANIFEST_VERSIONS_MIN",
+        min=1,
+        help="As for serve.",
+        metavar="N",
+    ),
+]
+
+GRACE_MS = 86_400_000
+VERSIONS_MIN = 100
 NEVER_MS = 10**12
 
 
@@ -70,7 +94,7 @@ def opened_store(
 ) -> Iterator[ObjectStore]:
     from cold_tier.open import open_store
 
-    store = open_store(url, endpoint=endpoint, region=region)
+    store = open_store(url, endpoint=endpoint, region=region, must_exist=True)
     try:
         yield store
     finally:
@@ -86,10 +110,12 @@ def opened_owner(
     region: str | None = None,
     take_over: bool = False,
     allow_single_writer_store: bool = False,
+    policy: GarbagePolicy,
 ) -> Iterator[Broker]:
     """A broker that nobody reaches, on the owner's folder: it holds the folder's lock.
 
-    Nothing is rolled, uploaded or let go meanwhile. Raises ConfigurationError.
+    Nothing is rolled, uploaded or let go meanwhile; what is collected goes by `policy`. Raises
+    ConfigurationError.
     """
     from broker.broker import Broker
     from broker.settings import BrokerSettings
@@ -106,9 +132,12 @@ def opened_owner(
         take_over=take_over,
         allow_single_writer_store=allow_single_writer_store,
         retention_check_interval_ms=NEVER_MS,
+        gc_grace_ms=policy.grace_ms,
+        manifest_versions_min=policy.keep_min,
     )
     native.load()
-    broker = Broker.open(settings, store=open_store(url, endpoint=endpoint, region=region))
+    store = open_store(url, endpoint=endpoint, region=region, must_exist=True)
+    broker = Broker.open(settings, store=store)
     try:
         yield broker
     finally:

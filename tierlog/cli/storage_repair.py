@@ -1,7 +1,8 @@
 """`tierlog storage repair | gc | restore`: changes that only the owner of a bucket makes.
 
-`repair` and `gc` open the owner's data folder, which no broker may have open, and only say what
-they would do, until `--apply`. `restore` makes a new folder.
+`repair` and `gc` only say what they would do, until `--apply`. They open the owner's data folder,
+which no broker may have open; only what `gc` says is read from the bucket alone. `restore` makes a
+new folder.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import typer
 
 from tierlog.cli.client_options import OutputOption
 from tierlog.cli.offline import (
+    GRACE_MS,
+    VERSIONS_MIN,
     DataDirOption,
     EndpointOption,
+    GraceOption,
     RegionOption,
     SingleWriterOption,
     StoreOption,
     TakeOverOption,
+    VersionsOption,
     now_ms,
     opened_owner,
     opened_store,
@@ -32,6 +37,15 @@ FOUND_PROBLEMS = 3
 DEFAULT_GAP = 1_000_000_000
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
+GarbageDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="TIERLOG_DATA_DIR",
+        help="The owner's data folder, for --apply; no broker may have it open.",
+        metavar="DIR",
+    ),
+]
 ApplyOption = Annotated[bool, typer.Option("--apply", help="Do it; without, only say it.")]
 
 
@@ -50,11 +64,15 @@ def repair(
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     single_writer: SingleWriterOption = False,
+    grace_ms: GraceOption = GRACE_MS,
+    versions_min: VersionsOption = VERSIONS_MIN,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Mend what verify finds: upload again, make indexes anew, drop what nobody has any more; and
     logs that a broker could not open. What is bad on disk is set aside, never deleted.
     """
+    from manifest.garbage import GarbagePolicy
+
     owner = opened_owner(
         data_dir,
         store,
@@ -62,6 +80,7 @@ def repair(
         region=region,
         take_over=take_over,
         allow_single_writer_store=single_writer,
+        policy=GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min),
     )
     with owner as broker:
         steps = broker.repair(topic, apply=apply, deep=deep, accept_loss=accept_loss)
@@ -86,25 +105,43 @@ def gc(
     topic: TopicArgument,
     *,
     store: StoreOption,
-    data_dir: DataDirOption,
+    data_dir: GarbageDirOption = None,
     apply: ApplyOption = False,
     take_over: TakeOverOption = False,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     single_writer: SingleWriterOption = False,
+    grace_ms: GraceOption = GRACE_MS,
+    versions_min: VersionsOption = VERSIONS_MIN,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Objects and manifest versions that nothing needs any more and whose grace is over."""
-    owner = opened_owner(
-        data_dir,
-        store,
-        endpoint=endpoint,
-        region=region,
-        take_over=take_over,
-        allow_single_writer_store=single_writer,
-    )
-    with owner as broker:
-        plans = broker.collect_garbage(topic, apply=apply)
+    """Objects and manifest versions that nothing needs any more and whose grace is over.
+
+    What would go is read from the bucket alone, also beside a running broker; --apply opens the
+    owner's data folder.
+    """
+    from manifest.garbage import GarbagePolicy
+
+    policy = GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min)
+    if not apply:
+        from tierlog.cli.bucket_alone import Bucket
+
+        with opened_store(store, endpoint, region) as opened:
+            plans = Bucket(opened).garbage(topic, policy)
+    elif data_dir is None:
+        raise typer.BadParameter("only the owner of a bucket collects: --data-dir DIR")
+    else:
+        owner = opened_owner(
+            data_dir,
+            store,
+            endpoint=endpoint,
+            region=region,
+            take_over=take_over,
+            allow_single_writer_store=single_writer,
+            policy=policy,
+        )
+        with owner as broker:
+            plans = broker.collect_garbage(topic, apply=apply)
     rows = [
         (number, kind, name)
         for number, plan in plans.items()

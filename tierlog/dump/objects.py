@@ -36,7 +36,7 @@ def bring(
     Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
     """
     where, _, name = url.rpartition("/")
-    store = open_store(where, endpoint=endpoint, region=region)
+    store = open_store(where, endpoint=endpoint, region=region, must_exist=True)
     try:
         file = _download(store, name, folder, url=url)
         if not name.endswith(BUNDLE):

@@ -28,14 +28,22 @@ class Served:
         assert self._running.stop() == 0
 
 
-@pytest.fixture
-def place(tmp_path):
-    """A stopped broker's folder and bucket, with a topic of two segments."""
-    with Served(tmp_path, "data") as run:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("made")
+    with Served(root, "data") as run:
         run.ok("topic", "create", "t")
         for text in (b"one\ntwo\n", b"three\n"):
             run.ok("produce", "t", stdin=text)
             run.ok("storage", "offload", "t")
+    return root
+
+
+@pytest.fixture
+def place(made, tmp_path):
+    """A stopped broker's folder and bucket, with a topic of two segments: copies of their own."""
+    for folder in ("data", "bucket"):
+        shutil.copytree(made / folder, tmp_path / folder)
     return tmp_path
 
 
@@ -55,8 +63,6 @@ def test_repair_says_what_it_would_do_and_then_does_it(place):
     done = offline.ok("storage", "repair", "t", "--apply", *on(place, data_dir="data"))
     assert json.loads(done)["steps"][0]["done"] is True
     assert json.loads(offline.ok("storage", "verify", "t", "--deep", *on(place)))["ok"]
-    garbage = json.loads(offline.ok("storage", "gc", "t", *on(place, data_dir="data")))
-    assert garbage == {"topic": "t", "applied": False, "garbage": []}
 
 
 def test_repair_needs_a_folder_that_no_broker_has_open(place):
@@ -65,9 +71,44 @@ def test_repair_needs_a_folder_that_no_broker_has_open(place):
         refused = offline.run("storage", "repair", "t", *on(place, data_dir="data"))
     assert refused.returncode == 1
     assert b"in use by another broker" in refused.stderr
-    refused = offline.run("storage", "gc", "t", *on(place, data_dir="nothing"))
+    refused = offline.run("storage", "gc", "t", "--apply", *on(place, data_dir="nothing"))
     assert b"is no broker's data folder" in refused.stderr
     assert not (place / "nothing").exists()
+
+
+def test_garbage_is_told_beside_a_running_broker_and_collected_by_the_owner_alone(place):
+    offline = Program()
+    (segments,) = (place / "bucket").glob("topics/t/*/0/segments")
+    orphan = segments / f"{0:020d}-9-{'0' * 20}.log"
+    orphan.write_bytes(b"of an upload that died")
+    command = ("storage", "gc", "t", *on(place))
+    with Served(place, "data"):
+        told = json.loads(
+            offline.ok(*command, "--gc-grace-ms", "0", "--manifest-versions-min", "1")
+        )
+        assert json.loads(offline.ok(*command))["garbage"] == [], "the grace is a day"
+    (found,) = [one for one in told["garbage"] if one["kind"] == "orphan"]
+    assert (told["applied"], found["partition"]) == (False, 0)
+    assert str(orphan).endswith(found["name"])
+    assert orphan.exists()
+    nobody = offline.run(*command, "--apply")
+    assert nobody.returncode == 2
+    assert b"--data-dir" in nobody.stderr
+    applied = ("--apply", "--gc-grace-ms", "0", "--data-dir", place / "data")
+    assert json.loads(offline.ok(*command, *applied))["applied"]
+    assert not orphan.exists()
+    assert json.loads(offline.ok("storage", "verify", "t", "--deep", *on(place)))["ok"]
+
+
+def test_a_bucket_that_is_not_there_is_said_and_not_made(tmp_path):
+    offline, typo = Program(), tmp_path / "buckte"
+    for command in (("verify", "t"), ("gc", "t"), ("manifest", "t"), ("restore",)):
+        flags = ("--data-dir", tmp_path / "new") if command == ("restore",) else ()
+        refused = offline.run("storage", *command, *flags, "--store", f"file://{typo}")
+        assert refused.returncode == 1
+        assert b"there is no such folder" in refused.stderr
+    assert not typo.exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_pins_are_made_listed_and_let_go(place):
