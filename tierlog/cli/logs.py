@@ -1,4 +1,8 @@
-"""Where a broker's log lines go: stderr; coloured on a terminal, JSON lines elsewhere."""
+"""Where a broker's log lines go: stderr; coloured on a terminal, JSON lines elsewhere.
+
+Libraries' own warnings (uvicorn, botocore, asyncio) come in the same form: who collects JSON lines
+gets nothing else. A traceback never shows what variables held: there may be tokens, keys, records.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,9 @@ def configure_logs(*, verbose: bool = False) -> None:
     level = logging.DEBUG if verbose else logging.INFO
     human = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if human else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if human
+        else structlog.processors.JSONRenderer()
     )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -21,11 +27,25 @@ def configure_logs(*, verbose: bool = False) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if not human:
-        processors.append(structlog.processors.dict_tracebacks)
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        processors.append(structlog.processors.ExceptionRenderer(frames))
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, handlers=[_of_libraries(processors, renderer)])
+
+
+def _of_libraries(
+    processors: list[structlog.typing.Processor], renderer: structlog.typing.Processor
+) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *processors],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    return handler

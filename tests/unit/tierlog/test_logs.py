@@ -1,0 +1,50 @@
+"""What a broker's process writes to stderr, seen from outside: on a pipe and on a terminal."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, structlog
+from tierlog.cli.logs import configure_logs
+configure_logs()
+logging.getLogger("uvicorn.error").warning("Invalid %s", "request")
+def fail(token):
+    raise ValueError("a bug")
+for log in (structlog.get_logger(), logging.getLogger("asyncio")):
+    try:
+        fail("se" + "cret")
+    except ValueError:
+        log.exception("failed")
+"""
+
+
+def test_every_line_is_json_and_no_traceback_shows_what_variables_held():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+    )
+    warning, ours, theirs = map(json.loads, run.stderr.splitlines())
+    assert (warning["event"], warning["level"]) == ("Invalid request", "warning")
+    assert warning["logger"] == "uvicorn.error"
+    for line in (ours, theirs):
+        (error,) = line["exception"]
+        assert (error["exc_type"], error["exc_value"]) == ("ValueError", "a bug")
+        assert [frame["name"] for frame in error["frames"]] == ["<module>", "fail"]
+    assert "secret" not in run.stderr
+
+
+def test_a_terminal_does_not_show_it_either():
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", PROGRAM], stderr=theirs, check=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    os.close(ours)
+    assert shown.count(b"ValueError: a bug") == 2
+    assert b"secret" not in shown
