@@ -59,12 +59,14 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
 
 
 def glance_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
-    """As `iter_segments`, but what was never counted stays None: no segment is read."""
+    """As `iter_segments`, but what was never counted here or for the manifest stays None."""
     return _listed(partition, from_offset, _known_facts)
 
 
 def _listed(
-    partition: Partition, from_offset: int, facts: Callable[[Partition, SegmentView], _LocalFacts]
+    partition: Partition,
+    from_offset: int,
+    facts: Callable[[Partition, SegmentView, SegmentEntry | None], _LocalFacts],
 ) -> Iterator[SegmentListing]:
     from_offset = max(from_offset, partition.log.log_start_offset)
     local = partition.log.segments()
@@ -78,8 +80,8 @@ def _listed(
     covered = {entry.base_offset: entry for entry in cold.entries(local_start)} if cold else {}
     for view in local:
         if view.last_offset >= max(from_offset, view.base_offset):
-            known = facts(partition, view)
-            yield _local_listing(partition, view, covered.get(view.base_offset), known)
+            known = covered.get(view.base_offset)
+            yield _local_listing(partition, view, known, facts(partition, view, known))
 
 
 def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
@@ -113,27 +115,25 @@ def _local_listing(
         tier="both" if entry is not None else "hot",
         active=view.active,
         object_key=object_key,
-        crc32c=_shown_crc32c(view, entry, facts),
+        crc32c=None if facts.crc32c is None else f"{facts.crc32c:08x}",
     )
 
 
-def _shown_crc32c(view: SegmentView, entry: SegmentEntry | None, facts: _LocalFacts) -> str | None:
-    """The manifest knows it of a segment that it has in the same size."""
-    crc32c = facts.crc32c
-    if crc32c is None and entry is not None and entry.size_bytes == view.size_bytes:
-        crc32c = entry.log_crc32c
-    return None if crc32c is None else f"{crc32c:08x}"
-
-
-def _counted_facts(partition: Partition, view: SegmentView) -> _LocalFacts:
+def _counted_facts(partition: Partition, view: SegmentView, _: SegmentEntry | None) -> _LocalFacts:
     log = partition.log
     facts = log.segment_facts(view.base_offset) if view.record_count is None else view
     crc32c = None if view.active else log.segment_crc32c(view.base_offset)
     return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
 
 
-def _known_facts(_: Partition, view: SegmentView) -> _LocalFacts:
+def _known_facts(_: Partition, view: SegmentView, entry: SegmentEntry | None) -> _LocalFacts:
+    """The manifest knows them of a segment that it has in the same size."""
+    same = entry if entry is not None and entry.size_bytes == view.size_bytes else None
     crc32c = None if view.active else view.crc32c
+    if same is not None and crc32c is None:
+        crc32c = same.log_crc32c
+    if same is not None and view.record_count is None:
+        return _LocalFacts(same.record_count, same.min_timestamp, same.max_timestamp, crc32c)
     return _LocalFacts(view.record_count, view.min_timestamp, view.max_timestamp, crc32c)
 
 

@@ -88,6 +88,11 @@ def in_utc(text: str) -> str:
     return f"{match[1]}T{match[2]}{match[3] or ':00'}Z" if match else text
 
 
+def _tier_of(lines: list[RecordLine]) -> Tier | None:
+    tiers = {line.tier for line in lines}
+    return "mixed" if len(tiers) > 1 else next(iter(tiers), None)
+
+
 def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
     page = record_json.read_page(fetched, offset=offset, max_bytes=MAX_BYTES, max_records=limit)
     local_start = partition.log.local_log_start_offset
@@ -112,7 +117,7 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
     return RecordPage(
         lines=lines,
         offset=offset,
-        tier=fetched.tier,
+        tier=_tier_of(lines) or fetched.tier,  # more may have been fetched than is shown
         previous_offset=max(start, offset - limit) if offset > start else None,
         next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
     )

@@ -5,6 +5,14 @@ import random
 
 import pytest
 
+from broker.segment_listing import (
+    glance_segments,
+    iter_segments,
+    open_segment,
+    slices_of,
+    try_open_segment,
+    try_slices_of,
+)
 from hot_tier.append import Acks
 from record_format.decode import Record
 from record_format.errors import OutOfOrderSequence, ShuttingDown
@@ -105,8 +113,6 @@ def test_a_restart_keeps_everything_and_raises_the_epoch(house):
 
 
 def test_segments_are_listed_once_over_both_tiers(house):
-    from broker.segment_listing import iter_segments, open_segment, slices_of
-
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 400)
     offload_all(house, "t")
@@ -121,6 +127,17 @@ def test_segments_are_listed_once_over_both_tiers(house):
         opened = open_segment(log, one.base_offset)
         data = b"".join(p.read() for p in slices_of(log, opened, start=0, end=opened.size_bytes))
         assert len(data) == one.size_bytes
+
+
+def test_after_a_restart_a_glance_knows_what_the_manifest_knows(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    whole = list(glance_segments(house.broker.partition("t", 0)))
+    house.restart()
+    glanced = [one for one in glance_segments(house.broker.partition("t", 0)) if not one.active]
+    assert "both" in {one.tier for one in glanced}
+    assert glanced == [one for one in whole if not one.active]
 
 
 def test_trim_moves_the_start_in_both_tiers_and_survives(house):
@@ -205,14 +222,6 @@ def test_records_without_a_time_are_as_old_as_their_file(house):
 
 
 def test_segment_that_was_opened_once_is_given_without_waiting(house):
-    from broker.segment_listing import (
-        iter_segments,
-        open_segment,
-        slices_of,
-        try_open_segment,
-        try_slices_of,
-    )
-
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 400)
     offload_all(house, "t")

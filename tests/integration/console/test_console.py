@@ -69,6 +69,7 @@ def test_records_of_both_tiers_are_read_by_offset_and_by_time(
     shown_at(browser, house, f"{records}?at=earliest&limit=10", heading=flights)
     browser.until(f"{RECORDS} === 10")
     assert browser.run("document.querySelector('summary .tier').textContent") == "cold"
+    assert browser.run("document.querySelector('.pager .tier').textContent") == "cold"
     browser.run("document.querySelector('a[data-next]').click()")
     browser.until("document.querySelector('#record-10')")
     browser.run("[...document.querySelectorAll('a.button')].at(-1).click()")
