@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+import time
 
 import pytest
 
@@ -11,20 +13,23 @@ from tests.fakes.command_line import Program, RunningBroker
 class Served:
     """A broker on a folder of `root`, until the block ends."""
 
-    def __init__(self, root, data_dir):
+    def __init__(self, root, data_dir, *flags):
         folder = root / f"{data_dir}-run-{len(list(root.iterdir()))}"
         folder.mkdir()
         self._running = RunningBroker(
             "serve",
             *("--data-dir", root / data_dir, "--store", f"file://{root / 'bucket'}"),
             *("--listen", "127.0.0.1:0"),
+            *flags,
             cwd=folder,
         )
+        self.process = self._running.process
 
     def __enter__(self):
         return Program(self._running.server)
 
     def __exit__(self, *_):
+        self.process.send_signal(signal.SIGCONT)  # in case a test failed before it did
         assert self._running.stop() == 0
 
 
@@ -136,3 +141,32 @@ def test_a_lost_folder_is_restored_and_served(place):
         shown = run.ok("consume", "t", "--format", "json").splitlines()
     read = [(one["offset"], one["value"]) for one in map(json.loads, shown)]
     assert read[-2:] == [(2, "three"), (1003, "four")]
+
+
+def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place):
+    offline, old = Program(), Served(place, "data", "--fence-check-ms", "100")
+    with old as zombie:
+        zombie.ok("produce", "t", stdin=b"of its own\n")
+        old.process.send_signal(signal.SIGSTOP)
+        offline.ok("storage", "restore", "--restore-offset-gap", "100", *on(place, data_dir="new"))
+        with Served(place, "new") as run:
+            run.ok("produce", "t", stdin=b"four\n")
+            old.process.send_signal(signal.SIGCONT)
+            assert "leadership lost: t-0" in refusal_of(zombie, "produce", "t", stdin=b"late\n")
+            assert "leadership lost: t-0" in zombie.fails(1, "topic", "delete", "t", "--yes")
+            run.ok("storage", "offload", "t")
+            assert json.loads(run.ok("storage", "verify", "t", "--deep"))["ok"]
+    with Served(place, "data", "--take-over") as run:
+        assert run.ok("consume", "t") == b"one\ntwo\nthree\nfour\n"
+        (tail,) = (place / "data").glob("t-0.diverged-*/*.log")
+        run.ok("topic", "create", "set-apart")
+        run.ok("produce", "set-apart", tail, "--format", "batches", "--partition", "0")
+        assert run.ok("consume", "set-apart").startswith(b"of its own\n")
+
+
+def refusal_of(program, *arguments, stdin):
+    """What it says once it is refused: until it has looked, a former owner takes what it is sent."""
+    deadline = time.monotonic() + 20
+    while (done := program.run(*arguments, stdin=stdin)).returncode == 0:
+        assert time.monotonic() < deadline
+    return done.stderr.decode()
