@@ -15,6 +15,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from tierlog.client.calls import Acks
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, to_ms
+
+log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
 
@@ -203,6 +206,9 @@ def deliver(
     except TierlogError as error:
         if not _changed_nothing(error):
             sequences.give_up()
+        refused = (len(pending.records), *pending.place, error)
+        # For those who never look at their futures.
+        log.warning("a batch of %d was not appended to %s-%d: %s", *refused)
         for delivery in pending.deliveries:
             delivery.set_exception(error)
         return

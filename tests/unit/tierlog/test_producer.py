@@ -100,7 +100,7 @@ def test_an_answer_that_was_lost_does_not_duplicate():
     assert broker.identities == 1
 
 
-def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again():
+def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
     broker = TinyBroker(refused(413, "record-too-large"))
     with client(broker) as c, c.producer() as producer:
         first = producer.send("t", "too large", partition=0)
@@ -108,6 +108,7 @@ def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again():
         second = producer.send("t", "fits", partition=0)
     with pytest.raises(errors.RecordTooLarge):
         first.result(0)
+    assert "a batch of 1 was not appended to t-0: record-too-large" in caplog.text
     assert second.result(0).offset == 0
     assert broker.identities == 1
 
