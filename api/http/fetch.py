@@ -85,7 +85,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _batches_answer(context, found, query)
+        return await _batches_answer(context, exchange, found, query)
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
     page = await _written(context, partition, found, few, form)
@@ -177,14 +177,18 @@ def _headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
     return [*log_headers(fetched, next_offset=next_offset, tier=fetched.tier), NO_STORE]
 
 
-async def _batches_answer(context: Context, found: Found, query: FetchQuery) -> FileAnswer:
+async def _batches_answer(
+    context: Context, exchange: Exchange, found: Found, query: FetchQuery
+) -> FileAnswer:
     fetched = found.fetched
     if query.record_limit is not None or fetched.aborted:
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
     next_offset = max(fetched.next_offset, found.offset)
-    context.metrics.fetched(fetched.tier, fetched.size_bytes, records=next_offset - found.offset)
+    if exchange.method != "HEAD":  # which reads nothing of the files
+        records = next_offset - found.offset
+        context.metrics.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(fetched, next_offset=next_offset)
     headers.append((b"content-type", media_types.BATCHES.encode()))
     return FileAnswer(200, headers, fetched.slices)

@@ -98,6 +98,7 @@ _LOG_HEADERS: Final = {
 _SEGMENT_HEADERS: Final = {
     "ETag": "of topic id, size and checksum",
     "Accept-Ranges": "bytes",
+    "Vary": "Accept",
     "Log-Tier": "hot or cold",
 }
 _TOPIC: Final = "/v1/topics/{topic}"

@@ -43,6 +43,7 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
         (b"etag", etag.encode()),
         (b"cache-control", b"private, no-cache"),
         (b"accept-ranges", b"bytes"),
+        (b"vary", b"accept"),
         (b"log-tier", segment.tier.encode()),
     ]
     if not matches(exchange.header(b"if-match"), etag):
@@ -60,6 +61,8 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
         shown = f"bytes {chosen.start}-{chosen.end - 1}/{segment.size_bytes}"
         headers.append((b"content-range", shown.encode()))
     status = 206 if chosen.partial else 200
+    if exchange.method != "HEAD":  # which reads nothing of the file
+        context.metrics.fetched(segment.tier, chosen.end - chosen.start)
     return await _answer(context, partition, segment, chosen, (status, headers))
 
 
@@ -71,7 +74,6 @@ async def _answer(
     head: tuple[int, HeaderList],
 ) -> AnyAnswer:
     status, headers = head
-    context.metrics.fetched(segment.tier, chosen.end - chosen.start)
     at_once = try_slices_of(partition, segment, start=chosen.start, end=chosen.end)
     if at_once is not None:
         return FileAnswer(status, headers, at_once)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from api.http.metric_table import METRICS, OTHER_TOPICS, TOPICS_MAX
-from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem
+from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
 FOREIGN = ("process_", "python_")  # the client library's own
 
@@ -72,6 +72,10 @@ def test_records_are_counted_in_and_out_by_tier(api: Api) -> None:
     api.fetch(topic)
     api.fetch(topic, accept=BATCHES)
     assert value(api, "tierlog_fetched_records_total", tier="hot") == hot + 6
+    sent = value(api, "tierlog_fetched_bytes_total", tier="hot")
+    for path in (records_path(topic), f"/v1/topics/{topic}/partitions/0/segments/0"):
+        assert api.head(path, headers={"accept": BATCHES}).headers["content-length"] != "0"
+    assert value(api, "tierlog_fetched_bytes_total", tier="hot") == sent
     cold = value(api, "tierlog_fetched_records_total", tier="cold")
     api.fetch(api.cold_topic(), accept=NDJSON, max_bytes=1)
     assert value(api, "tierlog_fetched_records_total", tier="cold") == cold + 1

@@ -59,6 +59,7 @@ def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
     etag = whole.headers["etag"]
     assert whole.headers["cache-control"] == "private, no-cache"
     assert whole.headers["accept-ranges"] == "bytes"
+    assert whole.headers["vary"] == "accept"
     size = len(whole.content)
     for header, start, end in (
         ("bytes=0-9", 0, 10),
