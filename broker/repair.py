@@ -54,6 +54,7 @@ class Action(StrEnum):
     MAKE_INDEXES = "make-indexes"
     UPLOAD_AGAIN = "upload-again"
     DROP = "drop"
+    WRITE_TOPIC = "write-topic"
     COLLECT = "collect"
     SET_ASIDE = "set-aside"
     CUT = "cut"

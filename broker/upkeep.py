@@ -19,12 +19,12 @@ from broker.damaged import Damaged
 from broker.data_folder import DataFolder
 from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
-from broker.repair import Repair, RepairStep
-from broker.topic_registry import TopicRegistry
+from broker.repair import Action, Repair, RepairStep
+from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
-from broker.verify import verify_topic
+from broker.verify import check_topic_object, verify_topic
 from manifest.garbage import GarbagePlan, GarbagePolicy
-from record_format.errors import ConfigurationError, Throttled
+from record_format.errors import ConfigurationError, CorruptDataError, Throttled
 from record_format.findings import VerifyReport
 
 
@@ -70,7 +70,7 @@ class Upkeep:
         for repair in self._repairs(topic):
             planned = repair.plan(deep=deep)
             steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
-        return steps
+        return steps + self._mend_topic_object(topic, apply=apply)
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
@@ -94,6 +94,35 @@ class Upkeep:
         topic.add({damaged.number: opened})
         done = not isinstance(opened, Damaged)
         return msgspec.structs.replace(mending.step, done=done)
+
+    def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
+        """By which a restore finds the topic. The partitions are claimed: it is ours to write."""
+        record = self._registry.by_name(topic.record.name)
+        if self._bucket is None or record is None or record.dirty:
+            return []  # what the bucket was not told yet, it is told in any case
+        found = check_topic_object(self._bucket.checked_store(), record)
+        steps = [
+            RepairStep(
+                action=Action.WRITE_TOPIC,
+                partition=problem.partition,
+                detail=f"{problem.kind}: {problem.detail}",
+                object_key=problem.object_key,
+            )
+            for problem in found.problems
+        ]
+        return [self._write_topic(step, record) for step in steps] if apply else steps
+
+    def _write_topic(self, step: RepairStep, record: TopicRecord) -> RepairStep:
+        assert self._bucket is not None, "without a bucket nothing was found"
+        self._registry.put(msgspec.structs.replace(record, dirty=True))
+        try:
+            done = self._bucket.settle(self._registry)
+        except (
+            CorruptDataError
+        ) as bad:  # in the place of the newest version: not ours to write over
+            self._registry.put(record)
+            return msgspec.structs.replace(step, detail=str(bad))
+        return msgspec.structs.replace(step, done=done)
 
     def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
         if self._bucket is None or not topic.config.remote_storage_enable:

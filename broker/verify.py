@@ -42,7 +42,7 @@ def verify_topic(
     """
     found = Findings(-1)
     if store is not None and settled:
-        found.merge(_check_topic_object(store, topic.record))
+        found.merge(check_topic_object(store, topic.record))
     for number, damaged in sorted(topic.damaged.items()):
         local = Findings(number)
         local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))
@@ -75,7 +75,7 @@ def _check_partition(
     return found
 
 
-def _check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
+def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
     """A restore finds the topic by this object."""
     found = Findings(0)
     key = store.full_key(topic_versions(record.name, record.topic_id))

@@ -103,6 +103,22 @@ def test_what_cannot_be_repaired_is_said(filled):
     assert "manifest-corrupt" in step.detail
 
 
+def test_a_lost_topic_object_is_written_again(filled):
+    folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
+    for path in folder.iterdir():
+        path.unlink()
+    (step,) = filled.broker.repair("t")
+    assert (step.action, step.done) == ("write-topic", False)
+    assert not folder.exists() or not list(folder.iterdir())
+    (step,) = filled.broker.repair("t", apply=True)
+    assert step.done
+    assert filled.broker.verify("t", deep=True).ok
+    flip(max(folder.iterdir()), 100)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("write-topic", False)
+    assert not any(record.dirty for record in filled.broker.registry.live())
+
+
 def test_orphans_are_collected_after_their_grace(filled):
     folder = path_of(filled, entries(filled)[0].log_key).parent
     orphan = folder / f"{7:020d}-1-abc.log"

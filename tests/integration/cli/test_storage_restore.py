@@ -165,7 +165,7 @@ def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place
 
 
 def refusal_of(program, *arguments, stdin):
-    """What it says once it is refused: until it has looked, a former owner takes what it is sent."""
+    """What it says once it is refused: a former owner takes what it is sent until it has looked."""
     deadline = time.monotonic() + 20
     while (done := program.run(*arguments, stdin=stdin)).returncode == 0:
         assert time.monotonic() < deadline
