@@ -183,7 +183,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
     threads = [threading.Thread(target=read_on) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for seed in range(5):
+    for seed in range(3):
         last |= fill(house, "t", 100, seed=seed)
         house.broker.partition("t", 0).log.roll(reason="test")
         house.broker.compactor.run_round()

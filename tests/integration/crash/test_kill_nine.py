@@ -13,7 +13,7 @@ import httpx
 from tests.fakes.broker_process import BrokerProcess
 
 PRODUCERS = 4
-LIVES = 4
+LIVES = 3
 CONFIG = {"segment.bytes": 8192, "local.retention.bytes": 32768, "retention.ms": -1}
 
 
