@@ -27,6 +27,7 @@ import pytest
 import tierlog
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cut_line import CutLine
+from tests.fakes.named_s3 import named_s3
 from tierlog.client.calls import Limits
 from tierlog.client.exchange import RetryPolicy
 
@@ -46,7 +47,6 @@ TABLE = {
 }
 FLAGS = ("--retention-check-interval", "0.5", "--log-cleaner-backoff-ms", "500")
 RESTORED_KILLS = 8
-NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
 
 
 class World:
@@ -202,10 +202,7 @@ def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
 
 @pytest.fixture
 def s3():
-    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
-    if not all(found.values()):
-        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
-    return found
+    return named_s3()
 
 
 def restored(broker: BrokerProcess) -> BrokerProcess:

@@ -1,22 +1,17 @@
 """A real S3 server, which the environment names; `localstack/s3_server.py --exec` sets it."""
 
-import os
 import secrets
 
 import pytest
 
 from cold_tier.s3_options import S3Options
-
-NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+from tests.fakes.named_s3 import named_s3
 
 
 @pytest.fixture
 def s3():
     """What the environment says of the server."""
-    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
-    if not all(found.values()):
-        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
-    return found
+    return named_s3()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from werkzeug.serving import make_server
 from cold_tier.open import S3Options, open_store
 from pyspark_tierlog import DefaultSource, register
 from spark_reader.jobs.verify import verify
+from tests.fakes.named_s3 import named_s3
 from tests.fakes.two_tiers import two_tiers
 
 pytestmark = [
@@ -92,11 +92,10 @@ def moto(small):
 @pytest.fixture
 def real(small):
     """The server that the environment names."""
-    names = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
-    endpoint, *keys, bucket = (os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in names)
-    if not all((endpoint, *keys, bucket)):
-        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
-    found = Server(endpoint, *keys, token="", bucket=bucket)
+    s3 = named_s3()
+    found = Server(
+        s3["ENDPOINT"], s3["ACCESS_KEY"], s3["SECRET_KEY"], token="", bucket=s3["BUCKET"]
+    )
     fill(found, small)
     return found
 

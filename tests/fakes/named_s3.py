@@ -1,0 +1,15 @@
+"""A real S3 server that the environment names; `localstack/s3_server.py --exec` sets it."""
+
+import os
+
+import pytest
+
+NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+
+
+def named_s3() -> dict[str, str]:
+    """What the environment says of the server, by these names; skips where it says none."""
+    found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
+    if not all(found.values()):
+        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
+    return found
