@@ -17,8 +17,7 @@ from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
 from hot_tier.open_files import Files
 from hot_tier.segment import Segment, SegmentEnd
-from hot_tier.segment_lookup import SegmentLookup
-from hot_tier.segment_lookup import largest_timestamp as find_largest
+from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
 from record_format.batch import BatchHeader, check_crc, parse_header
 from record_format.decode import decode_batch
@@ -186,7 +185,9 @@ def _first_in_time(state: LogState, segments: Segments, timestamp: int) -> int:
 def largest_timestamp(state: LogState, segment: Segment) -> int:
     known = segment.largest
     if known is None:
-        known = with_good_indexes(state, segment, lambda: find_largest(segment, state.files))
+        known = with_good_indexes(
+            state, segment, lambda: find_largest_timestamp(segment, state.files)
+        )
     return known.timestamp
 
 

@@ -168,17 +168,17 @@ class SegmentLookup:
         return _floor(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
 
 
-def largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
-    """The last time index entry, or what a walk over all headers finds where there is none."""
-    largest = segment.largest
+def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
+    """The last time index entry, or what a walk over all headers finds where there is none. The
+    segment remembers it.
+    """
+    largest = last_time_entry(segment, files)
     if largest is None:
-        largest = last_time_entry(segment, files)
-        if largest is None:
-            largest = _walk_for_largest(segment, files)
-        elif segment.times is None:  # whole segments are deleted by it: it is not just believed
-            found = SegmentLookup(segment, files).find_offset(largest.offset)
-            _check_time_entry(segment, largest, found)
-        segment.largest = largest
+        largest = _walk_for_largest(segment, files)
+    elif segment.times is None:  # whole segments are deleted by it: it is not just believed
+        found = SegmentLookup(segment, files).find_offset(largest.offset)
+        _check_time_entry(segment, largest, found)
+    segment.largest = largest
     return largest
 
 
