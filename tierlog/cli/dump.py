@@ -66,13 +66,17 @@ def dump(
             _print(one, records=records, data=data, as_json=output is Output.JSON)
 
 
+def _is_url(name: str) -> bool:
+    return "://" in name
+
+
 def _bring(
     name: str, folder: Path, *, endpoint: str | None, region: str | None, with_log: bool
 ) -> list[Path]:
     """The files of a bucket's object, or of an `.indexes` bundle that is here already."""
     from tierlog.dump import objects
 
-    if objects.is_url(name):
+    if _is_url(name):
         return objects.bring(name, folder, endpoint=endpoint, region=region, with_log=with_log)
     bundle = Path(name)
     beside = bundle.with_suffix(".log")
@@ -85,7 +89,7 @@ def _found(
     argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack
 ) -> list[Found]:
     """The files of an argument: those of an object are told by where it lies, not by their copy."""
-    if "://" in argument or argument.endswith(".indexes"):
+    if _is_url(argument) or argument.endswith(".indexes"):
         copies = Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
         place = argument.rpartition("/")[0]
         shown = f"{place}/" if place else ""

@@ -19,10 +19,6 @@ from cold_tier.open import open_store
 BUNDLE = ".indexes"
 
 
-def is_url(name: str) -> bool:
-    return "://" in name
-
-
 def bring(
     url: str,
     folder: Path,
