@@ -373,7 +373,7 @@ class Broker:
             log.error("objects stay: not ours to delete", topic=record.name, reason=str(error))
 
     def _open_topics(self) -> None:
-        self._topics.open_all()
+        self._topics.open_all(take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
         self.save_checkpoints()
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final
 
-import msgspec
 import structlog
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, ProbeResult
+from broker.own_partition import OwnPartition
 from broker.pace import Pace
 from broker.settings import BrokerSettings
+from broker.topic_deletion import TopicDeletion
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
@@ -30,15 +31,16 @@ from cold_tier.probe import RACE_S, StoreTraits, probe
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from cold_tier.upload_notes import UploadNotes
 from hot_tier.segment_views import SegmentFiles
+from manifest.epochs import recorded_pairs
 from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
+from manifest.state import EpochStart
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
 from record_format.errors import ConfigurationError, FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
 
-DELETE_BATCH: Final = 1000
 FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 LOOK_EVERY_S: Final = 15.0  # at a store that answered
@@ -191,10 +193,8 @@ class Bucket:
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
-        keys = PartitionKeys(record.name, record.topic_id, partition)
-        manifests = ManifestStore(self.store, keys, self._options, cache=self._pages)
         return ColdLog(
-            manifests,
+            self._manifests(record, partition),
             self.reader,
             self._upload,
             full_key=self.store.full_key,
@@ -203,6 +203,10 @@ class Bucket:
             on_unavailable=self._note_unavailable,
             is_ours=lambda: self.is_ours,
         )
+
+    def _manifests(self, record: TopicRecord, partition: int) -> ManifestStore:
+        keys = PartitionKeys(record.name, record.topic_id, partition)
+        return ManifestStore(self.store, keys, self._options, cache=self._pages)
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -248,50 +252,53 @@ class Bucket:
         self._looked_s = time.monotonic()
 
     def delete_topic(self, record: TopicRecord) -> None:
-        """Say `deleted`, then delete the objects, the topic object last. May be done again.
+        """Delete what the bucket has of the topic. May be done again.
 
-        Raises FencedError, before anything is changed, where another folder owns a partition now.
+        Raises FencedError where another folder owns a partition now: what is left then stays.
         """
-        there = self._topics.load(record.name, record.topic_id)
-        if there is None:
-            return
-        self._check_not_foreign(record)
-        self._topics.commit(there, lambda topic: msgspec.structs.replace(topic, deleted=True))
-        folder = topic_folder(record.name, record.topic_id)
-        for upload in self.store.unfinished(folder, limit=DELETE_BATCH):
-            self.store.abort(upload)
+        if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
+            deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
+            deletion.run(_topic_object(record))
         for partition in range(record.partitions):
-            while found := self.store.list(f"{folder}{partition}/", limit=DELETE_BATCH):
-                self.store.delete([stat.key for stat in found])
             self._folder.manifest_copy(record.topic_id, partition).unlink(missing_ok=True)
-        self._topics.delete_versions(record.name, record.topic_id)
 
     def _publish(self, record: TopicRecord) -> None:
-        wanted = TopicObject(
-            name=record.name,
-            topic_id=record.topic_id,
-            partitions=record.partitions,
-            config=record.config,
-            created_ms=record.created_ms,
-        )
-        there = self._topics.create(wanted)
-        if (there.partitions, there.config) != (wanted.partitions, wanted.config):
-            self._check_not_foreign(record)
-        self._topics.commit(
-            there,
-            lambda topic: msgspec.structs.replace(
-                topic, partitions=record.partitions, config=record.config
-            ),
-        )
+        self._topics.write(_topic_object(record), check=lambda: self._check_not_foreign(record))
 
     def _check_not_foreign(self, record: TopicRecord) -> None:
         """A topic object has no owner: those of the topic's partitions decide who may change it."""
+        for partition in self._own_partitions(record):
+            partition.check()
+
+    def _own_partitions(self, record: TopicRecord) -> list[OwnPartition]:
         epochs = self._folder.read_epochs()
-        for partition in range(record.partitions):
-            own = epochs.get(f"{record.topic_id}-{partition}", ())
-            self.cold_log(record, partition).check_not_foreign(own)
+        return [
+            self._own_partition(record, number, epochs.get(f"{record.topic_id}-{number}", ()))
+            for number in range(record.partitions)
+        ]
+
+    def _own_partition(
+        self, record: TopicRecord, number: int, epochs: Sequence[EpochStart]
+    ) -> OwnPartition:
+        seen = self.cold_log(record, number).manifest
+        return OwnPartition(
+            self._manifests(record, number),
+            recorded=recorded_pairs(seen, epochs),
+            seen=seen.version if seen else 0,
+            clock=self._clock,
+        )
 
     def close(self) -> None:
         self.reader.close()
         self.cache.close()
         self.store.close()
+
+
+def _topic_object(record: TopicRecord) -> TopicObject:
+    return TopicObject(
+        name=record.name,
+        topic_id=record.topic_id,
+        partitions=record.partitions,
+        config=record.config,
+        created_ms=record.created_ms,
+    )

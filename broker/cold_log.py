@@ -15,7 +15,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -37,7 +37,7 @@ from manifest.paging import live_size_bytes
 from manifest.pins import Pins
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
-from manifest.transitions import Claim, check_recorded
+from manifest.transitions import Claim
 from manifest.versions import VersionStat
 from record_format.errors import (
     CorruptDataError,
@@ -139,15 +139,6 @@ class ColdLog:
     def load_newest(self) -> Manifest | None:
         """The manifest in force, asked of the bucket; None where there is none. Not published."""
         return self._manifests.load(at_least=self.manifest.version if self.manifest else 0)
-
-    def check_not_foreign(self, own: Sequence[EpochStart]) -> None:
-        """Raises FencedError where the manifest in force is of an owner or epoch that this folder,
-        whose own epochs these are, never recorded. For what is written beside the manifest.
-        """
-        with suppress(CorruptDataError):  # damage is nobody's claim
-            newest = self.load_newest()
-            if newest is not None:
-                check_recorded(newest, recorded_pairs(self.manifest, own))
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)

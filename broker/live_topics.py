@@ -49,11 +49,15 @@ class LiveTopics:
         self._lock = threading.RLock()
         self._closed = False
 
-    def open_all(self) -> None:
+    def open_all(self, *, take_over: bool) -> None:
         """At the start: adopt what Kafka left, clear away what was deleted, open all the rest."""
         self._opener.adopt_found_folders(self._registry)
         for record in self._registry.deleted():
             self._opener.set_aside(record)
+        if take_over:  # then a version of each topic object is to be ours (`topic_deletion`)
+            self._registry.put(
+                *(msgspec.structs.replace(record, dirty=True) for record in self._registry.live())
+            )
         live = self._registry.live()
         wanted = [(record, number) for record in live for number in record.partition_numbers()]
         opened = iter(self._opener.open_partitions(wanted, at_start=True))

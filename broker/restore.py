@@ -218,11 +218,12 @@ class _Restore:
 
 
 def _record(topic: TopicObject) -> TopicRecord:
+    """Dirty: who takes a topic over writes a version of its object (`topic_deletion`)."""
     return TopicRecord(
         name=topic.name,
         topic_id=topic.topic_id,
         partitions=topic.partitions,
         config=dict(topic.config),
         created_ms=topic.created_ms,
-        dirty=False,
+        dirty=True,
     )

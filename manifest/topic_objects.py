@@ -7,7 +7,7 @@
 
 * A topic object is versioned as manifests are: created by conditional PUT, never changed, read
   back after a lost answer. The newest version is the truth for a restore; for the owner its data
-  folder is.
+  folder is, so that it writes without reading. Who takes a topic over writes a version too.
 * Deletion first commits a version with `deleted`; the versions go last of all that the topic has.
 * Tokens and other secrets are never in the bucket.
 """
@@ -32,8 +32,6 @@ from record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
-    TopicExists,
-    UnknownTopic,
 )
 from record_format.sealed_json import is_cut
 
@@ -120,42 +118,28 @@ class TopicObjects:
             version -= 1
         return None
 
-    def create(self, topic: TopicObject) -> TopicObject:
-        """The first version. The same topic id again (a repeated call) is what is there already."""
-        there = self.load(topic.name, topic.topic_id)
-        if there is not None:
-            return self._same(there, topic)
-        created = self._publish(topic, 1)
-        if created is None:
-            there = self.load(topic.name, topic.topic_id)
-            if there is None:
-                raise ManifestConflict(f"topic {topic.name}: its first version vanished")
-            return self._same(there, topic)
-        return created
+    def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
+        """`topic` as the version after the newest, whatever that says and whether or not it can be
+        read: for the owner its data folder is the truth.
 
-    def commit(
-        self, base: TopicObject, change: Callable[[TopicObject], TopicObject]
-    ) -> TopicObject:
-        """Commit `change` on top of the newest version. Raises UnknownTopic, ManifestConflict,
-        OutcomeUnknownError. A change that happened already returns its argument.
+        `check` raises where the topic is another's; asked after each look for the newest version,
+        so that whoever claims the topic and then writes a version is seen, or has the last word.
+        Raises ManifestConflict, OutcomeUnknownError; to be repeated after them.
         """
-        current = base
+        chain = self._chain(topic.name, topic.topic_id)
         for _ in range(COMMIT_ATTEMPTS):
-            after = change(current)
-            if after == current:
-                return current
-            if (created := self._publish(after, current.version + 1)) is not None:
-                return created
-            newest = self.load(base.name, base.topic_id)
-            if newest is None:
-                raise UnknownTopic(base.name)
-            current = newest
-        raise ManifestConflict(f"topic {base.name}: {COMMIT_ATTEMPTS} races lost in a row")
+            newest = chain.newest()
+            if newest > 0:  # of a topic that the bucket does not know nobody else can be the owner
+                check()
+            if (written := self._publish(chain, topic, newest + 1)) is not None:
+                return written
+        raise ManifestConflict(f"topic {topic.name}: {COMMIT_ATTEMPTS} races lost in a row")
 
-    def delete_versions(self, name: str, topic_id: str) -> None:
-        """The last step of a deletion: the topic leaves the bucket."""
+    def delete_versions(self, name: str, topic_id: str, *, check: Callable[[], None]) -> None:
+        """The last step of a deletion: the topic leaves the bucket. `check` as in `write`."""
         chain = self._chain(name, topic_id)
         while stats := chain.stats():
+            check()
             # Oldest first: until the last call `deleted` is what a restore finds.
             chain.delete([stat.version for stat in stats])
 
@@ -169,20 +153,11 @@ class TopicObjects:
         """Every topic id that the name has, or had and something of it is left."""
         return list(self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX))
 
-    def _publish(self, topic: TopicObject, version: int) -> TopicObject | None:
-        chain = self._chain(topic.name, topic.topic_id)
-        for number in range(version, version + COMMIT_ATTEMPTS):
-            stamped = altered(topic, version=number, nonce=self._unique())
-            body = sealed_json.seal(msgspec.json.encode(stamped), kind=KIND_TOPIC)
-            created = chain.create(number, body)
-            if created is not Created.CUT:
-                return stamped if created is Created.OURS else None
-        raise ManifestConflict(f"topic {topic.name}: cut versions follow version {version}")
-
-    def _same(self, there: TopicObject, topic: TopicObject) -> TopicObject:
-        if (there.created_ms, there.deleted) != (topic.created_ms, False):
-            raise TopicExists(f"topic id {topic.topic_id} of {topic.name} is in use")
-        return there
+    def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
+        """None: another writer was first."""
+        stamped = altered(topic, version=version, nonce=self._unique())
+        body = sealed_json.seal(msgspec.json.encode(stamped), kind=KIND_TOPIC)
+        return stamped if chain.create(version, body) is Created.OURS else None
 
     def _chain(self, name: str, topic_id: str) -> VersionChain:
         return VersionChain(

@@ -95,14 +95,13 @@ def put_partition(
 
 def put_topic(store: ObjectStore, topic: str, partitions: Mapping[int, str]) -> None:
     """A topic whose partitions are fixtures, by name; all of each goes into the bucket."""
-    TopicObjects(store).create(
-        TopicObject(
-            name=topic,
-            topic_id=topic_id_of(topic),
-            partitions=max(partitions) + 1,
-            config={},
-            created_ms=NOW_MS,
-        )
+    made = TopicObject(
+        name=topic,
+        topic_id=topic_id_of(topic),
+        partitions=max(partitions) + 1,
+        config={},
+        created_ms=NOW_MS,
     )
+    TopicObjects(store).write(made, check=lambda: None)
     for number, fixture in partitions.items():
         put_partition(store, topic, number, segment_files(FIXTURES / fixture))

@@ -2,14 +2,17 @@
 
 import shutil
 
+import msgspec
 import pytest
 
 from broker import take_over
 from broker.take_over import LocalLog, Parting, plan_parting
+from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from manifest.state import EpochStart, Manifest, OffsetGap
 from manifest.store import ManifestStore
+from manifest.topic_objects import TopicObjects
 from record_format.decode import iter_records
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.integration.broker.conftest import House
@@ -76,6 +79,19 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     fill(house, 10, mark=b"after")
     offload(house)
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_who_takes_over_writes_a_version_of_the_topic_object(parted):
+    """So a former owner that stood still in its deletion has not the last word."""
+    house, _ = parted
+    topics = TopicObjects(open_store(f"file://{house.root / 'bucket'}"))
+    (topic,) = topics.scan()
+    before = topics.load(*topic)
+    topics.write(msgspec.structs.replace(before, deleted=True), check=lambda: None)
+    house.broker = house.open(take_over=True)
+    house.wait_for(lambda: not any(record.dirty for record in house.broker.registry.live()))
+    after = topics.load(*topic)
+    assert (after.version, after.deleted) == (before.version + 2, False)
 
 
 def test_what_was_set_aside_is_a_log_that_opens(parted):

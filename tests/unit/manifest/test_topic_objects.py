@@ -14,10 +14,9 @@ from manifest.topic_objects import (
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
+    FencedError,
     OutcomeUnknownError,
-    TopicExists,
     UnknownFormatVersion,
-    UnknownTopic,
 )
 from tests.fakes.plain_store import Fault, PlainStore
 
@@ -31,6 +30,14 @@ def topic(name: str = "flights", topic_id: str = "id-1", **other: object) -> Top
 
 def objects(store: PlainStore) -> TopicObjects:
     return TopicObjects(store, pause=lambda s: None)
+
+
+def nothing() -> None:
+    """The topic is the writer's."""
+
+
+def write(store: PlainStore, topic: TopicObject) -> TopicObject:
+    return objects(store).write(topic, check=nothing)
 
 
 def test_a_prefix_belongs_to_one_cluster() -> None:
@@ -64,54 +71,63 @@ def test_a_newer_format_is_refused_by_name() -> None:
 
 def test_a_topic_is_created_changed_and_deleted() -> None:
     store = PlainStore()
-    made = objects(store).create(topic())
+    made = write(store, topic())
     assert (made.version, objects(store).load("flights", "id-1")) == (1, made)
-    changed = objects(store).commit(made, lambda t: altered(t, partitions=5))
+    changed = write(store, topic(partitions=5))
     assert (changed.version, changed.partitions) == (2, 5)
-    gone = objects(store).commit(changed, lambda t: altered(t, deleted=True))
+    gone = write(store, altered(changed, deleted=True))
     assert objects(store).load("flights", "id-1") == gone
-    objects(store).delete_versions("flights", "id-1")
+    objects(store).delete_versions("flights", "id-1", check=nothing)
     assert store.objects == {}
-    armed = [Fault.CONFLICT]
-    store.faults = lambda call, key: armed.pop() if armed and call == "put" else None
-    with pytest.raises(UnknownTopic):
-        objects(store).commit(gone, lambda t: altered(t, partitions=9))
-
-
-def test_creating_again_is_answered_with_what_is_there() -> None:
-    store = PlainStore()
-    made = objects(store).create(topic())
-    assert objects(store).create(topic()) == made
-    with pytest.raises(TopicExists):
-        objects(store).create(topic(created_ms=11))
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
-def test_a_topic_commit_survives_a_fault(fault: Fault) -> None:
+def test_a_topic_is_written_in_spite_of_a_fault(fault: Fault) -> None:
     store = PlainStore()
-    made = objects(store).create(topic())
+    write(store, topic())
     armed = [fault]
     store.faults = lambda call, key: armed.pop() if armed and call == "put" else None
-    changed = objects(store).commit(made, lambda t: altered(t, partitions=7))
+    changed = write(store, topic(partitions=7))
     assert objects(store).load("flights", "id-1") == changed
     assert store.overwritten == []
 
 
-def test_two_writers_of_a_topic_lose_nothing() -> None:
+def test_who_writes_looks_whose_the_topic_is_after_each_look_what_is_newest() -> None:
     store = PlainStore()
-    made = objects(store).create(topic())
-    objects(store).commit(made, lambda t: altered(t, partitions=5))
-    both = objects(store).commit(
-        made, lambda t: altered(t, config={**t.config, "retention.ms": -1})
-    )
-    assert (both.partitions, dict(both.config)) == (5, {"segment.bytes": 1024, "retention.ms": -1})
+    write(store, topic(partitions=1))
+    owners: list[str] = []
+
+    def check() -> None:
+        owners.append("new")
+        if len(owners) == 1:  # another takes it over, and says so, just after this look
+            write(store, topic(partitions=5))
+        else:
+            raise FencedError("another's")
+
+    with pytest.raises(FencedError):
+        objects(store).write(topic(partitions=1, deleted=True), check=check)
+    there = objects(store).load("flights", "id-1")
+    assert there is not None
+    assert (there.partitions, there.deleted) == (5, False)
+
+
+def test_a_deletion_looks_whose_the_topic_is_before_its_versions_go() -> None:
+    store = PlainStore()
+    write(store, topic())
+
+    def check() -> None:
+        raise FencedError("another's")
+
+    with pytest.raises(FencedError):
+        objects(store).delete_versions("flights", "id-1", check=check)
+    assert objects(store).load("flights", "id-1") is not None
 
 
 def test_a_scan_finds_every_topic_with_a_list_for_each_name() -> None:
     store = PlainStore()
     wanted = {("a", "1"), ("a-b", "2"), ("a.b", "3"), ("a", "4"), ("__consumer_offsets", "5")}
     for name, topic_id in wanted:
-        objects(store).create(topic(name, topic_id))
+        write(store, topic(name, topic_id))
         for i in range(50):
             store.put(f"topics/{name}/{topic_id}/0/segments/{i:020d}-0-u.log", b"x")
     store.calls.clear()
@@ -131,7 +147,7 @@ def test_a_restore_takes_the_newest_undeleted_id_and_reports_the_others() -> Non
 
 def test_a_topic_object_of_another_topic_is_refused() -> None:
     store = PlainStore()
-    objects(store).create(topic("other", "id-9"))
+    write(store, topic("other", "id-9"))
     moved = store.objects["topics/other/id-9/topic/00000000000000000001.json"]
     store.objects["topics/flights/id-1/topic/00000000000000000001.json"] = moved
     with pytest.raises(CorruptManifest, match="other"):

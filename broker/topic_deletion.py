@@ -1,0 +1,67 @@
+"""Deleting what the bucket holds of a topic: a broker that stands still at any step harms nobody.
+
+| step                                       | where another folder takes the topic over meanwhile |
+|--------------------------------------------|-----------------------------------------------------|
+| the topic object says `deleted`            | the new owner writes a version of its own once it   |
+|                                            | has claimed the partitions: that one is newer       |
+| each manifest drops all that it names, in  | it claimed first: the commit is refused, the rest   |
+| a commit under the epoch in force          | stays; or it comes later, to an empty log           |
+| what a LIST found goes, page by page, each | it names nothing that was there before its claim,   |
+| after a look who the owner is              | and what it uploads has new names                   |
+| the versions of the topic object, likewise | its own version is none of those that were listed   |
+
+* A delete cannot be made conditional: so nothing is deleted that a later manifest could name.
+* Every step may be done again, after a crash too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from broker.own_partition import OwnPartition
+from cold_tier.object_store import ObjectStore
+from manifest.topic_objects import TopicObject, TopicObjects
+
+PAGE: Final = 1000
+
+
+class TopicDeletion:
+    """Raises FencedError from `run` where another folder owns a partition: what is left stays."""
+
+    def __init__(
+        self, store: ObjectStore, topics: TopicObjects, partitions: Sequence[OwnPartition]
+    ) -> None:
+        self._store, self._topics, self._partitions = store, topics, partitions
+
+    def run(self, topic: TopicObject) -> None:
+        gone = msgspec.structs.replace(topic, deleted=True)
+        self._topics.write(gone, check=self._check)
+        for partition in self._partitions:
+            partition.drop_all()
+        for partition in self._partitions:
+            self._clear(partition)
+        self._topics.delete_versions(topic.name, topic.topic_id, check=self._check)
+
+    def _check(self) -> None:
+        for partition in self._partitions:
+            partition.check()
+
+    def _clear(self, partition: OwnPartition) -> None:
+        keys = partition.keys
+        if uploads := self._store.unfinished(keys.folder, limit=PAGE):
+            partition.check()
+            for upload in uploads:
+                self._store.abort(upload)
+        if len(self._store.list(keys.folder, limit=PAGE)) == PAGE:
+            # The manifest, by which another owner is seen, goes last.
+            for folder in (keys.segments, keys.pages, keys.pins):
+                self._delete_below(folder, partition)
+        self._delete_below(keys.folder, partition)
+
+    def _delete_below(self, folder: str, partition: OwnPartition) -> None:
+        while found := self._store.list(folder, limit=PAGE):
+            partition.check()
+            self._store.delete([stat.key for stat in found])
