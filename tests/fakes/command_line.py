@@ -9,10 +9,13 @@ from pathlib import Path
 
 import httpx
 
+from tests.fakes import quick_java
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("TIERLOG_")},
     "PYTHONPATH": str(ROOT),
+    **quick_java.ENVIRONMENT,
 }
 
 

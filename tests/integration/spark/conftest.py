@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from spark_reader.java import ensure_java
+from tests.fakes import quick_java
 from tests.fakes.two_tiers import two_tiers
 
 ROOT = Path(__file__).parents[3]
@@ -30,6 +31,8 @@ def spark(tmp_path_factory):
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         patch.setenv("JAVA_HOME", str(ensure_java(dict(os.environ))))
+        for name, value in quick_java.ENVIRONMENT.items():
+            patch.setenv(name, value)
         from pyspark.sql import SparkSession
 
         session = (

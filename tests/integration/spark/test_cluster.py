@@ -12,8 +12,9 @@ import pytest
 
 from spark_reader.java import ensure_java
 from spark_reader.jobs.package import build_zip
+from tests.fakes import quick_java
 
-CLUSTER = "local-cluster[2,1,1024]"
+CLUSTER = "local-cluster[1,2,1024]"  # an executor of two cores
 CHILD = """
 import json, sys
 import pyarrow as pa
@@ -40,6 +41,7 @@ with job_session("cluster", master=sys.argv[1]) as session:
 def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
     environment |= {"JAVA_HOME": str(ensure_java(dict(os.environ))), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= quick_java.ENVIRONMENT
     drawn, out = tmp_path / "stats.svg", tmp_path / "out"
     store = ("--store", tiers.store_url)
     commands = [
@@ -59,7 +61,7 @@ def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_p
     files, replayed, verified, counted = [
         json.loads(line) for line in done.stdout.split("\n") if line
     ]
-    assert len(files) == 2
+    assert len(files) == 2, files
     assert all("/tierlog.zip/" in file for file in files), files
     assert replayed["records"] == 4800
     assert any(path.name.startswith("date=") for path in out.iterdir())
