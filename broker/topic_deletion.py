@@ -20,12 +20,16 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import structlog
 
 from broker.own_partition import OwnPartition
-from cold_tier.object_store import ObjectStore
+from cold_tier.object_store import ObjectStore, Unfinished
 from manifest.topic_objects import TopicObject, TopicObjects
 
+log = structlog.get_logger(__name__)
+
 PAGE: Final = 1000
+UPLOAD_PAGES_MAX: Final = 100
 
 
 class TopicDeletion:
@@ -51,15 +55,26 @@ class TopicDeletion:
 
     def _clear(self, partition: OwnPartition) -> None:
         keys = partition.keys
-        if uploads := self._store.unfinished(keys.folder, limit=PAGE):
-            partition.check()
-            for upload in uploads:
-                self._store.abort(upload)
+        self._abort_uploads(partition)
         if len(self._store.list(keys.folder, limit=PAGE)) == PAGE:
             # The manifest, by which another owner is seen, goes last.
             for folder in (keys.segments, keys.pages, keys.pins):
                 self._delete_below(folder, partition)
         self._delete_below(keys.folder, partition)
+
+    def _abort_uploads(self, partition: OwnPartition) -> None:
+        """Page by page; a store that goes on listing what was aborted ends it."""
+        aborted: set[Unfinished] = set()
+        for _ in range(UPLOAD_PAGES_MAX):
+            found = self._store.unfinished(partition.keys.folder, limit=PAGE)
+            left = [upload for upload in found if upload not in aborted]
+            if not left:
+                return
+            partition.check()
+            for upload in left:
+                self._store.abort(upload)
+            aborted.update(left)
+        log.warning("unfinished uploads stay in the bucket", folder=partition.keys.folder)
 
     def _delete_below(self, folder: str, partition: OwnPartition) -> None:
         while found := self._store.list(folder, limit=PAGE):

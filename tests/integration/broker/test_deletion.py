@@ -1,7 +1,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from structlog.testing import capture_logs
 
+from broker import topic_deletion
 from cold_tier.object_store import Unfinished
 
 
@@ -22,14 +24,21 @@ def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> Non
     assert [one for one in logs if one["log_level"] == "error"] == []
 
 
-def test_an_upload_of_a_deleted_topic_is_aborted_at_once(house) -> None:
+@pytest.mark.parametrize("go", [True, False], ids=["they go", "the store lists them for ever"])
+def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, go) -> None:
     """No garbage collection comes by its partitions any more."""
+    monkeypatch.setattr(topic_deletion, "PAGE", 2)
     topic_id = house.broker.create_topic("t").topic_id
-    house.wait_for(lambda: house.broker.bucket.is_ours)
-    left = Unfinished(f"topics/t/{topic_id}/0/segments/left.log", "u1", 0)
+    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
+    folder = f"topics/t/{topic_id}/0/"
+    left = [Unfinished(f"{folder}segments/{n}.log", f"u{n}", 0) for n in range(5)]
     aborted: list[Unfinished] = []
-    house.store.unfinished = lambda prefix, *, limit: [left] if left.key.startswith(prefix) else []
-    house.store.abort = aborted.append
+
+    def unfinished(prefix: str, *, limit: int) -> list[Unfinished]:
+        there = [one for one in left if not go or one not in aborted]
+        return [one for one in there if one.key.startswith(prefix)][:limit]
+
+    house.store.unfinished, house.store.abort = unfinished, aborted.append
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())
-    assert aborted == [left]
+    assert aborted == (left if go else left[:2])
