@@ -24,7 +24,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from broker.verify import check_topic_object, verify_topic
 from manifest.garbage import GarbagePlan, GarbagePolicy
-from record_format.errors import ConfigurationError, CorruptDataError, Throttled
+from record_format.errors import ConfigurationError, Throttled
 from record_format.findings import VerifyReport
 
 
@@ -96,7 +96,9 @@ class Upkeep:
         return msgspec.structs.replace(mending.step, done=done)
 
     def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
-        """By which a restore finds the topic. The partitions are claimed: it is ours to write."""
+        """By which a restore finds the topic. The partitions are claimed: it is ours to write, as a
+        new version; one that cannot be read stays where it is.
+        """
         record = self._registry.by_name(topic.record.name)
         if self._bucket is None or record is None or record.dirty:
             return []  # what the bucket was not told yet, it is told in any case
@@ -115,14 +117,9 @@ class Upkeep:
     def _write_topic(self, step: RepairStep, record: TopicRecord) -> RepairStep:
         assert self._bucket is not None, "without a bucket nothing was found"
         self._registry.put(msgspec.structs.replace(record, dirty=True))
-        try:
-            done = self._bucket.settle(self._registry)
-        except (
-            CorruptDataError
-        ) as bad:  # in the place of the newest version: not ours to write over
-            self._registry.put(record)
-            return msgspec.structs.replace(step, detail=str(bad))
-        return msgspec.structs.replace(step, done=done)
+        self._bucket.settle(self._registry)
+        now = self._registry.by_name(record.name)
+        return msgspec.structs.replace(step, done=now is not None and not now.dirty)
 
     def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
         if self._bucket is None or not topic.config.remote_storage_enable:

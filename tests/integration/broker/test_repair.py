@@ -4,9 +4,11 @@ import pytest
 
 from broker import rebuilt_segment, repair
 from broker.broker import Broker
+from broker.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
+from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
-from record_format.errors import ConfigurationError
+from record_format.errors import ConfigurationError, CorruptManifest
 from tests.integration.broker.test_verify import cut, entries, filled, flip, path_of
 
 __all__ = ["filled"]
@@ -113,11 +115,28 @@ def test_a_lost_topic_object_is_written_again(filled):
     (step,) = filled.broker.repair("t", apply=True)
     assert step.done
     assert filled.broker.verify("t", deep=True).ok
-    flip(max(folder.iterdir()), 100)
+
+
+def test_a_topic_object_with_a_changed_byte_is_followed_by_a_whole_one(filled, tmp_path):
+    """Without, a restore of the bucket is refused."""
+    folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
+    (bad,) = folder.iterdir()
+    flip(bad, 100)
+    options = RestoreOptions(data_dir=tmp_path / "new", gap=0, clock=lambda: 0)
+    with pytest.raises(CorruptManifest, match=bad.name):
+        restore(open_store(f"file://{filled.root / 'bucket'}"), options)
+    (problem,) = filled.broker.verify("t").problems
+    assert (problem.kind, bad.name in problem.object_key) == ("topic-object", True)
+    before = bad.read_bytes()
+    (step,) = filled.broker.repair("t")
+    assert (step.action, step.done, list(folder.iterdir())) == ("write-topic", False, [bad])
     (step,) = filled.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("write-topic", True)
+    assert bad.read_bytes() == before, "nothing is overwritten"
     assert filled.broker.verify("t", deep=True).ok
-    assert not any(record.dirty for record in filled.broker.registry.live())
+    assert filled.broker.repair("t") == []
+    report = restore(open_store(f"file://{filled.root / 'bucket'}"), options)
+    assert [one.topic for one in report.partitions] == ["t"]
 
 
 def test_orphans_are_collected_after_their_grace(filled):
