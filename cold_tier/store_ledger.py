@@ -3,8 +3,8 @@
 * Every attempt is counted, also those that fail: the store charges for them.
 * The purpose follows from the operation and the key, so that no caller has to name it and none can
   forget to.
-* Prices are a table that comes from settings; the defaults are S3 Standard's list prices in us-
-  east-1.
+* Prices are a table that comes from settings; the defaults are S3 Standard's list prices in
+  us-east-1, and nothing for a store that is no `s3://`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ class PriceTable:
         per_1000 = {"put": self.put_per_1000, "list": self.list_per_1000, "delete": 0.0}
         requests = usage.requests * per_1000.get(operation, self.get_per_1000) / 1000
         return requests + usage.received_bytes * self.received_per_gb / 1e9
+
+
+FREE = PriceTable(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def default_prices(store_url: str | None) -> PriceTable:
+    """Nobody sends a bill for a folder of this machine or for memory."""
+    is_s3 = store_url is None or store_url.startswith("s3:")
+    return PriceTable() if is_s3 else FREE
 
 
 def purpose_of(operation: Operation, key: str) -> Purpose:

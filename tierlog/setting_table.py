@@ -74,6 +74,7 @@ _store = _rows(Part.STORE, prefix="s3.")
 _broker = _rows(Part.BROKER)
 _http = _rows(Part.HTTP, prefix="http.")
 _price = _rows(Part.PRICE, prefix="price.")
+_FREE: Final = "; 0 by default where the store is no s3://."
 
 TABLE: Final[tuple[Setting, ...]] = (
     _broker("data.dir", Kind.PATH, "The folder of this broker's logs."),
@@ -198,11 +199,17 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Committed offsets that all groups have together; they are kept in memory.",
         least=1,
     ),
-    _price("price.put.per.1000", Kind.DOLLARS, "What a thousand PUT, POST and COPY requests cost."),
-    _price("price.get.per.1000", Kind.DOLLARS, "What a thousand GET and HEAD requests cost."),
-    _price("price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost."),
+    _price(
+        "price.put.per.1000",
+        Kind.DOLLARS,
+        "What a thousand PUT, POST and COPY requests cost" + _FREE,
+    ),
+    _price(
+        "price.get.per.1000", Kind.DOLLARS, "What a thousand GET and HEAD requests cost" + _FREE
+    ),
+    _price("price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost" + _FREE),
     _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte out of the store costs."),
-    _price("price.stored.per.gb.month", Kind.DOLLARS, "What a gigabyte costs a month."),
+    _price("price.stored.per.gb.month", Kind.DOLLARS, "What a gigabyte costs a month" + _FREE),
     _http("http.body.max.bytes", Kind.BYTES, "Largest body of a request.", least=1),
     _http("http.expanded.max.bytes", Kind.BYTES, "Largest body after decompression.", least=1),
     _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),

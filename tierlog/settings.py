@@ -20,7 +20,7 @@ from typing import Any, Final
 from api.http.settings import HttpSettings
 from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
-from cold_tier.store_ledger import PriceTable
+from cold_tier.store_ledger import PriceTable, default_prices
 from record_format.errors import ConfigurationError
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
@@ -213,7 +213,7 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
     serve, store = of_part[Part.SERVE], of_part[Part.STORE]
     host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
     insecure = bool(serve.get("insecure_no_auth", False))
-    prices = PriceTable(**of_part[Part.PRICE])
+    prices = dataclasses.replace(default_prices(store.get("url")), **of_part[Part.PRICE])
     broker = BrokerSettings(**of_part[Part.BROKER], prices=prices)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     if not insecure and not tokens_file.exists() and not is_loopback(host):

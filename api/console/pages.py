@@ -32,6 +32,7 @@ from api.http.partitions import FromOffset
 from api.http.positions import MAX_OFFSET
 from api.http.topics import no_query
 from broker.reports import StorageReport
+from cold_tier.store_ledger import FREE, PriceTable
 from record_format.errors import TierlogError
 
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
@@ -165,8 +166,23 @@ async def groups(context: Context, exchange: Exchange) -> Answer:
 async def store(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     report = await context.read(context.broker.storage_report)
-    a_month = report.cold_bytes / 1e9 * context.broker.settings.prices.stored_per_gb_month
-    return fragment("store.html", report=report, hit_rate=_hit_rate(report), a_month=a_month)
+    prices = context.broker.settings.prices
+    return fragment(
+        "store.html",
+        report=report,
+        hit_rate=_hit_rate(report),
+        a_month=report.cold_bytes / 1e9 * prices.stored_per_gb_month,
+        priced=priced_by(prices),
+    )
+
+
+def priced_by(prices: PriceTable) -> str | None:
+    """Whose prices the costs are of; None where nothing costs anything."""
+    if prices == FREE:
+        return None
+    if prices == PriceTable():
+        return "the list prices of S3 Standard in us-east-1"
+    return "the prices that this broker was told"
 
 
 def _hit_rate(report: StorageReport) -> float | None:

@@ -134,6 +134,8 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert len(manifest["segments"]) == len([s for s in segments if s["tier"] != "hot"])
     report = json.loads(tierlog.ok("storage", "report"))
     assert report["cold_bytes"] > 0
+    asked = sum(use["requests"] for use in report["store_requests"])
+    assert (asked > 0, report["cost_dollars"]) == (True, 0), "a folder sends no bill"
     assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
     assert b"cold_bytes" in tierlog.ok("storage", "report", "--output", "text")
     assert b"version" in tierlog.ok("storage", "manifest", "tiers", "--output", "text")

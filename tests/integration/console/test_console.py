@@ -1,3 +1,4 @@
+import dataclasses
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ import pytest
 
 from api.http.grants import Scope
 from api.http.tokens import create_token
+from cold_tier.store_ledger import FREE, PriceTable
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, House, open_house
 
@@ -114,6 +116,19 @@ def test_what_the_store_was_asked_for_and_costs(
     text = browser.text()
     assert "offload" in text
     assert "$0." in text
+    assert "list prices of S3" in text
+
+
+@pytest.mark.parametrize("prices", [FREE, PriceTable(put_per_1000=3.0)], ids=["free", "told"])
+def test_the_store_page_says_whose_prices_it_counts_with(
+    house: House, flights: str, monkeypatch: pytest.MonkeyPatch, prices: PriceTable
+) -> None:
+    settings = dataclasses.replace(house.broker.settings, prices=prices)
+    monkeypatch.setattr(house.broker, "settings", settings)
+    page = house.get("/console/store").text
+    assert "S3 Standard" not in page
+    free = prices == FREE
+    assert ("costs nothing" in page, "a month" in page) == (free, not free)
 
 
 def test_groups_and_what_they_have_left(browser: Chromium, house: House, flights: str) -> None:

@@ -66,6 +66,16 @@ def test_prices_are_dollars(tmp_path):
             settings.load(DATA | {"price.put.per.1000": bad}, {}, None)
 
 
+@pytest.mark.parametrize("url", ["file:///srv/bucket", "memory://bucket"])
+def test_a_store_on_this_machine_costs_what_was_told_and_else_nothing(url):
+    untold = settings.load(DATA | {"store": url}, {}, None).broker.prices
+    assert set(dataclasses.astuple(untold)) == {0.0}
+    told = settings.load(DATA | {"store": url, "price.put.per.1000": "2"}, {}, None).broker.prices
+    assert told == dataclasses.replace(untold, put_per_1000=2.0)
+    s3 = settings.load(DATA | {"store": "s3://bucket/prefix"}, {}, None).broker.prices
+    assert s3 == PriceTable()
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "value"),
     [
