@@ -37,7 +37,13 @@ from manifest.paging import PageCache
 from manifest.state import EpochStart
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
-from record_format.errors import ConfigurationError, FencedError, StoreUnavailable, TierlogError
+from record_format.errors import (
+    ConfigurationError,
+    CorruptManifest,
+    FencedError,
+    StoreUnavailable,
+    TierlogError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +116,7 @@ class Bucket:
         with self._checking:
             if self.is_ours:
                 return
-            found = load_cluster(self.store)
+            found = self._cluster()
             if found is not None and found.cluster_id != self._folder.cluster_id:
                 raise ConfigurationError(self._foreign(found))
             known = self._folder.read_probe()
@@ -140,6 +146,14 @@ class Bucket:
                 notes=self._notes,
             )
             self.is_ours, self.unavailable, self.refusal = True, None, None
+
+    def _cluster(self) -> Cluster | None:
+        try:
+            return load_cluster(self.store)
+        except CorruptManifest as error:
+            raise ConfigurationError(
+                f"store {self.store.url}: {error}; does another kind of server answer there?"
+            ) from error
 
     def checked_store(self) -> ObjectStore:
         """The store, once it is known to be this cluster's. Raises StoreUnavailable,

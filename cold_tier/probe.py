@@ -72,6 +72,7 @@ def probe(
         run.check_reads()
         run.check_condition()
         traits = StoreTraits(checks_checksums=run.checks_checksums())
+        run.check_delete()
         if not allow_single_writer:
             run.check_race(monotonic, race_s=race_s)
         return traits
@@ -120,6 +121,10 @@ class _Run:
         self._store.put(key, body)
         stat = self._store.head(key)
         return stat is not None and stat.checksum is not None and stat.checksum[0] == "crc32c"
+
+    def check_delete(self) -> None:
+        """Retention, and the removal of what nothing names any more, need it."""
+        self._store.delete([self.keys[-1]])
 
     def check_race(self, monotonic: Callable[[], float], *, race_s: float) -> None:
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="store-probe") as pool:

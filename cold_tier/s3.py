@@ -373,7 +373,7 @@ class S3Store:
         creates: bool = False,
         cause: BaseException | None = None,
     ) -> NoReturn:
-        fault = classify(answer)
+        fault = classify(answer, operation=operation)
         if fault is Fault.EXISTS:
             raise ObjectExists(key) from cause
         if fault is Fault.MISSING:

@@ -67,9 +67,18 @@ def make_client(options: S3Options) -> S3Client:
             "payload_signing_enabled": bool(own_server and not _is_tls(options.endpoint)),
         },
     )
-    return session.client(
+    client = session.client(
         "s3", endpoint_url=options.endpoint, config=config, verify=options.ca_bundle
     )
+    client.meta.events.register("before-call.s3.HeadBucket", _not_to_be_redirected)
+    return client
+
+
+def _not_to_be_redirected(params: Any, **_: Any) -> None:
+    """boto3 asks for the bucket's region where a request was redirected, and again where that
+    question was, without an end: an endpoint that only sends on to HTTPS would exhaust the stack.
+    """
+    params["context"]["s3_redirect"]["redirected"] = True
 
 
 def url_signer(options: S3Options) -> Callable[[str, str], str]:
@@ -137,7 +146,10 @@ def answer_of(error: Exception) -> Answer:
 def _answer_of_store(response: Any) -> Answer:
     fault: Mapping[str, str] = response.get("Error", {})
     about = response.get("ResponseMetadata", {})
-    region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region") or fault.get("Region") or ""
-    return Answer(
-        about.get("HTTPStatusCode", 0), fault.get("Code", ""), fault.get("Message", ""), region
-    )
+    headers = about.get("HTTPHeaders", {})
+    status = about.get("HTTPStatusCode", 0)
+    code, detail = fault.get("Code", ""), fault.get("Message", "")
+    if not code and "location" in headers:
+        return Answer(0, "elsewhere", headers["location"])
+    region = headers.get("x-amz-bucket-region") or fault.get("Region") or ""
+    return Answer(status, code or str(status), detail or f"HTTP status {status}", region)

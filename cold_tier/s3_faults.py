@@ -2,7 +2,7 @@
 
 * A create whose answer was lost is not a failure: `Fault.UNKNOWN` says that it may have landed.
 * What a person has to mend is one line that says what and how; codes are S3's own names.
-* HEAD answers carry no code: the status stands in for it.
+* HEAD answers carry no code, nor do those of what is no S3 server: the status stands in for it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _BY_CODE = {
     "SlowDown": Fault.REFUSED,
     "Throttling": Fault.REFUSED,
     "KMS.ThrottlingException": Fault.REFUSED,
+    "TemporaryRedirect": Fault.REFUSED,  # a young bucket's name is not known everywhere yet
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
     "RequestTimeout": Fault.UNKNOWN,
@@ -60,7 +61,7 @@ _BY_CODE = {
 _ADVICE = {
     "NoSuchBucket": "there is no such bucket; create it, or mend the URL or the endpoint",
     "InvalidBucketName": "that is no name of a bucket; mend the URL",
-    "AccessDenied": "no permission to {operation} {key}; grant it to the credentials in use",
+    "AccessDenied": "no permission to {operation} {key}; grant {actions} to the credentials in use",
     "AllAccessDisabled": "the bucket is switched off for everyone",
     "403": "no permission to {operation} {key}, or credentials that the store does not take",
     "InvalidAccessKeyId": "the store does not know the access key; mend the credentials",
@@ -77,16 +78,32 @@ _ADVICE = {
     "PermanentRedirect": "the bucket is in another region{region}; set the region",
     "IllegalLocationConstraintException": "the bucket is in another region{region}; set the region",
     "301": "the bucket is in another region{region}; set the region",
+    "elsewhere": "the endpoint sends on to {detail}; set the endpoint to where the store is",
+    "404": "no S3 server answers there, or it has no such bucket; mend the URL or the endpoint",
     "MethodNotAllowed": "the store does not allow to {operation}: it may be read-only",
+    "405": "the store does not allow to {operation}: it may be read-only, or no S3 server",
     "NotImplemented": "the store cannot {operation} as tierlog needs it: {detail}",
+    "501": "the store cannot {operation}: it may be no S3 server",
     "InvalidStorageClass": "the store has no such storage class",
     "NoCredentials": "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "a profile, or a role",
     "bad-setting": "{detail}",
 }
 
+# Who may not list a bucket is refused a missing object too.
+_READING = "s3:GetObject and s3:ListBucket"
+_ACTIONS = {
+    "get": _READING,
+    "head": _READING,
+    "put": "s3:PutObject",
+    "list": "s3:ListBucket",
+    "delete": "s3:DeleteObject and s3:AbortMultipartUpload",
+}
 
-def classify(answer: Answer) -> Fault:
+
+def classify(answer: Answer, *, operation: str = "get") -> Fault:
+    if answer.code == "404" and operation in {"put", "list"}:
+        return Fault.MISCONFIGURED  # no object is missed there
     if answer.code in _BY_CODE:
         return _BY_CODE[answer.code]
     if answer.code in _ADVICE or answer.code.startswith("KMS."):
@@ -102,10 +119,18 @@ def advice(answer: Answer, *, operation: str, key: str) -> str:
     """One line for a fault that a person has to mend."""
     region = f" ({answer.region})" if answer.region else ""
     line = _ADVICE.get(answer.code, "refused to {operation} {key}: {detail}")
-    text = line.format(operation=operation, key=key, region=region, detail=answer.detail)
+    if answer.code == "AuthorizationHeaderMalformed" and not region:
+        line = "the store does not take the credentials as they are written: {detail}"
+    text = line.format(
+        operation=operation,
+        key=key,
+        region=region,
+        detail=answer.detail,
+        actions=_ACTIONS.get(operation, "it"),
+    )
     return f"{text} [{answer.code}]" if answer.status else text
 
 
 def reason(answer: Answer) -> str:
-    status = f"{answer.status} " if answer.status else ""
+    status = f"{answer.status} " if answer.code != str(answer.status) and answer.status else ""
     return f"{status}{answer.code}: {answer.detail}".replace("\n", " ")

@@ -3,17 +3,19 @@ rarely give.
 
     with scripted_s3([Say(503, code="SlowDown"), Say(200)]) as (endpoint, asked): ...
 
-The last answer is given again and again. `tls` is a certificate and its key. `asked` holds (method,
-path, headers) of every request.
+The last answer is given again and again. A script may also be a function of a `Request`.
+`tls` is a certificate and its key. `asked` holds (method, path, headers) of every request.
 """
 
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass
@@ -22,6 +24,9 @@ class Say:
     code: str = ""
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    message: str = "scripted"
+    more: str = ""
+    """Elements of an error beside its code and message."""
     claims_bytes: int | None = None
     """A Content-Length that is not the body's: the connection is closed after the body."""
 
@@ -29,7 +34,8 @@ class Say:
     def content(self) -> bytes:
         if not self.code:
             return self.body
-        return f"<Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
+        said = f"<Code>{self.code}</Code><Message>{self.message}</Message>{self.more}"
+        return f"<Error>{said}</Error>".encode()
 
 
 @dataclass
@@ -37,9 +43,16 @@ class HangUp:
     """The request is read and the connection closed."""
 
 
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: Message
+    body: bytes
+
+
 @contextmanager
 def scripted_s3(
-    script: list, *, tls: tuple[Path, Path] | None = None
+    script: list | Callable[[Request], Say], *, tls: tuple[Path, Path] | None = None
 ) -> Iterator[tuple[str, list]]:
     asked: list = []
     lock = threading.Lock()
@@ -48,9 +61,12 @@ def scripted_s3(
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with lock:
-                say = script[min(len(asked), len(script) - 1)]
+                if callable(script):
+                    say = script(Request(self.command, self.path, self.headers, body))
+                else:
+                    say = script[min(len(asked), len(script) - 1)]
                 asked.append((self.command, self.path, dict(self.headers)))
             if isinstance(say, HangUp):
                 self.close_connection = True

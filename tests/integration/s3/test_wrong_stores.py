@@ -1,8 +1,8 @@
 """A store that cannot be used is one clear line, at the start: what a real server answers to each.
 
 versitygw of its own, with accounts: one that may nothing, and one that may only read. Of expired
-session credentials and of a wrong region no server here has an answer (boto3 signs anew for the
-region that a store names); `test_s3.py` has the answers that AWS gives.
+session credentials and of a wrong region no server here has an answer;
+`tests/integration/broker/test_stores_that_refuse.py` has those that AWS gives.
 """
 
 import datetime
@@ -139,7 +139,7 @@ def test_an_unknown_account(endpoint):
 
 def test_no_permission_at_all(endpoint):
     line = refusal(endpoint, account="nobody")
-    assert "no permission to get cluster.json; grant it to the credentials in use" in line
+    assert "no permission to get cluster.json; grant s3:GetObject and s3:ListBucket to" in line
 
 
 def test_permission_to_read_alone(endpoint):

@@ -120,23 +120,9 @@ def test_a_create_that_never_reached_the_store_may_be_made_again():
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (Say(403, "AccessDenied"), "no permission to get"),
-        (Say(403, "InvalidAccessKeyId"), "does not know the access key"),
-        (Say(403, "SignatureDoesNotMatch"), "secret key is wrong"),
-        (Say(400, "ExpiredToken"), "expired; renew"),
-        (Say(403, "RequestTimeTooSkewed"), "clock"),
-        (Say(404, "NoSuchBucket"), "no such bucket"),
-        (Say(405, "MethodNotAllowed"), "read-only"),
-        (Say(400, "AuthorizationHeaderMalformed"), "another region"),
-        (Say(400, "SomethingNew"), "refused to get"),
-    ],
-)
-def test_what_a_person_has_to_mend_is_one_clear_line(answer, words):
-    with s3(answer) as (store, _):
-        with pytest.raises(ConfigurationError, match=words) as refused:
+def test_a_refusal_that_has_no_advice_yet_is_one_line_all_the_same():
+    with s3(Say(400, "SomethingNew")) as (store, _):
+        with pytest.raises(ConfigurationError, match="refused to get k: scripted") as refused:
             store.get("k", max_bytes=10)
         assert "\n" not in str(refused.value)
         assert str(refused.value).startswith("store s3://bucket/pre/fix: ")

@@ -1,0 +1,208 @@
+"""A store that cannot be used is one clear line at the start, in the words that S3 answers with.
+
+A server on loopback gives the answers, as AWS writes them; what real servers of other makes say is
+in `tests/integration/s3/test_wrong_stores.py`.
+"""
+
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import S3Options, open_store
+from record_format.errors import ConfigurationError
+from tests.fakes.command_line import Program
+from tests.fakes.scripted_s3 import Request, Say, scripted_s3
+
+ELSEWHERE = (
+    "The bucket you are attempting to access must be addressed using the specified endpoint."
+)
+REDIRECT = Say(301, code="PermanentRedirect", message=ELSEWHERE)
+WITH_REGION = {"x-amz-bucket-region": "eu-central-1"}
+MALFORMED = Say(
+    400,
+    code="AuthorizationHeaderMalformed",
+    message="The authorization header is malformed; a non-empty Access Key must be provided",
+)
+WRONG_REGION = Say(
+    400,
+    code="AuthorizationHeaderMalformed",
+    message="the region 'us-east-1' is wrong; expecting 'eu-central-1'",
+    more="<Region>eu-central-1</Region>",
+)
+PAGE = b"<html>It works!</html>"
+
+EACH_CALL = {
+    "a wrong bucket": (
+        Say(404, code="NoSuchBucket"),
+        "there is no such bucket; create it, or mend the URL or the endpoint [NoSuchBucket]",
+    ),
+    "no permission": (
+        Say(403, code="AccessDenied"),
+        "no permission to get cluster.json; grant s3:GetObject and s3:ListBucket to the "
+        "credentials in use [AccessDenied]",
+    ),
+    "a wrong region, of which it says which is right": (
+        Say(301, code="PermanentRedirect", message=ELSEWHERE, headers=WITH_REGION),
+        "the bucket is in another region (eu-central-1); set the region [PermanentRedirect]",
+    ),
+    "a wrong region": (
+        REDIRECT,
+        "the bucket is in another region; set the region [PermanentRedirect]",
+    ),
+    "a signature for another region": (
+        WRONG_REGION,
+        "the bucket is in another region (eu-central-1); set the region "
+        "[AuthorizationHeaderMalformed]",
+    ),
+    "credentials in no form": (
+        MALFORMED,
+        "the store does not take the credentials as they are written: The authorization header "
+        "is malformed; a non-empty Access Key must be provided [AuthorizationHeaderMalformed]",
+    ),
+    "expired credentials": (
+        Say(400, code="ExpiredToken", message="The provided token has expired."),
+        "the credentials have expired; renew them [ExpiredToken]",
+    ),
+    "an unknown key": (
+        Say(403, code="InvalidAccessKeyId"),
+        "the store does not know the access key; mend the credentials [InvalidAccessKeyId]",
+    ),
+    "a wrong secret": (
+        Say(403, code="SignatureDoesNotMatch"),
+        "the secret key is wrong, or a proxy on the way changes requests [SignatureDoesNotMatch]",
+    ),
+    "a clock that is wrong": (
+        Say(403, code="RequestTimeTooSkewed"),
+        "this machine's clock is too far from the store's; set it right [RequestTimeTooSkewed]",
+    ),
+    "an endpoint that sends on": (
+        Say(308, body=PAGE, headers={"Location": "https://store.example/"}),
+        "the endpoint sends on to https://store.example/; set the endpoint to where the store is",
+    ),
+    "an endpoint that sends on, as boto3 follows": (
+        Say(301, body=PAGE, headers={"Location": "https://store.example/"}),
+        "the endpoint sends on to https://store.example/; set the endpoint to where the store is",
+    ),
+    "a web server": (
+        Say(200, body=PAGE),
+        "cluster.json: this is no sealed document: JSON is malformed: invalid character (byte 0); "
+        "does another kind of server answer there?",
+    ),
+    "a web server without such a page": (
+        Say(404, body=PAGE),
+        "no S3 server answers there, or it has no such bucket; mend the URL or the endpoint [404]",
+    ),
+}
+
+
+DENIED = Say(403, code="AccessDenied", message="Access Denied")
+NOT_DELETED = b"<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"
+
+SOME_CALLS = {
+    "it may be read alone": ({"PUT": DENIED}, "no permission to put probe/", "s3:PutObject"),
+    "it is read-only": (
+        {"PUT": Say(405, code="MethodNotAllowed")},
+        "the store does not allow to put: it may be read-only",
+        "[MethodNotAllowed]",
+    ),
+    "it is a web server that takes no PUT": (
+        {"PUT": Say(501, body=PAGE), "GET": Say(404, body=PAGE)},
+        "the store cannot put: it may be no S3 server",
+        "[501]",
+    ),
+    "it may not be listed": ({"LIST": DENIED}, "no permission to list probe/", "s3:ListBucket"),
+    "nothing may be deleted": (
+        {"POST": Say(200, body=NOT_DELETED)},
+        "no permission to delete probe/",
+        "s3:DeleteObject",
+    ),
+}
+
+
+class Bucket:
+    """What a start needs of S3; `refuses` has the answer to calls that are not allowed."""
+
+    def __init__(self, refuses: dict[str, Say]) -> None:
+        self._refuses = refuses
+        self._objects: dict[str, bytes] = {}
+
+    def __call__(self, request: Request) -> Say:
+        path, _, query = request.path.partition("?")
+        call = "LIST" if "list-type=2" in query else request.method
+        if call in self._refuses:
+            return self._refuses[call]
+        if call == "PUT":
+            if path in self._objects and "If-None-Match" in request.headers:
+                return Say(412, code="PreconditionFailed")
+            self._objects[path] = request.body
+            return Say(200)
+        if call == "LIST":
+            (prefix,) = parse_qs(query)["prefix"]
+            return Say(200, body=_listed(prefix))
+        found = self._objects.get(path)
+        return Say(404, code="NoSuchKey") if found is None else Say(200, body=found)
+
+
+def _listed(key: str) -> bytes:
+    """An answer to LIST with this one key."""
+    entry = f"<Key>{key}</Key><Size>1</Size><LastModified>2026-11-21T12:00:00Z</LastModified>"
+    more = "<IsTruncated>false</IsTruncated>"
+    return f"<ListBucketResult>{more}<Contents>{entry}</Contents></ListBucketResult>".encode()
+
+
+def options(endpoint: str) -> S3Options:
+    return S3Options(
+        endpoint=endpoint, region="us-east-1", access_key_id="ak", secret_access_key="sk"
+    )
+
+
+def start(endpoint: str, data_dir: Path) -> str:
+    """What a start says."""
+    settings = BrokerSettings(data_dir=data_dir, cache_bytes=1 << 20, disk_reserve_bytes=0)
+    with pytest.raises(ConfigurationError) as refused:
+        Broker.open(settings, store=open_store("s3://bucket/p", options(endpoint))).close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("answer", "line"), EACH_CALL.values(), ids=EACH_CALL)
+def test_what_is_refused_from_the_first_call_on(answer, line, tmp_path):
+    with scripted_s3([answer]) as (endpoint, asked):
+        assert start(endpoint, tmp_path) == f"store s3://bucket/p: {line}"
+    assert len(asked) < 10
+
+
+@pytest.mark.parametrize(("refuses", "says", "names"), SOME_CALLS.values(), ids=SOME_CALLS)
+def test_what_is_refused_where_other_calls_are_allowed(refuses, says, names, tmp_path):
+    with scripted_s3(Bucket(refuses)) as (endpoint, _):
+        line = start(endpoint, tmp_path)
+    assert line.startswith(f"store s3://bucket/p: {says}")
+    assert names in line
+
+
+def test_a_region_that_the_store_corrects_is_no_obstacle():
+    """boto3 signs anew for the region that the answer names."""
+
+    def answer(request: Request) -> Say:
+        right = "/eu-central-1/s3/" in request.headers["Authorization"]
+        return Say(200, body=b"body") if right else WRONG_REGION
+
+    with scripted_s3(answer) as (endpoint, asked):
+        store = open_store("s3://bucket/p", options(endpoint))
+        assert [store.get("k", max_bytes=10) for _ in range(2)] == [b"body"] * 2
+        store.close()
+    assert len(asked) == 3, "it is asked once which region is the right one"
+
+
+def test_tierlog_serve_says_it_in_one_line_and_does_not_start(tmp_path):
+    program = Program()
+    program.environment |= {"AWS_ACCESS_KEY_ID": "ak", "AWS_SECRET_ACCESS_KEY": "sk"}
+    where = ("--data-dir", tmp_path, "--store", "s3://bucket/p", "--listen", "127.0.0.1:0")
+    with scripted_s3([EACH_CALL["expired credentials"][0]]) as (endpoint, _):
+        named = ("--s3-endpoint", endpoint, "--s3-region", "us-east-1")
+        line = program.fails(1, "serve", *where, *named)
+    assert line == (
+        "tierlog: store s3://bucket/p: the credentials have expired; renew them [ExpiredToken]\n"
+    )
