@@ -56,6 +56,10 @@ TopicPartition = tuple[str, int]
 Epochs = Mapping[str, tuple[EpochStart, ...]]
 
 
+class FolderInUse(ConfigurationError):
+    """Another broker has the folder open."""
+
+
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the start-up probe found. `store`: its URL, and whether one writer was promised."""
 
@@ -252,7 +256,7 @@ def _take_lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise ConfigurationError(
+        raise FolderInUse(
             f"data folder {path.parent} is in use by another broker: stop it, or choose another"
         ) from None
     return fd

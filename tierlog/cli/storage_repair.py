@@ -120,7 +120,9 @@ def gc(
     What would go is read from the bucket alone, also beside a running broker; --apply opens the
     owner's data folder.
     """
+    from broker.data_folder import FolderInUse
     from manifest.garbage import GarbagePolicy
+    from record_format.errors import ConfigurationError
 
     policy = GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min)
     if not apply:
@@ -140,8 +142,14 @@ def gc(
             allow_single_writer_store=single_writer,
             policy=policy,
         )
-        with owner as broker:
-            plans = broker.collect_garbage(topic, apply=apply)
+        try:
+            with owner as broker:
+                plans = broker.collect_garbage(topic, apply=apply)
+        except FolderInUse as error:
+            raise ConfigurationError(
+                f"{data_dir} is in use by a broker, which collects by itself, each hour (or each "
+                "24th of another gc.grace.ms); to collect now, stop it first"
+            ) from error
     rows = [
         (number, kind, name)
         for number, plan in plans.items()
