@@ -3,11 +3,12 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import httpx
+
+from tests.fakes.forked import ROOT, Forked
 
 
 def free_port() -> int:
@@ -25,18 +26,15 @@ class BrokerProcess:
         self.root, self.flags, self.port, self.env = root, flags, free_port(), env
         self.store = store or f"file://{root}/bucket"
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def start(self, *, until: str = "/readyz") -> "BrokerProcess":
-        command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
-        command += ["--data-dir", str(self.root / "data"), "--store", self.store]
+        command = ["serve", "--data-dir", str(self.root / "data"), "--store", self.store]
         command += ["--listen", f"127.0.0.1:{self.port}", *self.flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")}
         environment |= self.env
         with (self.root / "broker.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2]
-            )
+            self.process = Forked(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
         self.wait_until_ready(until)
         return self
 
@@ -49,7 +47,7 @@ class BrokerProcess:
                     if client.get(f"{self.url}{path}").status_code == 200:
                         return
                 except httpx.TransportError:
-                    continue
+                    time.sleep(0.01)  # the processor is the broker's
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

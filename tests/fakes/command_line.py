@@ -1,15 +1,17 @@
 """A real broker in a process of its own, and the command line in others."""
 
+import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 
 from tests.fakes import quick_java
+from tests.fakes.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -27,15 +29,23 @@ class Program:
         self.server = server
 
     def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "tierlog.cli.main", *map(str, arguments)],
-            check=False,
-            input=stdin,
-            capture_output=True,
-            env=self.environment,
-            cwd=cwd,
-            timeout=120,
-        )
+        with TemporaryFile() as out, TemporaryFile() as said:
+            read, write = os.pipe()
+            try:
+                process = Forked(
+                    arguments, stdin=read, stdout=out, stderr=said, cwd=cwd, env=self.environment
+                )
+            finally:
+                os.close(read)
+            with contextlib.suppress(BrokenPipeError), open(write, "wb") as given:
+                given.write(stdin)
+            try:
+                code = process.wait(120)
+            finally:
+                process.kill()
+            out.seek(0)
+            said.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read(), said.read())
 
     def ok(self, *arguments, stdin: bytes = b"") -> bytes:
         done = self.run(*arguments, stdin=stdin)
@@ -57,14 +67,7 @@ class RunningBroker:
 
     def __init__(self, *arguments, cwd: Path) -> None:
         self.log = (cwd / "broker.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tierlog.cli.main", *map(str, arguments)],
-            stdout=self.log,
-            stderr=self.log,
-            stdin=subprocess.DEVNULL,
-            cwd=cwd,
-            env=ENVIRONMENT,
-        )
+        self.process = Forked(arguments, stdout=self.log, stderr=self.log, cwd=cwd, env=ENVIRONMENT)
         self.server = self._wait(cwd / "broker.log")
 
     def _wait(self, log: Path) -> str:

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -15,6 +15,7 @@ import pytest
 
 import tierlog
 from tests.fakes.command_line import ENVIRONMENT, Program
+from tests.fakes.forked import Forked
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
 
@@ -40,9 +41,9 @@ def secured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = make_certificate(folder)
     log = (folder / "log").open("wb")
-    process = subprocess.Popen(
+    process = Forked(
         [
-            *(sys.executable, "-m", "tierlog.cli.main", "serve", "--listen", "127.0.0.1:0"),
+            *("serve", "--listen", "127.0.0.1:0"),
             *("--data-dir", folder / "data", "--store", (folder / "bucket").as_uri()),
             *("--tls-cert", certificate, "--tls-key", key),
         ],
@@ -53,7 +54,7 @@ def secured(tmp_path_factory):
     try:
         yield _listening(process, folder / "log"), certificate
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         log.close()
 

@@ -1,0 +1,187 @@
+"""`tierlog …` as a process of its own, half a second sooner: it is forked off one that has imported
+the libraries (and nothing of ours: what a command imports of it stays to be seen).
+
+* One parent for a test run, which is asked over a socket: a fork of pytest would take its threads'
+  locks along.
+* A keeper stands between: it waits for the process, and says over a pipe which it is and how it
+  ended. So whoever asks needs to be no parent of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Final, NoReturn
+
+ROOT: Final = Path(__file__).parents[2]
+LIBRARIES: Final = (
+    *(
+        "boto3",
+        "cramjam",
+        "fastapi",
+        "httpx",
+        "jinja2",
+        "lz4.frame",
+        "msgspec",
+        "numba",
+        "pydantic",
+    ),
+    *("prometheus_client", "rich.progress", "structlog", "typer", "uvicorn", "uvloop", "zstandard"),
+)
+MAX_REQUEST: Final = 128 << 10
+_NUMBER: Final = struct.Struct("<i")
+
+
+class Forked:
+    """What tests use of subprocess.Popen."""
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        *,
+        stdin: int | IO[bytes] | None = None,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        cwd: Path | str | None = None,
+        env: Mapping[str, str],
+    ) -> None:
+        self.returncode: int | None = None
+        told = json.dumps([list(map(str, arguments)), str(cwd or Path.cwd()), dict(env)]).encode()
+        assert len(told) <= MAX_REQUEST
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        self._status, status = os.pipe()
+        fds = [nothing if stdin is None else _number(stdin), _number(stdout), _number(stderr)]
+        try:
+            socket.send_fds(_parent(), [told], [*fds, status])
+        finally:
+            os.close(nothing)
+            os.close(status)
+        self.pid = self._told()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("tierlog", timeout or 0)
+            self.returncode = self._told()
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _told(self) -> int:
+        (number,) = _NUMBER.unpack(os.read(self._status, _NUMBER.size))
+        return int(number)
+
+
+def _number(file: int | IO[bytes]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+@cache
+def _parent() -> socket.socket:
+    """It ends when nobody holds the other end of its socket, however pytest ended."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fakes.forked", str(its.fileno())],
+            pass_fds=[its.fileno()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before it: the last registered is the first called
+    return ours
+
+
+# --- the parent -----------------------------------------------------------------------------------
+
+
+def _serve(door: socket.socket) -> list[str]:
+    """Fork for whoever asks. Returns in each of the forked, with its arguments."""
+    for name in LIBRARIES:
+        import_module(name)
+    gc.freeze()  # a collection would write to, and so copy, the pages that all share
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are waited for by nobody
+    while True:
+        told, fds, _, _ = socket.recv_fds(door, MAX_REQUEST, 4)
+        if not told:
+            os._exit(0)
+        if os.fork() == 0:
+            door.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            *standard, status = fds
+            _keep(status, standard)
+            return _become(told, standard)
+        for fd in fds:
+            os.close(fd)
+
+
+def _keep(status: int, standard: Sequence[int]) -> None:
+    """Fork again; the keeper stays in here until the other has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        return
+    for fd in (*standard, 0, 1, 2):
+        os.close(fd)
+    os.write(status, _NUMBER.pack(pid))
+    _, code = os.waitpid(pid, 0)
+    os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(code)))
+    os._exit(0)
+
+
+def _become(told: bytes, standard: Sequence[int]) -> list[str]:
+    arguments, folder, environment = json.loads(told)
+    for target, fd in enumerate(standard):
+        os.dup2(fd, target)
+        os.close(fd)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    return list(arguments)
+
+
+def _run() -> int:
+    try:
+        runpy.run_module("tierlog.cli.main", run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """As multiprocessing ends what it forked: taking libraries apart would copy all their pages."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _end(_run())
