@@ -19,6 +19,7 @@ from broker.cold_log import ColdLog
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
 from hot_tier.log import PartitionLog
+from hot_tier.log_state import Offsets
 from record_format.errors import FencedError, OffsetPastEnd, OffsetTrimmed, UnknownTopic
 from record_format.file_slice import FileSlice
 from record_format.index_layouts import AbortedTxn
@@ -28,15 +29,6 @@ Tier = Literal["hot", "cold", "mixed"]
 
 MAX_OFFSET = 2**63 - 1
 READ_ATTEMPTS = 4  # a segment can leave the disk only so often while one read goes on
-
-
-class Offsets(NamedTuple):
-    log_start_offset: int
-    local_log_start_offset: int
-    last_stable_offset: int
-    high_watermark: int
-    log_end_offset: int
-    leader_epoch: int
 
 
 class TierSizes(NamedTuple):
@@ -63,7 +55,7 @@ class Fetched(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.slices)
+        return sum([piece.size_bytes for piece in self.slices])
 
 
 class Partition:
@@ -92,16 +84,7 @@ class Partition:
     # --- offsets ----------------------------------------------------------------------------------
 
     def offsets(self) -> Offsets:
-        log = self.log
-        high_watermark = log.high_watermark
-        return Offsets(
-            log_start_offset=log.log_start_offset,
-            local_log_start_offset=log.local_log_start_offset,
-            last_stable_offset=min(log.last_stable_offset, high_watermark),
-            high_watermark=high_watermark,
-            log_end_offset=log.log_end_offset,
-            leader_epoch=log.leader_epoch,
-        )
+        return self.log.offsets
 
     @property
     def leadership_lost(self) -> str | None:

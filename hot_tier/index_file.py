@@ -16,9 +16,8 @@ from pathlib import Path
 from struct import Struct
 
 from hot_tier.disk import Disk, write_all
+from hot_tier.offset_columns import Entry
 from hot_tier.open_files import ReadAt
-
-Entry = tuple[int, ...]
 
 BLOCK_ENTRIES = 512
 

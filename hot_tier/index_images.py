@@ -12,6 +12,10 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
+from hot_tier.offset_columns import OffsetColumns
+
+Image = bytes | OffsetColumns
+
 LIMIT_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 4096
 ENTRY_BYTES: Final = 512  # what keeping the smallest costs: name, object, place in the order
@@ -23,13 +27,13 @@ class IndexImages:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._images: OrderedDict[str, bytes] = OrderedDict()
+        self._images: OrderedDict[str, Image] = OrderedDict()
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
         self.forgotten = 0  # how often a name came to mean another file
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> Image | None:
         with self._lock:
             image = self._images.get(name)
             if image is not None:
@@ -48,7 +52,7 @@ class IndexImages:
                 self._asked.popitem(last=False)
             return False
 
-    def keep(self, name: str, image: bytes, *, forgotten: int | None = None) -> None:
+    def keep(self, name: str, image: Image, *, forgotten: int | None = None) -> None:
         """`forgotten`: as it was before the file was opened; another file's image is not kept."""
         with self._lock:
             if forgotten not in (None, self.forgotten):

@@ -33,7 +33,7 @@ from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_reader import LogRead
-from hot_tier.log_state import Clock, LogState
+from hot_tier.log_state import Clock, LogState, Offsets
 from hot_tier.open_files import OpenFiles
 from hot_tier.opening import open_log
 from hot_tier.producer_snapshots import write_snapshot
@@ -146,6 +146,10 @@ class PartitionLog:
     @property
     def config(self) -> LogConfig:
         return self._state.config
+
+    @property
+    def offsets(self) -> Offsets:
+        return self._state.offsets
 
     @property
     def log_start_offset(self) -> int:

@@ -101,7 +101,9 @@ def _slice(
         first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
             return None
-        end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
+        end = None
+        if segment is state.active.segment:
+            end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
         if end is None:
             end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
         piece = FileSlice(lookup.log, first.position, end.size_bytes - first.position)
@@ -113,12 +115,12 @@ def _slice(
 def _known_end(
     state: LogState, segment: Segment, first: BatchHeader, *, max_bytes: int, end_offset: int
 ) -> SegmentEnd | None:
-    """Where a read up to the high watermark ends, without a walk: what tailing readers ask for."""
+    """Where a read of the active segment up to the high watermark ends, without a walk: what
+    tailing readers ask for. Of others compaction makes shorter ones.
+    """
     flushed = state.flushed
     within = first.position + max_bytes >= flushed.position
-    # The active segment only: compaction makes others shorter.
-    is_active = segment is state.active.segment and flushed.base_offset == segment.base_offset
-    if flushed.offset == end_offset and is_active and within:
+    if flushed.offset == end_offset and flushed.base_offset == segment.base_offset and within:
         return SegmentEnd(flushed.position, flushed.offset)
     return None
 

@@ -58,6 +58,17 @@ class Flushed(NamedTuple):
     position: int
 
 
+class Offsets(NamedTuple):
+    """How far the log reaches; `local_log_start_offset` is of the local disk."""
+
+    log_start_offset: int
+    local_log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+
+
 class LogState:
     """See the module. Attributes are set by `recovery` and `log`."""
 
@@ -90,6 +101,25 @@ class LogState:
         self.unmirrored: bool | None = None  # see `segment_swap`; None: not looked at yet
         self.closed = False
         self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s
+
+    @property
+    def offsets(self) -> Offsets:
+        high_watermark = self.flushed.offset
+        segments = self.segments
+        last_stable = high_watermark
+        if self.producers.open_transactions:
+            unstable = self.first_unstable_offset
+            if unstable is not None and unstable < high_watermark:
+                last_stable = unstable
+        log_start, local_start = self.log_start_offset, segments.bases[0]
+        return Offsets(
+            log_start,
+            local_start if local_start > log_start else log_start,
+            last_stable,
+            high_watermark,
+            segments.items[-1].end.next_offset,
+            self.leader_epoch,
+        )
 
     @property
     def log_end_offset(self) -> int:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -79,7 +80,7 @@ class Segment:
 
     def name(self, suffix: str) -> str:
         """As `path`, and cheaper."""
-        return f"{self._folder_name}/{file_name(self.base_offset, suffix)}"
+        return _name(self._folder_name, self.base_offset, suffix)
 
     def log_reader(self, files: Files) -> ReadAt:
         return reader_of(files.open(self.name(LOG)), files.pread)
@@ -104,3 +105,8 @@ class Segment:
             base_offset=self.base_offset,
             file=str(self.path(TIME_INDEX)),
         )
+
+
+@lru_cache(maxsize=1024)
+def _name(folder_name: str, base_offset: int, suffix: str) -> str:
+    return f"{folder_name}/{file_name(base_offset, suffix)}"

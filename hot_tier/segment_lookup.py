@@ -16,7 +16,9 @@ from struct import Struct
 
 from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_file import Entry, entries_around, floor_in_image, floor_on_disk
+from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
+from hot_tier.index_images import Image
+from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import Files, reader_of
 from hot_tier.segment import (
     MAX_SEGMENT_BYTES,
@@ -26,19 +28,20 @@ from hot_tier.segment import (
     Segment,
     SegmentEnd,
 )
-from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
+from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from record_format.errors import CorruptBatch, CorruptIndex
 
 
 class SegmentLookup:
     """One look-up, short-lived; holds the log file open. Raises FileNotFoundError when made."""
 
-    __slots__ = ("_files", "_read_at", "_segment", "log")
+    __slots__ = ("_columns", "_files", "_read_at", "_segment", "log")
 
     def __init__(self, segment: Segment, files: Files) -> None:
         self._segment, self._files = segment, files
         self.log = files.open(segment.name(LOG))
         self._read_at = reader_of(self.log, files.pread)
+        self._columns: OffsetColumns | None = None  # of a sealed segment, once looked into
 
     def find_offset(self, offset: int) -> BatchHeader | None:
         """The first batch that ends at or after `offset`; None past the end."""
@@ -52,7 +55,7 @@ class SegmentLookup:
             between = following[1] - entry[1]
             if between > WINDOW_BYTES:
                 # Large batches have an entry each: most likely the next one is it, without a walk.
-                header = next(self._headers_from(following, end=size_bytes))
+                header = self._indexed_header(following, end=size_bytes)
                 if header.base_offset <= offset:
                     return header
             else:
@@ -67,11 +70,13 @@ class SegmentLookup:
         and the first is not that offset's.
         """
         segment, files = self._segment, self._files
-        active = segment.offsets
-        image = files.images.get(segment.name(OFFSET_INDEX)) if active is None else active.image
-        if image is None:
-            return _floor(segment, files, OFFSET_INDEX, column=0, target=target), None
-        return entries_around(image, OFFSET_ENTRY, column=0, target=target)
+        if segment.offsets is not None:
+            return entries_around(segment.offsets.image, OFFSET_ENTRY, column=0, target=target)
+        columns = files.images.get(segment.name(OFFSET_INDEX))
+        if isinstance(columns, OffsetColumns):
+            self._columns = columns
+            return columns.around(target)
+        return _floor(segment, files, OFFSET_INDEX, column=0, target=target), None
 
     def find_end(self, first: BatchHeader, *, max_bytes: int, end_offset: int) -> SegmentEnd:
         """Where a read from `first` on ends: whole batches below `end_offset`, within `max_bytes`.
@@ -83,29 +88,30 @@ class SegmentLookup:
         if stop >= size_bytes and end_offset >= next_offset:
             return SegmentEnd(size_bytes, next_offset)
         end = SegmentEnd(first.position + first.size_bytes, first.next_offset)
-        if stop <= end.size_bytes:
+        position = end.size_bytes
+        if position >= min(stop, size_bytes):
             return end
-        position, headers = self._walk_near(end, stop=stop, end_offset=end_offset)
-        for header in headers:
-            if header.position + header.size_bytes > stop or header.last_offset >= end_offset:
+        near = self._near_end(stop=stop, end_offset=end_offset)
+        if near is not None and near[1] > position:
+            # All before it is within both limits; of large batches it is the end itself.
+            found = self._indexed_header(near, end=size_bytes)
+            if _is_beyond(found, stop=stop, end_offset=end_offset):
+                return SegmentEnd(found.position, found.base_offset)
+            position = found.position + found.size_bytes
+        for header in self._headers(position, end=size_bytes):
+            if _is_beyond(header, stop=stop, end_offset=end_offset):
                 return SegmentEnd(header.position, header.base_offset)
-        return self._segment.end if position < size_bytes else end
+        return self._segment.end
 
-    def _walk_near(
-        self, end: SegmentEnd, *, stop: int, end_offset: int
-    ) -> tuple[int, Iterator[BatchHeader]]:
-        """A walk that begins at or after `end`, all before it within both limits, and near the
-        nearer of them.
-        """
+    def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:
+        """An entry before which all is within both limits, near the nearer of them."""
         segment = self._segment
-        size_bytes, next_offset = segment.end
+        next_offset = segment.end.next_offset
         near = self._floor_offset(column=1, target=min(stop, MAX_SEGMENT_BYTES))
         if near is not None and end_offset < next_offset:
             by_offset = self._floor_offset(column=0, target=segment.relative(end_offset - 1))
             near = min(near, by_offset) if by_offset is not None else None
-        if near is not None and near[1] > end.size_bytes:
-            return near[1], self._headers_from(near, end=size_bytes)
-        return end.size_bytes, self._headers(end.size_bytes, end=size_bytes)
+        return near
 
     def batches_from_time(self, timestamp: int, *, start_offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches that may hold the first record at or after `timestamp`."""
@@ -137,22 +143,38 @@ class SegmentLookup:
         """
         if entry is None:
             return self._headers(0, end=end)
-        relative_offset, position = entry
-        indexed = self._segment.base_offset + relative_offset
-        headers = self._headers(position, end=end, first_bytes=first_bytes)
+        headers = self._headers(entry[1], end=end, first_bytes=first_bytes)
         try:
             first = next(headers)
-            right = first.last_offset == indexed
         except BlockingIOError:
             raise  # of a reader that does not wait: it says nothing of the index
         except (CorruptBatch, StopIteration, OSError):
-            right = False
-        if not right:
-            raise CorruptIndex(
-                f"no batch that ends in offset {indexed} begins at position {position}",
-                file=self._segment.name(OFFSET_INDEX),
-            )
+            raise self._wrong(entry) from None
+        if first.last_offset != self._segment.base_offset + entry[0]:
+            raise self._wrong(entry)
         return chain((first,), headers)
+
+    def _indexed_header(self, entry: Entry, *, end: int) -> BatchHeader:
+        """The first of `_headers_from`, for who needs no other."""
+        relative_offset, position = entry
+        try:
+            header = parse_header(self._read_at(HEADER_SIZE, position)).at(position)
+        except BlockingIOError:
+            raise
+        except (CorruptBatch, OSError):
+            raise self._wrong(entry) from None
+        ends_in = header.base_offset + header.last_offset_delta - self._segment.base_offset
+        if ends_in != relative_offset or position + header.size_bytes > end:
+            raise self._wrong(entry)
+        return header
+
+    def _wrong(self, entry: Entry) -> CorruptIndex:
+        relative_offset, position = entry
+        indexed = self._segment.base_offset + relative_offset
+        return CorruptIndex(
+            f"no batch that ends in offset {indexed} begins at position {position}",
+            file=self._segment.name(OFFSET_INDEX),
+        )
 
     def _headers(
         self, position: int, *, end: int, first_bytes: int = ONE_HEADER_BYTES
@@ -165,7 +187,13 @@ class SegmentLookup:
             ) from None
 
     def _floor_offset(self, *, column: int, target: int) -> Entry | None:
+        if self._columns is not None:
+            return self._columns.floor(column=column, target=target)
         return _floor(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
+
+
+def _is_beyond(header: BatchHeader, *, stop: int, end_offset: int) -> bool:
+    return header.position + header.size_bytes > stop or header.last_offset >= end_offset
 
 
 def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
@@ -224,7 +252,7 @@ def _floor(
     layout, name = OFFSET_ENTRY if of_offsets else TIME_ENTRY, segment.name(suffix)
     image = files.images.get(name)
     if image is not None:
-        return floor_in_image(image, layout, column=column, target=target)
+        return _floor_in_memory(image, layout, column=column, target=target)
     try:
         return _floor_in_file(files, name, layout, column=column, target=target)
     except FileNotFoundError:
@@ -246,8 +274,15 @@ def _floor_in_file(
     if not files.images.is_wanted(name, size_bytes=size_bytes):
         count = size_bytes // layout.size
         return floor_on_disk(read_at, layout, count=count, column=column, target=target)
-    image = read_at(size_bytes, 0)
-    if len(image) < size_bytes:
+    data = read_at(size_bytes, 0)
+    if len(data) < size_bytes:
         raise CorruptIndex("the index became shorter", file=name)
+    image = OffsetColumns(data) if layout is OFFSET_ENTRY else data
     files.images.keep(name, image, forgotten=forgotten)
+    return _floor_in_memory(image, layout, column=column, target=target)
+
+
+def _floor_in_memory(image: Image, layout: Struct, *, column: int, target: int) -> Entry | None:
+    if isinstance(image, OffsetColumns):
+        return image.floor(column=column, target=target)
     return floor_in_image(image, layout, column=column, target=target)

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
-from broker.partition import Offsets, Partition, TierSizes
+from broker.partition import Partition, TierSizes
 from broker.segment_listing import SegmentListing, glance_segments
 from broker.topics import Topic
+from hot_tier.log_state import Offsets
 from manifest.state import Manifest, SegmentEntry
 from manifest.versions import VersionStat
 from record_format.errors import UnknownTopic

@@ -12,7 +12,8 @@ from api.http import timings
 from api.http.context import Context
 from api.http.problems import HeaderList
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
-from broker.partition import Fetched, Offsets, Partition, Tier
+from broker.partition import Fetched, Partition, Tier
+from hot_tier.log_state import Offsets
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
