@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from cold_tier.cold_reader import ColdReader, ColdSegment
+from cold_tier.cold_reader import ColdRead, ColdReader, ColdSegment
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.durable_file import write_durably
@@ -58,11 +58,6 @@ class Upload(Protocol):
     def __call__(
         self, files: SegmentFiles, *, folder: str, leader_epoch: int
     ) -> UploadedSegment: ...
-
-
-class ColdRead(NamedTuple):
-    slices: tuple[FileSlice, ...]
-    next_offset: int
 
 
 class ColdLog:
@@ -310,7 +305,7 @@ class ColdLog:
             entry = self._manifests.find(manifest, offset)
             if entry is None:
                 return ColdRead((), max(offset, manifest.end_offset))
-            read = self._reader.read(
+            return self._reader.read(
                 cold_segment(entry),
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,
@@ -325,7 +320,6 @@ class ColdLog:
                 raise
             # Not known to be ours: an empty mount point lacks everything and lost nothing.
             raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
-        return ColdRead(read.slices, read.next_offset)
 
     def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:
         """As `read`, where all it takes is in memory; None where it is not, and where a gap goes
@@ -335,14 +329,13 @@ class ColdLog:
         entry = self._manifests.peek(manifest, offset) if manifest else None
         if manifest is None or entry is None:
             return None
-        read = self._reader.try_read(
+        return self._reader.try_read(
             cold_segment(entry),
             max(offset, entry.base_offset),
             max_bytes=max_bytes,
             end_offset=end_offset,
             following=_Following(partial(self._at_hand, manifest), entry.next_offset),
         )
-        return ColdRead(read.slices, read.next_offset) if read else None
 
     def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """As the manifests' `find`. Raises BlockingIOError where the page is not in memory."""

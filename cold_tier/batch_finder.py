@@ -2,7 +2,7 @@
 
 * Only the 27 bytes that say where a batch ends are looked at; a chunk's CRC was right, so that what
   is wrong here was uploaded so, and is CorruptObject.
-* A sparse map (an entry every 32 KiB walked) stays in memory for chunks that are being read,
+* A sparse map (an entry every 16 KiB walked) stays in memory for chunks that are being read,
   within a limit: a sequential reader walks each header once, and not from the chunk's start at
   each read.
 * Who must not wait walks by `Steps` that give up, with BlockingIOError: where bytes are not in
@@ -29,9 +29,10 @@ from record_format.errors import CorruptObject
 from record_format.file_slice import OpenFile
 from record_format.page_cache import pread_nowait
 
-SPARSE_BYTES: Final = 32 * 1024
+SPARSE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 16 * 1024
-MAPS_MAX: Final = 1024  # of about 4 KiB each for a chunk of 8 MiB
+FIRST_BYTES: Final = 512  # behind a large batch nobody looks at more than the next one's head
+MAPS_MAX: Final = 512  # of about 16 KiB each for a chunk of 8 MiB
 BATCHES_AT_ONCE: Final = 512  # about half a millisecond, for who must not wait
 
 _HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
@@ -62,27 +63,41 @@ class BatchPlace(NamedTuple):
 
 
 class _Map:
-    """Batch starts, by position and by base offset; both rise."""
+    """Batches that were met, in their order and `SPARSE_BYTES` apart or more."""
 
-    __slots__ = ("offsets", "positions")
+    __slots__ = ("ends", "next_offsets", "offsets", "positions")
 
-    def __init__(self, first_offset: int) -> None:
-        self.positions = array("q", [0])
-        self.offsets = array("q", [first_offset])
+    def __init__(self) -> None:
+        self.positions, self.ends = array("q"), array("q")
+        self.offsets, self.next_offsets = array("q"), array("q")
 
     def note(self, batch: BatchPlace) -> None:
-        if batch.position >= self.positions[-1] + SPARSE_BYTES:
+        if not self.positions or batch.position >= self.positions[-1] + SPARSE_BYTES:
             self.positions.append(batch.position)
+            self.ends.append(batch.end_position)
             self.offsets.append(batch.base_offset)
+            self.next_offsets.append(batch.next_offset)
 
-    def start_for_offset(self, offset: int) -> int:
-        return self.positions[max(0, bisect_right(self.offsets, offset) - 1)]
+    def at_offset(self, offset: int) -> BatchPlace | None:
+        """The last of them that begins at or below `offset`."""
+        return self._batch(bisect_right(self.offsets, offset) - 1)
 
-    def start_for_end(self, stop: int, *, end_offset: int) -> int:
-        """A batch start such that all batches before it end by `stop` and below `end_offset`."""
-        by_position = bisect_right(self.positions, stop) - 1
-        by_offset = bisect_right(self.offsets, end_offset) - 1
-        return self.positions[max(0, min(by_position, by_offset))]
+    def before_end(self, stop: int, end_offset: int) -> BatchPlace | None:
+        """The last of them before which all is within both limits."""
+        by_position = bisect_right(self.positions, stop)
+        by_offset = bisect_right(self.offsets, end_offset)
+        return self._batch((by_position if by_position < by_offset else by_offset) - 1)
+
+    def _batch(self, number: int) -> BatchPlace | None:
+        if number < 0:
+            return None
+        position = self.positions[number]
+        return BatchPlace(
+            position,
+            self.ends[number] - position,
+            self.offsets[number],
+            self.next_offsets[number],
+        )
 
 
 class BatchFinder:
@@ -97,16 +112,18 @@ class BatchFinder:
         file: OpenFile,
         offset: int,
         *,
-        first_offset: int,
         steps: Steps = AS_FAR_AS_NEEDED,
     ) -> BatchPlace | None:
         """The first batch that ends above `offset`; None where the chunk has none.
 
         Raises CorruptObject, and BlockingIOError where `steps` gave up.
         """
-        known = self._map(chunk, first_offset)
+        known = self._map(chunk)
         with self._lock:
-            start = known.start_for_offset(offset)
+            near = known.at_offset(offset)
+        if near is not None and near.next_offset > offset:
+            return near
+        start = near.end_position if near is not None else 0
         for batch in self._walk(chunk, file, start, known=known, steps=steps):
             if batch.next_offset > offset:
                 return batch
@@ -128,23 +145,27 @@ class BatchFinder:
         Raises as `find`.
         """
         stop = first.position + max_bytes
-        known = self._map(chunk, first.base_offset)
-        with self._lock:
-            start = known.start_for_end(stop, end_offset=end_offset)
         position, next_offset = first.end_position, first.next_offset
-        for batch in self._walk(chunk, file, max(position, start), known=known, steps=steps):
-            if batch.end_position > stop or batch.next_offset > end_offset:
+        known = self._map(chunk)
+        with self._lock:
+            near = known.before_end(stop, end_offset)
+        if near is not None and near.position >= position:
+            if _is_beyond(near, stop, end_offset):
+                return near.position, max(next_offset, min(near.base_offset, end_offset))
+            position, next_offset = near.end_position, near.next_offset
+        for batch in self._walk(chunk, file, position, known=known, steps=steps):
+            if _is_beyond(batch, stop, end_offset):
                 # What lies before this batch is within both limits; its own start is the end.
                 return batch.position, max(next_offset, min(batch.base_offset, end_offset))
             position, next_offset = batch.end_position, batch.next_offset
         return position, next_offset
 
-    def _map(self, chunk: ChunkRef, first_offset: int) -> _Map:
+    def _map(self, chunk: ChunkRef) -> _Map:
         key = (chunk.unique, chunk.number)
         with self._lock:
             known = self._maps.get(key)
             if known is None:
-                known = self._maps[key] = _Map(first_offset)
+                known = self._maps[key] = _Map()
                 if len(self._maps) > self._maps_max:
                     self._maps.popitem(last=False)
             self._maps.move_to_end(key)
@@ -153,14 +174,20 @@ class BatchFinder:
     def _walk(
         self, chunk: ChunkRef, file: OpenFile, start: int, *, known: _Map, steps: Steps
     ) -> Iterator[BatchPlace]:
+        noted = known.positions[-1] if known.positions else -SPARSE_BYTES
         walk = walk_batches(file, start, chunk.size_bytes, log_key=chunk.log_key, pread=steps.pread)
         for number, batch in enumerate(walk):
             if number == steps.batches_max:
                 raise BlockingIOError(errno.EAGAIN, "the walk is long")
-            if batch.position >= known.positions[-1] + SPARSE_BYTES:
+            if batch.position >= noted + SPARSE_BYTES:
                 with self._lock:
                     known.note(batch)
+                noted = batch.position
             yield batch
+
+
+def _is_beyond(batch: BatchPlace, stop: int, end_offset: int) -> bool:
+    return batch.end_position > stop or batch.next_offset > end_offset
 
 
 def walk_batches(
@@ -173,11 +200,11 @@ def walk_batches(
 ) -> Iterator[BatchPlace]:
     """The batches of [start, end) of a chunk's file. Raises CorruptObject."""
     position = window_start = start
-    window = b""
+    window, window_bytes = b"", FIRST_BYTES
     while position < end:
         at = position - window_start
         if at + _HEAD.size > len(window):
-            window = pread(file.fd, WINDOW_BYTES, position)
+            window = pread(file.fd, min(window_bytes, end - position), position)
             window_start, at = position, 0
             if len(window) < _HEAD.size:
                 raise CorruptObject("a chunk ends inside a batch", file=log_key, position=position)
@@ -187,3 +214,4 @@ def walk_batches(
             raise CorruptObject("a chunk holds no batch", file=log_key, position=position)
         yield BatchPlace(position, size_bytes, base_offset, base_offset + delta + 1)
         position += size_bytes
+        window_bytes = WINDOW_BYTES if size_bytes < WINDOW_BYTES else FIRST_BYTES

@@ -13,6 +13,8 @@
   goes first (a scan that is larger than the cache then still hits part of it the next time); one
   that is visited again later is protected, up to four fifths of the limit, and goes by last use.
 * No file is opened, checked or unlinked under the lock.
+* The descriptors of the chunks that were read last stay open: to open a file and close it again
+  costs more than finding a batch in it.
 
 Thread-safe. Who fills, and how many at once, is `chunk_fills`.
 """
@@ -44,6 +46,7 @@ PICKS: Final = 4
 RENAME_ATTEMPTS: Final = 20
 VISIT_FILLS: Final = 32  # so many fills later, a hit is another visit and not the same reader still
 CHECK_BYTES: Final = 1 << 20
+KEPT_OPEN_MAX: Final = 256
 
 _Key = tuple[str, int]
 
@@ -70,29 +73,28 @@ class _Ticket:
 
 
 class _ChunkFile(OpenFile):
-    """An open chunk that tells the cache when its last reader let it go.
+    """A reader's hold on an open chunk: tells the cache when it was let go.
 
-    Each lookup opens its own. To share one through a weak reference would hand out closed files:
-    CPython runs `__del__`, which lets other threads in, before it clears weak references.
+    Each lookup makes its own, of one descriptor that closes with the last that refers to it.
     """
 
-    __slots__ = ("_closed", "_ticket")
+    __slots__ = ("_closed", "_opened", "_ticket")
 
-    def __init__(self, path: Path | str, ticket: _Ticket, closed: deque[_Ticket]) -> None:
-        self._ticket, self._closed = ticket, closed
-        super().__init__(path)
+    def __init__(self, opened: OpenFile, ticket: _Ticket, closed: deque[_Ticket]) -> None:
+        self.fd, self.name = opened.fd, opened.name
+        self._opened, self._ticket, self._closed = opened, ticket, closed
 
     def __del__(self) -> None:
-        super().__del__()
         # No lock here: this may run inside any allocation, under any lock.
         self._closed.append(self._ticket)
 
 
 class _Entry:
-    __slots__ = ("last_fill", "protected", "read", "slot", "ticket", "verified")
+    __slots__ = ("last_fill", "opened", "protected", "read", "slot", "ticket", "verified")
 
     def __init__(self, size_bytes: int, *, verified: bool) -> None:
         self.ticket, self.verified = _Ticket(size_bytes), verified
+        self.opened: OpenFile | None = None  # where it is kept open
         self.read = self.protected = False
         self.last_fill = 0
         self.slot = -1  # where it stands among those on probation
@@ -118,6 +120,7 @@ class ChunkCache:
         self._unread: OrderedDict[_Key, None] = OrderedDict()
         self._probation: list[_Key] = []
         self._protected: OrderedDict[_Key, None] = OrderedDict()
+        self._kept_open: OrderedDict[_Key, _Entry] = OrderedDict()
         self._cached = self._unread_bytes = self._protected_bytes = 0
         self._reserved = self._lingering = 0
         self._closed: deque[_Ticket] = deque()
@@ -147,19 +150,36 @@ class ChunkCache:
                 self._misses += 1
                 return None
             entry.ticket.open += 1  # from here on it is not evicted
+            if entry.opened is not None:
+                self._hits += 1
+                self._touch(key)
+                self._kept_open.move_to_end(key)
+                return self._hold(entry, entry.opened)
+        try:
+            return self._opened_now(chunk, key, entry)
+        except BaseException:
+            self._closed.append(entry.ticket)
+            raise
+
+    def _opened_now(self, chunk: ChunkRef, key: _Key, entry: _Entry) -> OpenFile | None:
         opened = self._open(chunk, entry)
         with self._room:
             there = self._entries.get(key) is entry
             if opened is None:
+                self._closed.append(entry.ticket)
                 if there:
                     self._forget(key)
                 self._misses += 1
                 return None
             entry.verified = True
             self._hits += 1
+            closing = None
             if there:
                 self._touch(key)
-        return opened
+                closing = self._keep_open(key, entry, opened)
+            hold = self._hold(entry, opened)
+        del closing  # without the lock
+        return hold
 
     def mark_read(self, chunk: ChunkRef) -> None:
         """A reader has got the chunk from its fill."""
@@ -228,7 +248,7 @@ class ChunkCache:
         try:
             entry = _Entry(chunk.size_bytes, verified=True)
             entry.ticket.open = 1
-            opened = _ChunkFile(temp, entry.ticket, self._closed)
+            hold = self._hold(entry, OpenFile(temp))
             self._rename(temp, self._path(key))
         except OSError as error:
             temp.unlink(missing_ok=True)
@@ -241,7 +261,7 @@ class ChunkCache:
                 self._forget(key)
             self._insert(key, entry)
             self._room.notify_all()
-        return opened
+        return hold
 
     # --- giving up room ---------------------------------------------------------------------------
 
@@ -267,9 +287,23 @@ class ChunkCache:
 
     # --- below: all with the lock held, but for what touches the disk -----------------------------
 
-    def _open(self, chunk: ChunkRef, entry: _Entry) -> _ChunkFile | None:
+    def _hold(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
+        """For one reader, who was counted in the entry's ticket."""
+        return _ChunkFile(opened, entry.ticket, self._closed)
+
+    def _keep_open(self, key: _Key, entry: _Entry, opened: OpenFile) -> OpenFile | None:
+        """What is closed for it, to be let go without the lock."""
+        entry.opened = opened
+        self._kept_open[key] = entry
+        if len(self._kept_open) <= KEPT_OPEN_MAX:
+            return None
+        _, other = self._kept_open.popitem(last=False)
+        closing, other.opened = other.opened, None
+        return closing
+
+    def _open(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
         try:
-            opened = _ChunkFile(self._name(_key(chunk)), entry.ticket, self._closed)
+            opened = OpenFile(self._name(_key(chunk)))
         except FileNotFoundError:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
@@ -380,6 +414,7 @@ class ChunkCache:
         else:
             self._leave_probation(entry)
         del self._entries[key]
+        self._kept_open.pop(key, None)
         self._cached -= entry.size_bytes
         entry.ticket.gone = True
         if entry.ticket.open:

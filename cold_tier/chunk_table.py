@@ -23,9 +23,10 @@ Big-endian (docs/formats/segment-objects.md):
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntFlag
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
@@ -70,6 +71,10 @@ class Chunk(NamedTuple):
     @property
     def end_position(self) -> int:
         return self.position + self.size_bytes
+
+
+_position: Final = attrgetter("position")
+_end_position: Final = attrgetter("end_position")
 
 
 class ChunkTable:
@@ -121,6 +126,11 @@ class ChunkTable:
     def index_of(self, offset: int) -> int:
         """The first chunk that ends at or after `offset`; the number of chunks where none does."""
         return bisect_left(self._last_offsets, offset)
+
+    def numbers_of(self, start: int, end: int) -> range:
+        """The chunks that have some of bytes [start, end)."""
+        first = bisect_right(self.chunks, start, key=_end_position)
+        return range(first, bisect_left(self.chunks, end, lo=first, key=_position))
 
 
 def pack_chunk_table(table: ChunkTable) -> bytes:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -72,12 +71,11 @@ class ColdRead(NamedTuple):
     next_offset: int
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """`end_offset` is within the segment."""
 
     segment: ColdSegment
-    index: SegmentIndex
+    chunk_index: SegmentIndex
     end_offset: int
 
 
@@ -251,27 +249,28 @@ class ColdReader:
 
     def _collect_from(self, wanted: _Wanted, answer: _Answer, access: _Access) -> None:
         """Slices of one chunk after the other, and the offset after them."""
-        chunks = wanted.index.table.chunks
-        for number in range(wanted.index.table.index_of(answer.next_offset), len(chunks)):
+        chunks = wanted.chunk_index.table.chunks
+        for number in range(wanted.chunk_index.table.index_of(answer.next_offset), len(chunks)):
             if chunks[number].first_offset >= wanted.end_offset or answer.is_full:
                 break
             part = self._part(wanted, number, answer, access=access)
             if part is None or not answer.take(part) or not part.at_chunk_end:
                 break
         answer.next_offset = self._after(
-            wanted.index, answer.next_offset, end_offset=wanted.end_offset
+            wanted.chunk_index, answer.next_offset, end_offset=wanted.end_offset
         )
 
     def _part(
         self, wanted: _Wanted, number: int, answer: _Answer, *, access: _Access
     ) -> _Part | None:
         """What one chunk has of it; None where its first batch is not below the end."""
-        chunk, ref = wanted.index.table.chunks[number], wanted.index.ref(wanted.segment, number)
+        chunk, ref = (
+            wanted.chunk_index.table.chunks[number],
+            wanted.chunk_index.ref(wanted.segment, number),
+        )
         offset, max_bytes = answer.next_offset, answer.left
         file = access.open(ref, bool(answer.slices))
-        first = self._finder.find(
-            ref, file, offset, first_offset=chunk.first_offset, steps=access.steps
-        )
+        first = self._finder.find(ref, file, offset, steps=access.steps)
         if first is None or first.next_offset > wanted.end_offset:
             return None
         rest = chunk.size_bytes - first.position
@@ -303,16 +302,12 @@ class ColdReader:
         Raises as `read`, where the chunk that fails is reached.
         """
         index = self._indexes.get(segment)
-        chunks = index.table.chunks
-        for number, chunk in enumerate(chunks):
-            if chunk.end_position <= start or chunk.position >= end:
-                continue
-            if number + 1 < len(chunks) and chunk.end_position < end:
+        numbers = index.table.numbers_of(start, end)
+        for number in numbers:
+            if number + 1 in numbers:
                 self._fills.prefetch(index.ref(segment, number + 1))
             file = self._fills.get(index.ref(segment, number))
-            first = max(start - chunk.position, 0)
-            last = min(end - chunk.position, chunk.size_bytes)
-            yield FileSlice(file, first, last - first)
+            yield _part_of(index.table.chunks[number], file, start=start, end=end)
 
     def cached_range(
         self, segment: ColdSegment, *, start: int, end: int
@@ -323,22 +318,15 @@ class ColdReader:
         index = self._indexes.peek(segment)
         if index is None:
             return None
-        wanted = [
-            number
-            for number, chunk in enumerate(index.table.chunks)
-            if chunk.end_position > start and chunk.position < end
-        ]
+        numbers = index.table.numbers_of(start, end)
+        if len(numbers) > AT_ONCE_MAX:
+            return None
         slices: list[FileSlice] = []
-        for number in wanted if len(wanted) <= AT_ONCE_MAX else ():
+        for number in numbers:
             file = self._fills.cached(index.ref(segment, number))
             if file is None:
                 return None
-            chunk = index.table.chunks[number]
-            first, last = (
-                max(start - chunk.position, 0),
-                min(end - chunk.position, chunk.size_bytes),
-            )
-            slices.append(FileSlice(file, first, last - first))
+            slices.append(_part_of(index.table.chunks[number], file, start=start, end=end))
         return tuple(slices) or None
 
     # --- by time ----------------------------------------------------------------------------------
@@ -390,6 +378,13 @@ class ColdReader:
             if entry.last_stable_offset >= end_offset:
                 return AbortedTxns(tuple(found), complete=True)
         return AbortedTxns(tuple(found), complete=False)
+
+
+def _part_of(chunk: Chunk, file: OpenFile, *, start: int, end: int) -> FileSlice:
+    """What a chunk has of bytes [start, end) of its log."""
+    first = max(start - chunk.position, 0)
+    last = min(end - chunk.position, chunk.size_bytes)
+    return FileSlice(file, first, last - first)
 
 
 def _may_reach(chunk: Chunk, timestamp: int) -> bool:

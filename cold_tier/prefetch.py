@@ -47,18 +47,19 @@ class Prefetcher:
         following: Iterable[ColdSegment],
     ) -> Ahead:
         """Begin with what a read of `max_bytes` from `offset` on will want; what was done."""
-        window, settled = self._read_ahead.before(segment.folder, offset)
         number = index.table.index_of(offset)
-        reach = max(window, _surely_wanted(index, number, max_bytes=max_bytes))
-        asked = (segment.log_key, number, reach)
-        if not reach or settled == asked:
-            return Ahead(window, settled)
+        here = (segment.log_key, number)
+        ahead = self._read_ahead.before(segment.folder, offset, chunk=here)
+        window, surely = ahead.window, _surely_wanted(index, number, max_bytes=max_bytes)
+        if surely <= window and (not window or ahead.settled is not None):
+            return ahead
+        reach = max(window, surely)
         end = min(number + 1 + reach, len(index.table.chunks))
         begun = [self._fills.prefetch(index.ref(segment, one)) for one in range(number, end)]
         beyond = number + 1 + window - end
         if beyond > 0:
             begun.append(self._begin_beyond(following, beyond))
-        return Ahead(window, asked if all(begun) else None)
+        return Ahead(window, here if all(begun) else None)
 
     def ended(self, segment: ColdSegment, next_offset: int, *, done: Ahead) -> None:
         """A read that was begun like this ended at `next_offset`."""
@@ -86,9 +87,10 @@ class Prefetcher:
 
 def _surely_wanted(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
     """How many chunks after this one a read goes on to: while half of what it wants is missing."""
+    chunks = index.table.chunks
     got = count = 0
-    for chunk in index.table.chunks[number:-1]:
-        got += chunk.size_bytes
+    while number + count < len(chunks) - 1:
+        got += chunks[number + count].size_bytes
         if got * 2 > max_bytes:
             break
         count += 1

@@ -1,8 +1,8 @@
 """How far to read ahead of whom: pure bookkeeping, no I/O.
 
 * A read that begins where an earlier one of the same partition ended is sequential: the window
-  doubles with each such read, up to the limit. Any other read has no window: random readers cost
-  nothing more.
+  doubles with each chunk that such a reader comes to, up to the limit. Any other read has no
+  window: random readers cost nothing more.
 * What was asked for ahead is settled until the reader comes to another chunk: a reader that takes
   small bites does not ask for the same guesses at each of them.
 * Who reads is not known and need not be: two readers at one place share what is read ahead.
@@ -19,12 +19,15 @@ from typing import Final, NamedTuple
 WINDOW_MAX: Final = 6
 STREAMS_MAX: Final = 4096
 
+ChunkId = tuple[str, int]
+"""Key of the log, and number."""
+
 
 class Ahead(NamedTuple):
-    """How many chunks to read ahead; `settled`: of which chunk, with which window, that is done."""
+    """How many chunks to read ahead; `settled`: of which chunk that is done."""
 
     window: int = 0
-    settled: tuple[str, int, int] | None = None
+    settled: ChunkId | None = None
 
 
 NOT_SEQUENTIAL: Final = Ahead()
@@ -36,16 +39,19 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._aheads: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
 
-    def before(self, folder: str, offset: int) -> Ahead:
-        """What is known of a read that begins at `offset`."""
-        with self._lock:
-            return self._aheads.get((folder, offset), NOT_SEQUENTIAL)
+    def before(self, folder: str, offset: int, *, chunk: ChunkId) -> Ahead:
+        """Of a read that begins at `offset`, in `chunk`; settled where nothing is left to do."""
+        known = self._aheads.get((folder, offset))
+        if known is None:
+            return NOT_SEQUENTIAL
+        if known.settled == chunk:
+            return known
+        return Ahead(min(self._window_max, max(1, known.window * 2)))
 
     def note(self, folder: str, next_offset: int, *, done: Ahead) -> None:
         """A read that was read ahead of like this ended at `next_offset`."""
-        window = min(self._window_max, max(1, done.window * 2))
         with self._lock:
-            self._aheads[folder, next_offset] = Ahead(window, done.settled)
+            self._aheads[folder, next_offset] = done
             self._aheads.move_to_end((folder, next_offset))
             if len(self._aheads) > self._streams_max:
                 self._aheads.popitem(last=False)

@@ -13,9 +13,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+
+import msgspec
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
@@ -32,8 +33,7 @@ LOADS_MAX: Final = 8
 OBJECT_OVERHEAD: Final = 8  # a chunk takes about eight times its packed size as a Python object
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColdSegment:
+class ColdSegment(msgspec.Struct, frozen=True, kw_only=True):
     """What a manifest says of a segment, as far as reading it goes."""
 
     base_offset: int

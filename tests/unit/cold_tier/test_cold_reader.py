@@ -5,9 +5,9 @@ import threading
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from cold_tier.batch_finder import Steps
 from cold_tier.chunk_cache import ChunkCache
