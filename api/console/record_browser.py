@@ -64,7 +64,7 @@ async def record_page(context: Context, partition: Partition, query: RecordsQuer
     offset = await _first_offset(context, partition, query)
     fetched = await read(context, partition, offset, max_bytes=MAX_BYTES, committed=False)
     page = await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
-    context.metrics.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
+    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
     return page
 
 

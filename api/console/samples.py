@@ -99,8 +99,8 @@ class Sampler:
         """Sum up the partitions in a thread, and remember."""
         report, self._worked_s = await self._context.read(self._timed_report)
         metrics = self._context.metrics
-        fetched = totals(metrics.fetched_bytes)
-        hot = fetched.pop("hot", 0.0)
+        fetched = dict(metrics.requests.fetched_bytes)
+        hot = fetched.pop("hot", 0)
         self.report = report
         self.samples.append(
             Sample(

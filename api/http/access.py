@@ -2,11 +2,13 @@
 
 * Where the tokens file exists, every request names itself before anything is said of paths, methods
   or topics. Health is open, and says nothing but yes or no to strangers.
+* The file is looked at once a millisecond at most: what was revoked is refused from the next on.
 * Guesses are counted against the address that they come from.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from api.http.client_rates import ClientRates
@@ -20,6 +22,7 @@ from api.http.strict_json import refuse_field
 from api.http.tokens import TokensFile
 from record_format.errors import Forbidden
 
+LOOK_EVERY_S: Final = 0.001
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
 
@@ -29,6 +32,7 @@ class Access:
         self._settings = settings
         file, required = settings.tokens_file, settings.tokens_required
         self._tokens = TokensFile(file, required=required) if file is not None else None
+        self._next_look_s = 0.0
         self._rates = ClientRates(settings.client_requests_max)
 
     def admit(self, exchange: Exchange) -> None:
@@ -46,7 +50,8 @@ class Access:
             exchange.grant = self._grant_of(exchange) or NOBODY
         if is_open:
             return
-        self._rates.take(exchange.grant.name or _address(exchange))
+        if self._rates.bounded:
+            self._rates.take(exchange.grant.name or _address(exchange))
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
 
@@ -74,7 +79,10 @@ class Access:
     def _asks_for_tokens(self) -> bool:
         if self._tokens is None:
             return False
-        self._tokens.refresh()
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_EVERY_S
+            self._tokens.refresh()
         return self._tokens.required
 
     def _grant_of(self, exchange: Exchange) -> Grant | None:

@@ -43,6 +43,10 @@ class FileAnswer(NamedTuple):
     headers: HeaderList
     slices: tuple[FileSlice, ...]
 
+    @property
+    def size_bytes(self) -> int:
+        return sum([piece.size_bytes for piece in self.slices])
+
 
 class WindowedAnswer(NamedTuple):
     """As FileAnswer, where the slices come one window after the other, `size_bytes` in all."""
@@ -80,18 +84,24 @@ async def send_answer(exchange: Exchange, answer: AnyAnswer) -> None:
         await _send_stream(exchange, answer)
 
 
-async def _send_head(
-    exchange: Exchange, status: int, headers: Sequence[tuple[bytes, bytes]], *, size: int | None
-) -> None:
-    exchange.started = True
-    all_headers = [
+def whole_head(exchange: Exchange, headers: HeaderList, *, size: int | None) -> HeaderList:
+    """With what every answer says."""
+    lines = [
         *headers,
         (b"x-request-id", exchange.request_id.encode("latin-1")),
         (b"server-timing", exchange.timings.header()),
     ]
     if size is not None:
-        all_headers.append((b"content-length", str(size).encode()))
-    await exchange.send({"type": "http.response.start", "status": status, "headers": all_headers})
+        lines.append((b"content-length", b"%d" % size))
+    return lines
+
+
+async def _send_head(
+    exchange: Exchange, status: int, headers: HeaderList, *, size: int | None
+) -> None:
+    exchange.started = True
+    lines = whole_head(exchange, headers, size=size)
+    await exchange.send({"type": "http.response.start", "status": status, "headers": lines})
 
 
 async def _send_bytes(exchange: Exchange, answer: Answer) -> None:
@@ -105,8 +115,9 @@ async def _send_bytes(exchange: Exchange, answer: Answer) -> None:
 
 
 async def _send_files(exchange: Exchange, answer: FileAnswer) -> None:
-    size = sum(piece.size_bytes for piece in answer.slices)
-    await _send_head(exchange, answer.status, answer.headers, size=size)
+    size = answer.size_bytes
+    if not exchange.started:
+        await _send_head(exchange, answer.status, answer.headers, size=size)
     if not size or exchange.method == "HEAD":
         await exchange.send(_END)
     else:

@@ -12,23 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-from prometheus_client.metrics_core import (
-    Metric as Family,
-)
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from api.http.metric_table import BY_NAME, OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
+from api.http.metric_families import Buckets, Labels, counter, gauge, histogram
+from api.http.metric_table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from broker.broker import Broker
 from broker.partition import Partition
 from broker.reports import ChunkCacheReport, StorageReport, StoreUse, TopicStorage
-from hot_tier.commit_times import BOUNDS_S, DurationsSeen
+from hot_tier.commit_times import BOUNDS_S, Durations
 
-Labels = tuple[str, ...]
 _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
     "tierlog_topic_segments": lambda one: one.segments,
     "tierlog_offload_lag_bytes": lambda one: one.offload_lag_bytes,
@@ -67,18 +60,23 @@ class BrokerMetrics(Collector):
         report = broker.storage_report()
         partitions = sorted(broker.partitions(), key=lambda one: (one.topic, one.number))
         times = broker.commit_times
-        yield _histogram("tierlog_log_write_seconds", times.write.seen())
-        yield _histogram("tierlog_log_flush_seconds", times.flush.seen())
-        yield _histogram("tierlog_log_commit_seconds", times.commit.seen())
-        yield _gauge("tierlog_topics", {(): len(report.topics)})
+        yield histogram("tierlog_log_write_seconds", {(): _buckets(times.write)})
+        yield histogram("tierlog_log_flush_seconds", {(): _buckets(times.flush)})
+        yield histogram("tierlog_log_commit_seconds", {(): _buckets(times.commit)})
+        yield gauge("tierlog_topics", {(): len(report.topics)})
         damaged = sum(1 for _ in broker.damaged_partitions())
-        yield _gauge("tierlog_partitions", _states(partitions, damaged=damaged))
+        yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)
         if report.cache is not None:
             yield from _cache(report.cache)
-        yield _gauge("tierlog_build_info", {(_version(),): 1})
+        yield gauge("tierlog_build_info", {(_version(),): 1})
+
+
+def _buckets(durations: Durations) -> Buckets:
+    seen = durations.seen()
+    return Buckets(BOUNDS_S, seen.counts, seen.total_s)
 
 
 def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, float]:
@@ -99,14 +97,14 @@ def _topics(topics: Sequence[TopicStorage]) -> Iterator[Family]:
     for name, one in _named(topics):
         sizes[name, "hot"] += one.hot_bytes
         sizes[name, "cold"] += one.cold_bytes
-    yield _gauge("tierlog_topic_bytes", sizes)
+    yield gauge("tierlog_topic_bytes", sizes)
     for metric, value_of in _TOPIC_GAUGES.items():
         values: dict[Labels, float] = {}
         for name, one in _named(topics):
             before, value = values.get((name,), 0), value_of(one)
             longest = metric.endswith("_seconds")
             values[name,] = max(before, value) if longest else before + value
-        yield _gauge(metric, values)
+        yield gauge(metric, values)
 
 
 def _named(topics: Sequence[TopicStorage]) -> Iterator[tuple[str, TopicStorage]]:
@@ -117,56 +115,33 @@ def _named(topics: Sequence[TopicStorage]) -> Iterator[tuple[str, TopicStorage]]
 def _offsets(partitions: Sequence[Partition]) -> Iterator[Family]:
     shown = list(islice(partitions, PARTITIONS_MAX))
     for metric, value_of in _OFFSETS.items():
-        yield _gauge(metric, {(one.topic, str(one.number)): value_of(one) for one in shown})
-    yield _gauge("tierlog_partitions_not_shown", {(): len(partitions) - len(shown)})
+        yield gauge(metric, {(one.topic, str(one.number)): value_of(one) for one in shown})
+    yield gauge("tierlog_partitions_not_shown", {(): len(partitions) - len(shown)})
 
 
 def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
     if broker.bucket is None:
         return
     answers = not broker.bucket.refusal and not broker.bucket.unavailable
-    yield _gauge("tierlog_store_available", {(): int(answers)})
+    yield gauge("tierlog_store_available", {(): int(answers)})
     for metric, value_of in _STORE_COUNTERS.items():
         values: dict[Labels, float] = {
             (use.purpose, use.operation): value_of(use) for use in report.store_requests
         }
-        yield _counter(metric, values)
+        yield counter(metric, values)
 
 
 def _cache(cache: ChunkCacheReport) -> Iterator[Family]:
     for metric, value_of in _CACHE_COUNTERS.items():
-        yield _counter(metric, {(): value_of(cache)})
-    yield _gauge("tierlog_chunk_cache_chunks", {(): cache.chunks})
-    yield _gauge("tierlog_chunk_cache_limit_bytes", {(): cache.limit_bytes})
+        yield counter(metric, {(): value_of(cache)})
+    yield gauge("tierlog_chunk_cache_chunks", {(): cache.chunks})
+    yield gauge("tierlog_chunk_cache_limit_bytes", {(): cache.limit_bytes})
     states: dict[Labels, float] = {
         ("cached",): cache.cached_bytes,
         ("reserved",): cache.reserved_bytes,
         ("lingering",): cache.lingering_bytes,
     }
-    yield _gauge("tierlog_chunk_cache_bytes", states)
-
-
-def _gauge(name: str, values: Mapping[Labels, float]) -> Family:
-    metric = BY_NAME[name]
-    family = GaugeMetricFamily(name, metric.doc, labels=metric.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _counter(name: str, values: Mapping[Labels, float]) -> Family:
-    metric = BY_NAME[name]
-    family = CounterMetricFamily(name, metric.doc, labels=metric.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram(name: str, seen: DurationsSeen) -> Family:
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
-    family = HistogramMetricFamily(name, BY_NAME[name].doc)
-    family.add_metric((), list(zip(bounds, seen.counts, strict=True)), seen.total_s)
-    return family
+    yield gauge("tierlog_chunk_cache_bytes", states)
 
 
 def _version() -> str:

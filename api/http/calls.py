@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from api.http.answers import AnyAnswer
@@ -18,6 +18,10 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 
 Handler = Callable[[Context, Exchange], Awaitable[AnyAnswer]]
+AtOnce = Callable[[Context, Exchange], AnyAnswer | None]
+
+_KEPT_MAX: Final = 4096
+_LONGEST_KEPT: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,15 @@ class OtherAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common."""
+    """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common.
+
+    `at_once` is asked before `handler`: the answer where it waits for nothing, else None.
+    """
 
     method: str
     path: str
     handler: Handler
+    at_once: AtOnce | None = None
     summary: str
     tag: str
     description: str = ""
@@ -61,12 +69,20 @@ class Call:
     problems: tuple[str, ...] = ()
 
 
+class Found(NamedTuple):
+    """What a path leads to. Shared by all who ask for it."""
+
+    by_method: Mapping[str, Call]
+    params: Mapping[str, str]
+
+
 class CallTable:
     """Finds a path's calls by walking its parts."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self.calls = tuple(calls)
         self._root = _Node()
+        self._found: dict[bytes, Found] = {}  # a path is asked for again and again
         for call in self.calls:
             node = self._root
             for part in _template_parts(call.path):
@@ -74,9 +90,20 @@ class CallTable:
             assert call.method not in node.calls, f"{call.method} {call.path} is there twice"
             node.calls[call.method] = call
 
-    def find(self, raw_path: bytes) -> tuple[Mapping[str, Call], dict[str, str]] | None:
+    def find(self, raw_path: bytes) -> Found | None:
         """(the path's calls by method, its parameters), or None where there is no such path."""
-        node, params = self._root, {}
+        found = self._found.get(raw_path)
+        if found is None:
+            found = self._walk(raw_path)
+            if found is not None and len(raw_path) <= _LONGEST_KEPT:
+                if len(self._found) >= _KEPT_MAX:
+                    self._found.clear()
+                self._found[raw_path] = found
+        return found
+
+    def _walk(self, raw_path: bytes) -> Found | None:
+        node = self._root
+        params: dict[str, str] = {}
         for part in raw_path.decode("ascii", "replace").split("/")[1:]:
             text = unquote(part) if "%" in part else part
             following = node.fixed.get(text)
@@ -86,7 +113,7 @@ class CallTable:
                     return None
                 params[following.name] = text
             node = following
-        return (node.calls, params) if node.calls else None
+        return Found(node.calls, params) if node.calls else None
 
 
 class _Node:

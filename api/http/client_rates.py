@@ -27,6 +27,10 @@ class ClientRates:
         self._per_second, self._clock = per_second, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    @property
+    def bounded(self) -> bool:
+        return self._per_second is not None
+
     def take(self, client: str) -> None:
         """Raises Throttled, with the time after which one more is let through."""
         rate = self._per_second

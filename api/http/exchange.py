@@ -1,5 +1,8 @@
 """One request as a handler sees it: the path's parts, headers, and who is at the other end.
 
+An exchange begins before there is anybody to answer to: `receive` and `send` are there once its
+request has a task.
+
 Header names are looked up in lower case. A header that was sent twice reads as both, joined by a
 comma, as RFC 9110 has it.
 """
@@ -7,8 +10,9 @@ comma, as RFC 9110 has it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from api.http import timings
 from api.http.grants import NOBODY, Grant
@@ -20,6 +24,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+_NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class Unsent(NamedTuple):
     """Bytes of an answer that is ready, and where they wait for the client."""
 
@@ -29,6 +36,7 @@ class Unsent(NamedTuple):
 
 class Exchange:
     __slots__ = (
+        "_headers",
         "grant",
         "method",
         "params",
@@ -42,11 +50,18 @@ class Exchange:
         "unsent",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
-        self.scope, self.receive, self.send = scope, receive, send
-        self.request_id = request_id
+    receive: Receive
+    send: Send
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.request_id = ""
         self.method: str = scope["method"]
-        self.params: dict[str, str] = {}
+        headers = scope["headers"]
+        self._headers: dict[bytes, bytes] = dict(headers)
+        if len(self._headers) < len(headers):
+            self._headers = _joined(headers)
+        self.params: Mapping[str, str] = _NO_PARAMS
         self.grant: Grant = NOBODY  # until `access` has said who is there
         self.template = ""  # of the path, once it is known
         self.started = False  # the head of the answer was sent
@@ -54,12 +69,8 @@ class Exchange:
         self.unsent = Unsent()
 
     def header(self, name: bytes) -> str | None:
-        found: str | None = None
-        for key, value in self.scope["headers"]:
-            if key == name:
-                text = value.decode("latin-1")
-                found = text if found is None else f"{found}, {text}"
-        return found
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
     @property
     def topic(self) -> str:
@@ -102,3 +113,10 @@ class Exchange:
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
+
+
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    joined: dict[bytes, bytes] = {}
+    for name, value in headers:
+        joined[name] = b"%b, %b" % (joined[name], value) if name in joined else value
+    return joined

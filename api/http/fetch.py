@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
@@ -37,6 +38,7 @@ FORMS: Final = (
     media_types.BATCHES,
     media_types.EVENTS,
 )
+_RAW: Final = (b"content-type", media_types.BATCHES.encode())
 _ATTEMPTS: Final = 3
 # So many records are looked for in so many bytes first: a megabyte is not read to show one record.
 FEW_RECORDS: Final = 100
@@ -74,6 +76,26 @@ class Found(NamedTuple):
 
     fetched: Fetched
     offset: int
+
+
+def fetch_at_once(context: Context, exchange: Exchange) -> FileAnswer | None:
+    """Whole batches that are in memory, from an offset on."""
+    if exchange.header(b"accept") != media_types.BATCHES:
+        return None
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
+    position = parse_position(query.offset, query.timestamp, default=EARLIEST)
+    if position.offset < 0 or query.committed or query.record_limit is not None:
+        return None
+    began_s = time.perf_counter()
+    fetched = partition.try_read(position.offset, max_bytes=query.max_bytes)
+    if fetched is None:
+        return None
+    found = Found(fetched, position.offset)
+    if query.wait_ms and not is_enough(found, query.min_bytes, query.max_bytes):
+        return None
+    exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
+    return _raw_answer(context, exchange, found)
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
@@ -185,19 +207,26 @@ async def _batches_answer(
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
+    return _raw_answer(context, exchange, Found(fetched, found.offset))
+
+
+def _raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+    fetched = found.fetched
     next_offset = max(fetched.next_offset, found.offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
         records = next_offset - found.offset
-        context.metrics.fetched(fetched.tier, fetched.size_bytes, records=records)
+        context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(fetched, next_offset=next_offset)
-    headers.append((b"content-type", media_types.BATCHES.encode()))
+    headers.append(_RAW)
     return FileAnswer(200, headers, fetched.slices)
 
 
 def _records_answer(
     context: Context, partition: Partition, found: Found, page: WrittenPage, form: str
 ) -> Answer:
-    context.metrics.fetched(found.fetched.tier, found.fetched.size_bytes, records=page.records)
+    context.metrics.requests.fetched(
+        found.fetched.tier, found.fetched.size_bytes, records=page.records
+    )
     body: bytes = page.content
     if form == media_types.JSON:
         body = framed(partition, found.fetched, body, next_offset=page.next_offset)

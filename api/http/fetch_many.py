@@ -165,7 +165,7 @@ async def _answer(
             size += place.fetched.size_bytes
             fetched = place.fetched
             records = max(0, fetched.next_offset - place.offset)
-            context.metrics.fetched(fetched.tier, fetched.size_bytes, records=records)
+            context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
     def write() -> bytes:
         shown = [_shown(context, exchange, place, wanted=wanted) for place in places]

@@ -5,6 +5,9 @@
   document and its tools see them; what is no call of the API (documentation) FastAPI serves.
 * Whatever a handler raises becomes a problem document, here and nowhere else.
 * Each answer carries `X-Request-Id`: the client's where it is a plain token, else a new one.
+* A request begins (who asks, for what, and the answer where that waits for nothing) without a task:
+  in the callback of the parser where the protocol can send such an answer itself, which is half of
+  what a small fetch costs. It ends here in either case.
 """
 
 from __future__ import annotations
@@ -13,25 +16,28 @@ import itertools
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from fastapi import FastAPI
 from structlog.contextvars import bind_contextvars
 
 from api.http import problems
-from api.http.answers import Answer, AnyAnswer, send_answer
+from api.http.answers import Answer, AnyAnswer, FileAnswer, send_answer, whole_head
+from api.http.at_once import AT_ONCE_BYTES
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Scope, Send
 from api.http.refusals import ClientGone, MethodNotAllowed
 from record_format.errors import TierlogError
+from record_format.file_slice import FileSlice
 
 log = structlog.get_logger(__name__)
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _READING: Final = frozenset(("GET", "HEAD"))
+_BEGUN: Final = "tierlog.begun"  # in the scope: what came of the request's first steps
 
 
 class RequestIds:
@@ -47,6 +53,15 @@ class RequestIds:
         return f"{self._prefix}-{next(self._count):x}"
 
 
+class Begun(NamedTuple):
+    """A request's first steps: no call where its path is none of the API's."""
+
+    exchange: Exchange
+    call: Call | None = None
+    answer: AnyAnswer | None = None
+    failure: Exception | None = None
+
+
 class TierlogApp(FastAPI):
     """FastAPI, with the calls of the API in front of its routes."""
 
@@ -59,17 +74,59 @@ class TierlogApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, request_id="")
-        exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        begun: Begun = scope.pop(_BEGUN, None) or self._begin(scope)
+        exchange = begun.exchange
+        exchange.receive, exchange.send = receive, send
         bind_contextvars(request_id=exchange.request_id)  # every line that is logged on its way
-        await self._serve(exchange)
+        await self._serve(begun)
 
-    async def _serve(self, exchange: Exchange) -> None:
-        metrics = self.context.metrics
+    # --- before there is a task -------------------------------------------------------------------
+
+    def answer_at_once(self, scope: Scope) -> FileAnswer | None:
+        """A small answer out of files, its head whole; where there is none the request goes on by
+        `__call__`, with this scope. `went_out` has to follow.
+        """
+        begun = self._begin(scope)
+        scope[_BEGUN] = begun
+        answer = begun.answer
+        if not isinstance(answer, FileAnswer) or not 0 < answer.size_bytes <= AT_ONCE_BYTES:
+            return None
+        headers = whole_head(begun.exchange, answer.headers, size=answer.size_bytes)
+        return FileAnswer(answer.status, headers, answer.slices)
+
+    def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None:
+        """The head of an answer was sent, and its body but for `left`, which `__call__` sends."""
+        begun: Begun = scope[_BEGUN]
+        exchange, answer = begun.exchange, begun.answer
+        assert isinstance(answer, FileAnswer), "what was answered at once"
+        exchange.started = True
+        if left:
+            scope[_BEGUN] = begun._replace(answer=answer._replace(slices=left))
+        else:
+            self._count(exchange, str(answer.status))
+
+    def _begin(self, scope: Scope) -> Begun:
+        exchange = Exchange(scope)
+        exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        try:
+            access = self.context.access
+            access.admit(exchange)
+            call = self._find(exchange)
+            access.check(exchange, None if call is None else (call.method, call.path))
+            if call is None or call.at_once is None:
+                return Begun(exchange, call)
+            return Begun(exchange, call, call.at_once(self.context, exchange))
+        except Exception as error:  # noqa: BLE001  `_answer` makes it an answer
+            return Begun(exchange, failure=error)
+
+    # --- the rest of it ---------------------------------------------------------------------------
+
+    async def _serve(self, begun: Begun) -> None:
+        metrics, exchange = self.context.metrics, begun.exchange
         status = "500"
         metrics.under_way.inc()
         try:
-            answer = await self._answer(exchange)
+            answer = await self._answer(begun)
             if answer is None:
                 status = "other"
                 await super().__call__(exchange.scope, exchange.receive, _with_id(exchange))
@@ -81,21 +138,27 @@ class TierlogApp(FastAPI):
         finally:
             self.context.unsent.sent(exchange)
             metrics.under_way.dec()
-            method = exchange.method if exchange.method in _METHODS else "other"
-            path = exchange.template or "other"
-            metrics.answered(method, path, status, seconds=exchange.timings.elapsed_s)
+            self._count(exchange, status)
 
-    async def _answer(self, exchange: Exchange) -> AnyAnswer | None:
+    def _count(self, exchange: Exchange, status: str) -> None:
+        method = exchange.method if exchange.method in _METHODS else "other"
+        path = exchange.template or "other"
+        self.context.metrics.requests.answered(
+            method, path, status, seconds=exchange.timings.elapsed_s
+        )
+
+    async def _answer(self, begun: Begun) -> AnyAnswer | None:
         """None where the path is not a call of the API."""
+        exchange, call, answer, failure = begun
         try:
-            access = self.context.access
-            access.admit(exchange)
-            call = self._find(exchange)
-            access.check(exchange, None if call is None else (call.method, call.path))
+            if failure is not None:
+                raise failure
             if call is None:
                 return None
-            answer = call.handler(self.context, exchange)
-            return await self.context.unsent.admitted(exchange, await answer)
+            if answer is not None:
+                return answer
+            waited_for = call.handler(self.context, exchange)
+            return await self.context.unsent.admitted(exchange, await waited_for)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001  the one place where every exception is answered

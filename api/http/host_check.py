@@ -7,6 +7,7 @@ and `Origin`. A request without either (HTTP/1.0) comes from no browser.
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from api.http.exchange import Exchange
@@ -19,12 +20,12 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
     if not settings.check_host:
         return
     host = exchange.header(b"host")
-    if host is not None and not _is_allowed(_name_of(f"//{host}"), settings):
+    if host is not None and not _is_allowed(f"//{host}", settings.allowed_hosts):
         raise ForeignHost(
             f"Host {host[:200]!r} is not a loopback name: a broker without tokens answers no other"
         )
     origin = exchange.header(b"origin")
-    if origin is not None and not _is_allowed(_name_of(origin), settings):
+    if origin is not None and not _is_allowed(origin, settings.allowed_hosts):
         raise ForeignHost(f"Origin {origin[:200]!r} is not a loopback name")
 
 
@@ -35,8 +36,10 @@ def _name_of(url: str) -> str:
         return ""
 
 
-def _is_allowed(name: str, settings: HttpSettings) -> bool:
-    if name in ("127.0.0.1", "localhost") or name in settings.allowed_hosts:
+@lru_cache(maxsize=256)  # the same few come with every request
+def _is_allowed(url: str, allowed_hosts: tuple[str, ...]) -> bool:
+    name = _name_of(url)
+    if name in ("127.0.0.1", "localhost") or name in allowed_hosts:
         return True
     if name.endswith(".localhost"):
         return True

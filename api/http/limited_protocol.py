@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from api.http.deadline import Deadline
 from api.http.refusals import HeaderTooLarge
 from record_format.errors import InvalidRequest, RequestError
 
@@ -43,12 +44,15 @@ class LimitedProtocol(HttpToolsProtocol):
     _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
     _in_head = True
     _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
+    _head_deadline: Deadline
+    _rest_deadline: Deadline
     _unread_bytes = 0
     _unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self._head_deadline = Deadline(self.loop, self.transport.abort)
+        self._rest_deadline = Deadline(self.loop, self.timeout_keep_alive_handler)
         count = len(self.connections)
         if count > 2 * self.limits.connections_max:
             self.transport.abort()
@@ -59,7 +63,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._head_arrived()
+        self._head_deadline.stop()
+        self._rest_deadline.stop()
         self._unread_ended()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -86,17 +91,20 @@ class LimitedProtocol(HttpToolsProtocol):
         if size > self.limits.header_max_bytes:
             raise self._head_too_large(size)
         self._head_arrived()
-        super().on_headers_complete()
+        if not self._answered_at_once():
+            super().on_headers_complete()
+
+    def _answered_at_once(self) -> bool:
+        """Whether the request has its answer already, and needs no task."""
+        return False
 
     def _await_head(self) -> None:
         self._in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+        self._head_deadline.set(self.limits.header_timeout_s)
 
     def _head_arrived(self) -> None:
         self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._head_deadline.clear()
 
     def _head_too_large(self, size_bytes: int) -> HeaderTooLarge:
         return HeaderTooLarge(limit_bytes=self.limits.header_max_bytes, size_bytes=size_bytes)
@@ -126,15 +134,31 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(self.limits.refusal(error))
         self.transport.close()
 
+    # --- between requests -----------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        self._rest_deadline.set(self.timeout_keep_alive)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._rest_deadline.clear()
+
     # --- a body that nobody reads ---------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        """As uvicorn's, but at rest no timer is made."""
         if self._active is self.cycle and self.cycle.more_body:
             self._unread_bytes = 0
             self._unread_timer = self.loop.call_later(
                 self.limits.unread_timeout_s, self.transport.abort
             )
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._rest()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

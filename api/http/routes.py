@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from api.http import fetch_many, partitions, running, shapes, topics
 from api.http.calls import Body, Call, OtherAnswer
-from api.http.fetch import FetchQuery, fetch
+from api.http.fetch import FetchQuery, fetch, fetch_at_once
 from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
@@ -18,7 +18,7 @@ from api.http.produce import (
     produce_to_topic,
 )
 from api.http.produce_columns import RecordsIn
-from api.http.segments import get_segment
+from api.http.segments import get_segment, segment_at_once
 from api.http.tail import TailQuery, tail_partition, tail_topic
 from api.http.verify import VERIFY_CALL
 from broker.reports import StorageReport
@@ -246,6 +246,7 @@ _RECORD_CALLS: Final = (
         method="GET",
         path=_PARTITION + "/records",
         handler=fetch,
+        at_once=fetch_at_once,
         tag="records",
         summary="Fetch from an offset, a keyword or a time",
         description=(
@@ -317,6 +318,7 @@ _LOG_CALLS: Final = (
         method="GET",
         path=_PARTITION + "/segments/{base_offset}",
         handler=get_segment,
+        at_once=segment_at_once,
         tag="log",
         summary="A segment's bytes",
         headers={

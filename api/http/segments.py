@@ -8,6 +8,7 @@ wrong. What is open already, or in the chunk cache, is sent without a thread.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from typing import NamedTuple
 
 from api.http.answers import Answer, AnyAnswer, FileAnswer, WindowedAnswer
 from api.http.byte_range import ByteRange, matches, none_match, select_range
@@ -29,16 +30,69 @@ from record_format.errors import UnknownSegment
 from record_format.file_slice import FileSlice
 
 
+class _Asked(NamedTuple):
+    """What of which segment is asked for."""
+
+    partition: Partition
+    base_offset: int
+    media_type: str
+
+
+class _Chosen(NamedTuple):
+    """What of it is sent, and under which head."""
+
+    status: int
+    headers: HeaderList
+    range: ByteRange
+
+
+def segment_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
+    asked = _asked(context, exchange)
+    segment = try_open_segment(asked.partition, asked.base_offset)
+    if segment is None:
+        return None
+    chosen = _choose(exchange, asked, segment)
+    if isinstance(chosen, Answer):
+        return chosen
+    start, end, _ = chosen.range
+    slices = try_slices_of(asked.partition, segment, start=start, end=end)
+    if slices is None:
+        return None
+    _count(context, exchange, segment, chosen.range)
+    return FileAnswer(chosen.status, chosen.headers, slices)
+
+
 async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
+    asked = _asked(context, exchange)
+    segment = await context.read(open_segment, asked.partition, asked.base_offset)
+    chosen = _choose(exchange, asked, segment)
+    if isinstance(chosen, Answer):
+        return chosen
+    start, end, _ = chosen.range
+    slices = slices_of(asked.partition, segment, start=start, end=end)
+    first = await context.read(_next_slice, slices)
+
+    async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:
+        following = first
+        while following is not None:
+            yield (following,)
+            following = await context.read(_next_slice, slices)
+
+    _count(context, exchange, segment, chosen.range)
+    return WindowedAnswer(chosen.status, chosen.headers, end - start, windows())
+
+
+def _asked(context: Context, exchange: Exchange) -> _Asked:
     no_query(exchange)
     media_type = preferred(exchange.header(b"accept"), offered=(OCTETS, BATCHES))
-    topic = context.broker.topic(exchange.topic)
-    partition = topic.partition(exchange.partition)
-    base_offset = exchange.number("base_offset", missing=_no_segment)
-    segment = try_open_segment(partition, base_offset)
-    if segment is None:
-        segment = await context.read(open_segment, partition, base_offset)
-    etag = segment.etag or f'"{topic.record.topic_id}-{base_offset}-{segment.size_bytes:x}"'
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    return _Asked(partition, exchange.number("base_offset", missing=_no_segment), media_type)
+
+
+def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen | Answer:
+    """Raises PreconditionFailed, RangeNotSatisfiable."""
+    topic_id, size_bytes = asked.partition.log.topic_id, segment.size_bytes
+    etag = segment.etag or f'"{topic_id}-{asked.base_offset}-{size_bytes:x}"'
     headers: HeaderList = [
         (b"etag", etag.encode()),
         (b"cache-control", b"private, no-cache"),
@@ -51,42 +105,19 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
     if not none_match(exchange.header(b"if-none-match"), etag):
         return Answer(304, headers)
     chosen = select_range(
-        exchange.header(b"range"),
-        exchange.header(b"if-range"),
-        etag=etag,
-        size_bytes=segment.size_bytes,
+        exchange.header(b"range"), exchange.header(b"if-range"), etag=etag, size_bytes=size_bytes
     )
-    headers.append((b"content-type", media_type.encode()))
-    if chosen.partial:
-        shown = f"bytes {chosen.start}-{chosen.end - 1}/{segment.size_bytes}"
-        headers.append((b"content-range", shown.encode()))
-    status = 206 if chosen.partial else 200
+    headers.append((b"content-type", asked.media_type.encode()))
+    if not chosen.partial:
+        return _Chosen(200, headers, chosen)
+    shown = b"bytes %d-%d/%d" % (chosen.start, chosen.end - 1, size_bytes)
+    headers.append((b"content-range", shown))
+    return _Chosen(206, headers, chosen)
+
+
+def _count(context: Context, exchange: Exchange, segment: SegmentBytes, sent: ByteRange) -> None:
     if exchange.method != "HEAD":  # which reads nothing of the file
-        context.metrics.fetched(segment.tier, chosen.end - chosen.start)
-    return await _answer(context, partition, segment, chosen, (status, headers))
-
-
-async def _answer(
-    context: Context,
-    partition: Partition,
-    segment: SegmentBytes,
-    chosen: ByteRange,
-    head: tuple[int, HeaderList],
-) -> AnyAnswer:
-    status, headers = head
-    at_once = try_slices_of(partition, segment, start=chosen.start, end=chosen.end)
-    if at_once is not None:
-        return FileAnswer(status, headers, at_once)
-    slices = slices_of(partition, segment, start=chosen.start, end=chosen.end)
-    first = await context.read(_next_slice, slices)
-
-    async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:
-        following = first
-        while following is not None:
-            yield (following,)
-            following = await context.read(_next_slice, slices)
-
-    return WindowedAnswer(status, headers, chosen.end - chosen.start, windows())
+        context.metrics.requests.fetched(segment.tier, sent.end - sent.start)
 
 
 def _next_slice(slices: Iterator[FileSlice]) -> FileSlice | None:

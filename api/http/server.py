@@ -23,11 +23,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.http import problems
+from api.http.at_once import AtOnceProtocol
 from api.http.context import Context
 from api.http.limited_protocol import ConnectionLimits
 from api.http.send_turns import SendTurns
 from api.http.settings import HttpSettings
-from api.http.zerocopy import ZeroCopyProtocol
 from record_format.errors import RequestError, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")
@@ -162,7 +162,7 @@ def _loop(name: str) -> Any:
 
 def _protocol(
     app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
-) -> type[ZeroCopyProtocol]:
+) -> type[AtOnceProtocol]:
     """The protocol class that uvicorn makes a connection of, with the limits bound in."""
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
@@ -174,8 +174,8 @@ def _protocol(
         busy_app=_busy(app),
         refusal=_refusal,
     )
-    bound = {"limits": limits, "threads": threads, "turns": SendTurns()}
-    return type("BoundProtocol", (ZeroCopyProtocol,), bound)
+    bound = {"limits": limits, "threads": threads, "turns": SendTurns(), "front": app}
+    return type("BoundProtocol", (AtOnceProtocol,), bound)
 
 
 def _busy(app: Any) -> Any:

@@ -139,14 +139,19 @@ def _split(query_string: bytes) -> dict[str, str]:
     given: dict[str, str] = {}
     try:
         text = query_string.decode("ascii")
+        escaped = "%" in text or "+" in text
         for pair in text.split("&"):
             if not pair:
                 continue
             name, _, value = pair.partition("=")
-            name = unquote_plus(name, errors="strict")
+            if escaped:
+                name, value = (
+                    unquote_plus(name, errors="strict"),
+                    unquote_plus(value, errors="strict"),
+                )
             if name in given:
                 refuse_field(name, "given more than once")
-            given[name] = unquote_plus(value, errors="strict")
+            given[name] = value
     except UnicodeDecodeError:
         refuse_field("", "the query is not percent-encoded UTF-8")
     return given

@@ -98,7 +98,9 @@ class Tail:
                 fetched.size_bytes, lambda: self._write(partition, fetched, offset)
             ),
         )
-        self._context.metrics.fetched(fetched.tier, fetched.size_bytes, records=page.records)
+        self._context.metrics.requests.fetched(
+            fetched.tier, fetched.size_bytes, records=page.records
+        )
         events: bytes = page.content
         if self._whole_topic:
             events = b"".join(self._event(partition, at, line) for at, line in page.content)

