@@ -12,8 +12,9 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -118,28 +119,43 @@ class RealKafka:
 
     # --- a broker ---------------------------------------------------------------------------------
 
-    def serve(
+    def prepare(
         self,
-        folders: Mapping[str, Path],
+        names: Iterable[str],
         data: Path,
         *,
         topics: Mapping[str, Mapping[str, object]] | None = None,
         top_level: Path | None = None,
-        clean: bool = True,
-        cleaned_to: Mapping[str, int] | None = None,
-    ) -> Served:
-        """Let a broker serve copies of the folders (by `<topic>-<partition>`) below `data`.
+    ) -> Path:
+        """Make `data` a broker's folder that has these partitions (`<topic>-<partition>`), empty.
 
-        `topics`: settings by topic. `top_level`: a data folder whose own files the broker gets too.
-        `clean` False: it checks everything and makes the indexes anew. `cleaned_to`: wait until its
-        cleaner has got so far.
+        `topics`: settings by topic. `top_level`: a data folder whose identity the broker gets.
         """
         broker = _Broker(self, data)
         broker.format(cluster_id=_cluster_id(top_level))
         if top_level is not None:
             shutil.copy(top_level / "meta.properties", data)
         with broker.running():
-            broker.create_topics(folders, topics or {})
+            broker.create_topics(list(names), topics or {})
+        return data
+
+    def serve(
+        self,
+        folders: Mapping[str, Path],
+        prepared: Path,
+        *,
+        top_level: Path | None = None,
+        clean: bool = True,
+        cleaned_to: Mapping[str, int] | None = None,
+    ) -> Served:
+        """Let a broker serve copies of the folders, by name, in a copy of what was prepared.
+
+        `top_level`: a data folder whose own files the broker gets too. `clean` False: it checks
+        everything and makes the indexes anew. `cleaned_to`: wait until its cleaner has got so far.
+        """
+        data = Path(tempfile.mkdtemp(prefix="served-", dir=prepared.parent)) / "data"
+        broker = _Broker(self, data)
+        shutil.copytree(prepared, data, dirs_exist_ok=True)
         _put_in_place(folders, data)
         (data / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
         for name in TOP_LEVEL if top_level is not None else ():
@@ -172,6 +188,7 @@ class _Broker:
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.retention.ms": -1,
             "log.cleaner.backoff.ms": 100,
+            "broker.heartbeat.interval.ms": 100,  # start and stop each wait for some
             "log.dirs": data,
         }
         lines = [f"{name}={value}\n" for name, value in settings.items()]
@@ -184,10 +201,10 @@ class _Broker:
         assert done.returncode == 0, done.stderr
 
     def create_topics(
-        self, folders: Mapping[str, Path], topics: Mapping[str, Mapping[str, object]]
+        self, names: Sequence[str], topics: Mapping[str, Mapping[str, object]]
     ) -> None:
         partitions: dict[str, int] = {}
-        for name in folders:
+        for name in names:
             topic, _, number = name.rpartition("-")
             partitions[topic] = max(partitions.get(topic, 0), int(number) + 1)
         lines = []
@@ -198,7 +215,7 @@ class _Broker:
         done = self._kafka.run("KafkaJudge", "create", self._server, given="\n".join(lines))
         assert done.returncode == 0, done.stderr
         deadline = time.monotonic() + START_TIMEOUT_S
-        while any(not (self._data / name / "partition.metadata").exists() for name in folders):
+        while any(not (self._data / name / "partition.metadata").exists() for name in names):
             assert time.monotonic() < deadline, "the topics' folders do not appear"
             time.sleep(0.05)
 

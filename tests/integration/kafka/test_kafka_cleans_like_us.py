@@ -101,7 +101,8 @@ def test_both_cleaners_make_the_same_of_the_same_folder(kafka, tmp_path):
         for name, folder in folders.items()
     }
     topics = {name.rpartition("-")[0]: CONFIG for name in folders}
-    seen = kafka.serve(folders, tmp_path / "kafka", topics=topics, cleaned_to=actives)
+    prepared = kafka.prepare(folders, tmp_path / "kafka", topics=topics)
+    seen = kafka.serve(folders, prepared, cleaned_to=actives)
     for name, folder in folders.items():
         theirs = batches(seen.folder / name)
         horizons = {h.base_timestamp for _, h, _ in theirs.values() if h.has_delete_horizon}
@@ -125,5 +126,5 @@ def test_both_cleaners_make_the_same_of_the_same_folder(kafka, tmp_path):
         assert ours.keys() == theirs.keys(), name
         for offset, batch in ours.items():
             assert batch == theirs[offset], f"{name} at {offset}"
-        files = [*ours_folder.glob("*.log"), *ours_folder.glob("*index")]
-        assert complaints(kafka.dump(files), gaps_are_right=True) == []
+    files = [*tmp_path.glob("ours/*/*.log"), *tmp_path.glob("ours/*/*index")]
+    assert complaints(kafka.dump(files), gaps_are_right=True) == []

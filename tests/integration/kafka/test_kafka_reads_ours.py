@@ -215,13 +215,19 @@ def assert_served_as_ours(seen, ours):
         assert seen.offsets[name] == ours.offsets[name], name
 
 
-def test_a_kafka_broker_serves_our_data_folder_record_for_record(kafka, ours, tmp_path):
-    seen = kafka.serve(ours.folders, tmp_path / "kafka", top_level=ours.data)
+@pytest.fixture(scope="module")
+def prepared(kafka, ours, tmp_path_factory):
+    data = tmp_path_factory.mktemp("prepared") / "kafka"
+    return kafka.prepare(ours.folders, data, top_level=ours.data)
+
+
+def test_a_kafka_broker_serves_our_data_folder_record_for_record(kafka, ours, prepared):
+    seen = kafka.serve(ours.folders, prepared, top_level=ours.data)
     assert_served_as_ours(seen, ours)
 
 
-def test_a_kafka_broker_that_recovers_our_folders_makes_the_same_indexes(kafka, ours, tmp_path):
-    seen = kafka.serve(ours.folders, tmp_path / "kafka", top_level=ours.data, clean=False)
+def test_a_kafka_broker_that_recovers_our_folders_makes_the_same_indexes(kafka, ours, prepared):
+    seen = kafka.serve(ours.folders, prepared, top_level=ours.data, clean=False)
     assert_served_as_ours(seen, ours)
     compared = 0
     for name, folder in ours.folders.items():
