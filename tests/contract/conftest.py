@@ -95,6 +95,5 @@ def store(store_kind, request, tmp_path: Path):
         bucket, options = real_s3()
         opened = open_store(f"s3://{bucket}/{prefix}", options)
     yield opened
-    for stat in opened.list("", limit=10_000):
-        opened.delete([stat.key])
+    opened.delete([stat.key for stat in opened.list("", limit=10_000)])
     opened.close()

@@ -74,7 +74,7 @@ def test_what_was_acknowledged_survives_kill_nine(tmp_path):
             producers = [Producer(broker.url, number, life) for number in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
-            deadline = time.monotonic() + dice.uniform(0.5, 2.0)
+            deadline = time.monotonic() + dice.uniform(0.3, 1.0)
             while time.monotonic() < deadline:
                 httpx.post(f"{broker.url}/v1/topics/t/offload", params={"wait_ms": 50}, timeout=10)
             broker.kill()

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Door:
         self.admin = self.make("admin", ADMIN)
         self.url = ""
         self.app: Any = None
+        self.client: httpx.Client
 
     def make(self, name: str, *scopes: Scope, topics: str = "") -> str:
         return create_token(self.file, name, scopes=scopes, topics=topics, now_ms=1)
@@ -37,19 +39,30 @@ class Door:
     def call(self, method: str, path: str, token: str | None = None, **rest) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         headers |= rest.pop("headers", {})
-        return httpx.request(method, self.url + path, headers=headers, **rest)
+        return self.client.request(method, self.url + path, headers=headers, **rest)
 
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Door]:
-    door = Door(tmp_path)
+    with open_door(tmp_path) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def shut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """One for all who knock without a token."""
+    with open_door(tmp_path_factory.mktemp("shut")) as door:
+        yield door
+
+
+@contextmanager
+def open_door(root: Path) -> Iterator[Door]:
+    door = Door(root)
     settings = HttpSettings(tokens_file=door.file)
-    broker = Broker.open(
-        BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0), store=None
-    )
+    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
     try:
         door.app = create_app(broker, settings)
-        with RunningServer(door.app, settings) as server:
+        with RunningServer(door.app, settings) as server, httpx.Client() as door.client:
             door.url = server.url
             for topic in ("orders.eu", "orders.us", "private"):
                 made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})
@@ -68,10 +81,10 @@ def test_every_call_stands_in_the_table_of_scopes(door: Door) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
-def test_no_call_but_health_answers_a_stranger(door: Door, call) -> None:
+def test_no_call_but_health_answers_a_stranger(shut: Door, call) -> None:
     path = call.path.format(topic="private", partition=0, base_offset=0, group="g")
     for token in (None, "tierlog_guess"):
-        answer = door.call(call.method, path, token)
+        answer = shut.call(call.method, path, token)
         if call.path in OPEN_PATHS:
             assert answer.status_code == 200
             continue
@@ -93,16 +106,16 @@ def test_no_call_but_health_answers_a_stranger(door: Door, call) -> None:
         "/console/static/none.js",
     ],
 )
-def test_strangers_do_not_learn_which_paths_there_are(door: Door, path: str) -> None:
-    problem(door.call("GET", path), 401, "unauthorized")
-    problem(door.call("PURGE", path), 401, "unauthorized")
+def test_strangers_do_not_learn_which_paths_there_are(shut: Door, path: str) -> None:
+    problem(shut.call("GET", path), 401, "unauthorized")
+    problem(shut.call("PURGE", path), 401, "unauthorized")
 
 
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer  x y", "Basic dXNlcjpwdw==", "Token x", "Bearer " + "x" * 5000]
 )
-def test_what_is_no_token_is_unauthorized(door: Door, header: str) -> None:
-    answer = door.call("GET", "/v1/topics", headers={"authorization": header})
+def test_what_is_no_token_is_unauthorized(shut: Door, header: str) -> None:
+    answer = shut.call("GET", "/v1/topics", headers={"authorization": header})
     problem(answer, 401, "unauthorized")
 
 
