@@ -1,6 +1,8 @@
 """`/openapi.json`, and at `/docs` the same as a page, by Swagger UI out of our own package.
 
 * Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
+* The page and its files hold nothing but what anybody can read in our package, and a browser sends
+  no token for them: they are open, and the page asks for the token that the document takes.
 * Files are found by name in one table: no path is ever made of a request.
 * `swagger_ui/` holds what is needed of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside it),
   unchanged but for the stylesheet's reference to a source map.
@@ -9,7 +11,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -20,21 +22,12 @@ from api.http.answers import JSON, Answer
 from api.http.byte_range import none_match
 from api.http.calls import Call
 from api.http.context import Context
+from api.http.docs_files import FILES
 from api.http.exchange import Exchange
 from api.http.problems import HeaderList
 from api.http.refusals import NotFound
 from api.http.topics import acceptable_json, no_query
 
-_SCRIPT: Final = b"text/javascript; charset=utf-8"
-_TEXT: Final = b"text/plain; charset=utf-8"
-FILES: Final[Mapping[str, bytes]] = {
-    "docs.js": _SCRIPT,
-    "swagger-ui-bundle.js": _SCRIPT,
-    "swagger-ui.css": b"text/css; charset=utf-8",
-    "LICENSE": _TEXT,
-    "NOTICE": _TEXT,
-    "swagger-ui-bundle.js.LICENSE.txt": _TEXT,
-}
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -42,7 +35,19 @@ _PAGE: Final = b"""<!doctype html>
 <title>tierlog: the HTTP API</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="stylesheet" href="docs/docs.css">
 <div id="swagger-ui"></div>
+<dialog id="ask-token" aria-labelledby="ask-token-title">
+<form>
+<h2 id="ask-token-title">This broker wants a token</h2>
+<p>One with the scope <code>read</code> is enough. It is kept by this tab alone, until the tab is
+closed.</p>
+<label>Token
+<input type="password" name="token" autocomplete="off" spellcheck="false" required></label>
+<p id="refusal" role="alert"></p>
+<button>Use it</button>
+</form>
+</dialog>
 <noscript>The same is in <a href="openapi.json">openapi.json</a>.</noscript>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/docs.js"></script>

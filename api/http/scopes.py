@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from api.console.static_names import STATIC_NAMES
+from api.http.docs_files import FILES as DOCS_FILES
 from api.http.grants import Scope
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
@@ -22,9 +23,11 @@ class Need(NamedTuple):
     whole: bool = False
 
 
-# The console's page and scripts hold no facts, and must be there to ask for a token.
+# The pages of the console and of the documentation, and their scripts, hold no facts, and must be
+# there to ask for a token.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
-OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE))
+_DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_FILES))
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))
 FOREIGN: Final = Need(READ)  # a path that nobody serves
 UNLISTED: Final = Need(ADMIN, whole=True)
 

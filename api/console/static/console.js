@@ -120,8 +120,6 @@
 
   function showForget() {
     document.querySelector("[data-forget]").hidden = !token();
-    // The browser follows a link without the token.
-    document.querySelector("[data-open]").hidden = Boolean(token());
   }
 
   askToken.querySelector("form").addEventListener("submit", (event) => {
