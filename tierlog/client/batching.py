@@ -17,8 +17,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from random import randrange
 from typing import Final, NamedTuple
 
 from record_format.batch import HEADER_SIZE, MAX_SEQUENCE
@@ -248,9 +250,14 @@ def _settle(pending: Pending, answer: Produced) -> None:
 
 
 class Partitioner:
-    """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full."""
+    """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
 
-    def __init__(self, *, batch_bytes: int) -> None:
+    `first`: the partition to begin with, of so many. Chance has it, as in KIP-480: else partition 0
+    would get all that producers of a few records send.
+    """
+
+    def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
+        self._first: Final = first
         self._counts: dict[str, int] = {}
         self._sticky: dict[str, tuple[int, int]] = {}
         self._batch_bytes: Final = batch_bytes
@@ -265,7 +272,7 @@ class Partitioner:
         count = self._counts[topic]
         if record.key is not None:
             return partition_for_key(record.key, count)
-        partition, held = self._sticky.get(topic, (0, 0))
+        partition, held = self._sticky.get(topic) or (self._first(count), 0)
         if held >= self._batch_bytes:
             partition, held = (partition + 1) % count, 0
         self._sticky[topic] = (partition, held + record.size_bytes)

@@ -136,6 +136,23 @@ def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     assert len(set(loose)) > 3
 
 
+def test_producers_that_send_little_do_not_fill_one_partition():
+    first = []
+    for number in range(200):
+        partitioner = Partitioner(batch_bytes=10_000)
+        partitioner.learn("t", 4)
+        first.append(partitioner.choose("t", Outgoing(b"%d" % number, None, 1)))
+    assert set(first) == {0, 1, 2, 3}
+
+
+def test_each_topic_begins_where_chance_has_it_and_goes_round():
+    partitioner = Partitioner(batch_bytes=100, first=lambda count: count - 1)
+    for topic, count in (("t", 3), ("u", 5)):
+        partitioner.learn(topic, count)
+        filled = [partitioner.choose(topic, Outgoing(b"v" * 100, None, 1)) for _ in range(count)]
+        assert filled == [count - 1, *range(count - 1)]
+
+
 def test_a_full_buffer_makes_the_sender_wait():
     release = threading.Event()
     broker = TinyBroker()
