@@ -37,13 +37,30 @@ class OffsetCommit(NamedTuple):
 
 
 def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
-    """Saying it twice is saying it once."""
-    rows = [offset._asdict() for offset in offsets]
+    """Saying it twice is saying it once. Raises TypeError."""
+    rows = [offset._asdict() for offset in _each(offsets)]
     body = msgspec.json.encode({"offsets": rows})
     place = Place(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Place()
     path = f"{_path(group)}/offsets"
     fields = {"content-type": JSON}
     return Call(Request("PUT", path, headers=fields, body=body, place=place), nothing)
+
+
+def _each(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:
+    """One commit alone would be taken apart, by its fields."""
+    if isinstance(offsets, (OffsetCommit, str, bytes, Mapping)):
+        raise TypeError(
+            "offsets: expected a list of OffsetCommit, "
+            f"not one {type(offsets).__name__}; put it in a list"
+        )
+    commits: list[OffsetCommit] = []
+    given: Iterable[object] = offsets
+    for index, offset in enumerate(given):
+        if not isinstance(offset, OffsetCommit):
+            kind = type(offset).__name__
+            raise TypeError(f"offsets[{index}]: expected an OffsetCommit, not {kind}")
+        commits.append(offset)
+    return commits
 
 
 def group(name: str) -> Call[answers.Group]:

@@ -104,6 +104,26 @@ def test_one_record_alone_is_not_taken_apart(one):
     assert not script.requests
 
 
+COMMIT = tierlog.OffsetCommit("t", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        (COMMIT, "not one OffsetCommit; put it in a list"),
+        ("t:0=5", "not one str; put it in a list"),
+        ({("t", 0): 5}, "not one dict; put it in a list"),
+        ([COMMIT, ("t", 1, 5)], r"offsets\[1\]: expected an OffsetCommit, not tuple"),
+        ([5], r"offsets\[0\]: expected an OffsetCommit, not int"),
+    ],
+)
+def test_what_is_no_list_of_commits_is_told_before_anything_is_sent(offsets, said):
+    script = Script()
+    with client(script) as c, pytest.raises(TypeError, match=said):
+        c.commit_offsets("g", offsets)
+    assert not script.requests
+
+
 def test_records_are_written_as_python_has_them():
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     given = [
