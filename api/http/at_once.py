@@ -68,7 +68,6 @@ class AtOnceProtocol(ZeroCopyProtocol):
             return False
         self._is_answered, self._may_answer = True, False
         self.server_state.total_requests += 1
-        self._rest()
         return True
 
     def _is_usual(self) -> bool:

@@ -77,7 +77,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > self.limits.header_max_bytes:
+        if not self._in_head:
+            # Not only where an answer ends: what came may have been the last of a body that nobody
+            # reads, an answer at once, or an empty line.
+            if self.cycle is None or self.cycle.response_complete:
+                self._rest()
+        elif self._head_bytes > self.limits.header_max_bytes:
             self._refuse(self._head_too_large(self._head_bytes))
 
     def on_message_begin(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +51,8 @@ class Front:
         scope["slices"], scope["head_sent"] = left, True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0.01)
         if scope["path"] != "/settled":
             self.tasks.append(scope["path"])
         while (await receive()).get("more_body"):
@@ -103,7 +108,18 @@ def get(target: str, *headers: str) -> bytes:
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
-def running(request, tmp_path) -> Iterator[Running]:
+def loop(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def running(loop, tmp_path) -> Iterator[Running]:
+    with serving(tmp_path, loop=loop) as one:
+        yield one
+
+
+@contextmanager
+def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
     data = os.urandom(SIZE)
     path = tmp_path / "file"
     path.write_bytes(data)
@@ -119,17 +135,25 @@ def running(request, tmp_path) -> Iterator[Running]:
     )
     bound = {"limits": limits, "turns": SendTurns(), "front": front}
     protocol = type("P", (AtOnceProtocol,), bound)
-    config = uvicorn.Config(
-        front, http=protocol, loop=request.param, lifespan="off", ws="none", log_config=None,
-        proxy_headers=False,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            front,
+            http=protocol,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            proxy_headers=False,
+            **config,
+        )
+    )
     sock = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
-    yield Running(front, data, sock)
-    server.should_exit = True
-    thread.join()
+    try:
+        yield Running(front, data, sock)
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_a_small_answer_needs_no_task(running):
@@ -191,6 +215,24 @@ def test_a_client_that_left_does_no_harm(running):
         sock.sendall(get(f"/now?0-{SIZE}"))
         sock.close()
     assert running.ask(get("/now?0-10")) == [running.data[:10]]
+
+
+def test_a_request_behind_one_that_was_answered_at_once_is_no_rest(loop, tmp_path):
+    with serving(tmp_path, loop=loop, timeout_keep_alive=0) as running, running.connect() as sock:
+        sock.sendall(get("/now?0-10") + get("/slow"))
+        with sock.makefile("rb") as answers:
+            assert [body_of(answers), body_of(answers)] == [running.data[:10], b"later"]
+            assert answers.read() == b"", "then the connection is at rest, and has none to spare"
+
+
+def test_an_empty_line_between_requests_does_not_keep_a_connection(loop, tmp_path):
+    with serving(tmp_path, loop=loop, timeout_keep_alive=0.2) as running, running.connect() as sock:
+        sock.sendall(get("/now?0-10"))
+        with sock.makefile("rb") as answers:
+            assert body_of(answers) == running.data[:10]
+            with suppress(ConnectionError):  # it may have ended already
+                sock.sendall(b"\r\n")
+                assert answers.read() == b""
 
 
 class _Loop:
