@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from fastapi import FastAPI
-from structlog.contextvars import bind_contextvars
+from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from api.http import problems
 from api.http.answers import Answer, AnyAnswer, FileAnswer, send_answer, whole_head
@@ -59,7 +59,6 @@ class Begun(NamedTuple):
     exchange: Exchange
     call: Call | None = None
     answer: AnyAnswer | None = None
-    failure: Exception | None = None
 
 
 class TierlogApp(FastAPI):
@@ -96,7 +95,8 @@ class TierlogApp(FastAPI):
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None:
         """The head of an answer was sent, and its body but for `left`, which `__call__` sends."""
-        begun: Begun = scope[_BEGUN]
+        # Taken out: the scope stays with the connection, and an open file would with it.
+        begun: Begun = scope.pop(_BEGUN)
         exchange, answer = begun.exchange, begun.answer
         assert isinstance(answer, FileAnswer), "what was answered at once"
         exchange.started = True
@@ -116,8 +116,10 @@ class TierlogApp(FastAPI):
             if call is None or call.at_once is None:
                 return Begun(exchange, call)
             return Begun(exchange, call, call.at_once(self.context, exchange))
-        except Exception as error:  # noqa: BLE001  `_answer` makes it an answer
-            return Begun(exchange, failure=error)
+        except Exception as error:  # noqa: BLE001
+            # Here, not later: an exception that is kept keeps the frames that it came through.
+            with bound_contextvars(request_id=exchange.request_id):
+                return Begun(exchange, answer=self._refusal(exchange, error))
 
     # --- the rest of it ---------------------------------------------------------------------------
 
@@ -149,19 +151,15 @@ class TierlogApp(FastAPI):
 
     async def _answer(self, begun: Begun) -> AnyAnswer | None:
         """None where the path is not a call of the API."""
-        exchange, call, answer, failure = begun
+        exchange, call, answer = begun
+        if answer is not None or call is None:
+            return answer
         try:
-            if failure is not None:
-                raise failure
-            if call is None:
-                return None
-            if answer is not None:
-                return answer
             waited_for = call.handler(self.context, exchange)
             return await self.context.unsent.admitted(exchange, await waited_for)
         except ClientGone:
             raise
-        except Exception as error:  # noqa: BLE001  the one place where every exception is answered
+        except Exception as error:  # noqa: BLE001
             return self._refusal(exchange, error)
 
     async def _send(self, exchange: Exchange, answer: AnyAnswer) -> None:

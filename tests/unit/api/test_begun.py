@@ -1,0 +1,90 @@
+"""What a request began with: who holds it, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.http.answers import FileAnswer
+from api.http.calls import Call, CallTable
+from api.http.front import TierlogApp
+from api.http.metrics import HttpMetrics
+from record_format.errors import InvalidRequest
+from record_format.file_slice import FileSlice, OpenFile
+
+
+async def handler(context: Any, exchange: Any) -> Any:
+    raise NotImplementedError
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+def app_of(at_once: Any) -> TierlogApp:
+    nothing = SimpleNamespace(
+        admit=lambda _: None, check=lambda *_: None, sent=lambda _: None, admitted=None
+    )
+    context: Any = SimpleNamespace(
+        access=nothing, unsent=nothing, metrics=HttpMetrics(), full_key=str
+    )
+    call = Call(method="GET", path="/now", handler=handler, at_once=at_once, tag="", summary="")
+    return TierlogApp(context, CallTable([call]))
+
+
+def scope() -> dict[str, Any]:
+    return {"type": "http", "method": "GET", "path": "/now", "raw_path": b"/now", "headers": []}
+
+
+def holders_of(path: Path) -> int:
+    links = Path("/proc/self/fd")
+    return sum(os.path.realpath(link) == str(path) for link in links.iterdir())
+
+
+def sent_by(app: TierlogApp, given: dict[str, Any]) -> list[Any]:
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    asyncio.run(app(given, None, send))  # type: ignore[arg-type]
+    return messages
+
+
+def test_files_that_were_sent_at_once_are_let_go_while_the_connection_stays(path, without_gc):
+    app = app_of(lambda *_: FileAnswer(200, [], (FileSlice(OpenFile(path), 0, 10),)))
+    kept = scope()  # by the protocol, until another request comes
+    answer = app.answer_at_once(kept)
+    assert answer is not None
+    app.went_out(kept, left=())
+    del answer
+    assert holders_of(path) == 0
+
+
+def test_a_refusal_keeps_no_file_open(path, without_gc):
+    def at_once(*_: Any) -> None:
+        opened = OpenFile(path)
+        raise InvalidRequest(f"{opened.name} is not for you")
+
+    app, kept = app_of(at_once), scope()
+    assert app.answer_at_once(kept) is None
+    head = sent_by(app, kept)[0]
+    assert head["status"] == 400
+    assert holders_of(path) == 0
