@@ -70,8 +70,9 @@ class SegmentLookup:
         and the first is not that offset's.
         """
         segment, files = self._segment, self._files
-        if segment.offsets is not None:
-            return entries_around(segment.offsets.image, OFFSET_ENTRY, column=0, target=target)
+        active = segment.offsets  # once: it goes away when the segment is sealed
+        if active is not None:
+            return entries_around(active.image, OFFSET_ENTRY, column=0, target=target)
         columns = files.images.get(segment.name(OFFSET_INDEX))
         if isinstance(columns, OffsetColumns):
             self._columns = columns

@@ -4,6 +4,7 @@ from hot_tier.file_names import OFFSET_INDEX
 from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.index_images import ENTRY_BYTES, SMALL_BYTES, IndexImages
 from hot_tier.offset_columns import OffsetColumns
+from hot_tier.segment_lookup import SegmentLookup
 
 
 def test_small_index_is_wanted_at_once_and_a_large_one_when_it_is_asked_again():
@@ -96,3 +97,20 @@ def test_index_in_memory_goes_with_its_segment(rolled):
     assert rolled._state.files.images.get(name) is not None
     rolled.delete_local(rolled.active_base_offset)
     assert rolled._state.files.images.get(name) is None
+
+
+def test_an_active_segment_may_be_sealed_between_two_steps_of_a_look_up(open_log, append_values):
+    log = open_log()
+    append_values(log, b"a", b"b")
+
+    class SealedMeanwhile:
+        offsets = property(lambda self: self.left.pop() if self.left else None)
+
+        def __init__(self, segment):
+            self.segment, self.left = segment, [segment.offsets]
+
+        def __getattr__(self, name):
+            return getattr(self.segment, name)
+
+    active = SealedMeanwhile(log._state.active.segment)
+    assert SegmentLookup(active, log._state.files).find_offset(1).base_offset == 0
