@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
 from structlog.testing import capture_logs
 
 from api.http.metric_table import METRICS, OTHER_TOPICS, TOPICS_MAX
@@ -49,6 +50,8 @@ def test_the_table_of_metrics_is_what_is_shown(busy: Api) -> None:
         assert (family.type, family.documentation) == (metric.kind, metric.doc)
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(metric.labels), sample
+            if "le" in sample.labels:  # as the client library writes it: a series' name
+                assert sample.labels["le"] == floatToGoString(sample.labels["le"]), sample
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {
         sample.name for family in shown.values() for sample in family.samples
     }
