@@ -51,7 +51,7 @@ class Prefetcher:
         here = (segment.log_key, number)
         ahead = self._read_ahead.before(segment.folder, offset, chunk=here)
         window, surely = ahead.window, _surely_wanted(index, number, max_bytes=max_bytes)
-        if surely <= window and (not window or ahead.settled is not None):
+        if surely <= window and (not window or ahead.settled):
             return ahead
         reach = max(window, surely)
         end = min(number + 1 + reach, len(index.table.chunks))
@@ -59,7 +59,7 @@ class Prefetcher:
         beyond = number + 1 + window - end
         if beyond > 0:
             begun.append(self._begin_beyond(following, beyond))
-        return Ahead(window, here if all(begun) else None)
+        return Ahead(window, here, settled=all(begun))
 
     def ended(self, segment: ColdSegment, next_offset: int, *, done: Ahead) -> None:
         """A read that was begun like this ended at `next_offset`."""

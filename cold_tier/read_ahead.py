@@ -24,10 +24,11 @@ ChunkId = tuple[str, int]
 
 
 class Ahead(NamedTuple):
-    """How many chunks to read ahead; `settled`: of which chunk that is done."""
+    """How many chunks to read ahead of a reader in `chunk`; `settled`: all of that is begun."""
 
     window: int = 0
-    settled: ChunkId | None = None
+    chunk: ChunkId | None = None
+    settled: bool = False
 
 
 NOT_SEQUENTIAL: Final = Ahead()
@@ -44,9 +45,9 @@ class ReadAhead:
         known = self._aheads.get((folder, offset))
         if known is None:
             return NOT_SEQUENTIAL
-        if known.settled == chunk:
+        if known.chunk == chunk:
             return known
-        return Ahead(min(self._window_max, max(1, known.window * 2)))
+        return Ahead(min(self._window_max, max(1, known.window * 2)), chunk)
 
     def note(self, folder: str, next_offset: int, *, done: Ahead) -> None:
         """A read that was read ahead of like this ended at `next_offset`."""

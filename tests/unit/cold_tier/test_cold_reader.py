@@ -13,6 +13,7 @@ from cold_tier.batch_finder import Steps
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.ranged_reader import RangedReader
+from cold_tier.read_ahead import ReadAhead
 from cold_tier.retry import RetryPolicy
 from cold_tier.segment_indexes import SegmentIndexes
 from cold_tier.segment_uploader import SegmentUploader, UploadLimits
@@ -571,6 +572,16 @@ def test_a_long_walk_is_left_to_who_may_wait_and_its_map_is_used_then(
         assert reader.try_read(segment, segment.last_offset, max_bytes=500) is None
         reader.read(segment, segment.last_offset, max_bytes=500)
         assert reader.try_read(segment, segment.last_offset, max_bytes=500) is not None
+
+
+def test_a_window_grows_with_chunks_also_where_what_was_asked_for_is_refused():
+    """A reader of small bites does not ask for more at each of them because it got nothing."""
+    ahead, windows = ReadAhead(), []
+    for offset in range(12):
+        done = ahead.before("folder", offset, chunk=("log", offset // 4))
+        ahead.note("folder", offset + 1, done=done._replace(settled=False))
+        windows.append(done.window)
+    assert windows == [0, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 
 
 @pytest.mark.usefixtures("everything_in_memory")
