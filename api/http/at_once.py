@@ -88,6 +88,8 @@ class AtOnceProtocol(ZeroCopyProtocol):
     def _send_now(self, head: bytes, slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
         """What of the slices did not go into the socket."""
         head = self._send_head(head, more=True)
+        if self.transport.is_closing():
+            return ()
         if head:
             self.transport.write(head)
             return tuple(slices)

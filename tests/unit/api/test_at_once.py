@@ -107,15 +107,21 @@ def get(target: str, *headers: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
 def loop(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def running(loop, tmp_path) -> Iterator[Running]:
-    with serving(tmp_path, loop=loop) as one:
+@pytest.fixture(scope="module")
+def shared(loop, tmp_path_factory) -> Iterator[Running]:
+    with serving(tmp_path_factory.mktemp("served"), loop=loop) as one:
         yield one
+
+
+@pytest.fixture
+def running(shared) -> Running:
+    shared.front.at_once, shared.front.tasks = 0, []
+    return shared
 
 
 @contextmanager
@@ -209,12 +215,13 @@ def test_bytes_that_are_not_in_memory_are_not_waited_for_here(running, monkeypat
     assert (running.front.at_once, running.front.tasks) == (0, ["/now"])
 
 
-def test_a_client_that_left_does_no_harm(running):
-    for _ in range(20):
-        sock = running.connect()
-        sock.sendall(get(f"/now?0-{SIZE}"))
-        sock.close()
-    assert running.ask(get("/now?0-10")) == [running.data[:10]]
+def test_a_client_that_left_does_no_harm(loop, tmp_path):
+    with serving(tmp_path, loop=loop) as running:
+        for _ in range(20):
+            sock = running.connect()
+            sock.sendall(get(f"/now?0-{SIZE}"))
+            sock.close()
+        assert running.ask(get("/now?0-10")) == [running.data[:10]]
 
 
 def test_a_request_behind_one_that_was_answered_at_once_is_no_rest(loop, tmp_path):
@@ -233,6 +240,20 @@ def test_an_empty_line_between_requests_does_not_keep_a_connection(loop, tmp_pat
             with suppress(ConnectionError):  # it may have ended already
                 sock.sendall(b"\r\n")
                 assert answers.read() == b""
+
+
+def test_a_lack_of_descriptors_ends_the_connection_and_is_no_fault_of_the_request(
+    running, monkeypatch, caplog
+):
+    def dup(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "dup", dup)
+    with running.connect() as sock, suppress(ConnectionError):
+        sock.sendall(get("/now?0-10"))
+        assert sock.recv(100) == b""
+    running.settle()
+    assert (running.front.at_once, caplog.messages) == (1, [])
 
 
 class _Loop:
