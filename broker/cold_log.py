@@ -138,21 +138,36 @@ class ColdLog:
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)
 
-    def take_over(self, seen: Manifest | None, *, log_start_offset: int, gap_end: int) -> None:
-        """Commit the prepared claim on top of `seen`, with a gap up to `gap_end` where that is
-        above its end.
+    def take_over(
+        self,
+        seen: Manifest | None,
+        *,
+        log_start_offset: int,
+        tail: Sequence[SegmentEntry],
+        gap_end: int,
+    ) -> Manifest:
+        """Commit the prepared claim on top of `seen`, with the uploaded `tail`, and then a gap up
+        to `gap_end` where that is above its end.
 
-        Raises ManifestConflict where the bucket has moved on from `seen`: look at it anew.
+        One with a tail is not noted here: the local log has to go on above the gap first. Raises
+        ManifestConflict where the bucket has moved on from `seen`: look at it anew.
         """
-        claim = self._claim
+        claim, now_ms = self._claim, self._clock()
         assert claim is not None, "the opener prepares a claim"
+        assert seen is not None or not tail, "a tail follows what is in the bucket"
 
         def taken(manifest: Manifest) -> Manifest:
             if seen is not None and manifest.end_offset != seen.end_offset:
                 raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
+            manifest = transitions.take_claim(manifest, claim)
+            if tail and log_start_offset > manifest.end_offset:  # trimmed while the store was down
+                manifest = transitions.drop_expired(
+                    manifest, log_start_offset, pages=self._manifests, now_ms=now_ms
+                )
+            manifest = transitions.add_segments(manifest, tail)
             if gap_end > manifest.end_offset:
                 manifest = transitions.record_gap(manifest, end_offset=gap_end)
-            return transitions.take_claim(manifest, claim)
+            return manifest
 
         try:
             if seen is not None:
@@ -166,9 +181,11 @@ class ColdLog:
             raise ManifestConflict(str(error)) from error
         if seen is None and manifest.version > 1:
             raise ManifestConflict(f"{self}: another folder made the first manifest meanwhile")
-        self._publish(manifest)
-        self.claimed = True
+        if not tail:
+            self._publish(manifest)
+            self.claimed = True
         log.info("partition taken over", partition=str(self), epoch=claim.epoch)
+        return manifest
 
     def check_fence(self) -> None:
         """Look for a foreign epoch, as the owner does every `fence.check.ms`."""

@@ -75,6 +75,13 @@ class _Opened:
         return f"{self.log.topic_id}-{self.log.partition}"
 
     @property
+    def next_offset(self) -> int:
+        """Where the epoch begins that the log is opened under."""
+        if self.take_over is not None:
+            return self.take_over.next_offset(self.log)
+        return self.log.log_end_offset
+
+    @property
     def in_force(self) -> int:
         """The epoch last seen in the bucket; -1 where nothing was."""
         manifest = self.cold.manifest if self.cold else None
@@ -184,7 +191,8 @@ class LogOpener:
         log_start = self._log_start(place, cold)
         opened_before = False
 
-        def open_log(border: int, log_start_at_least: int) -> PartitionLog:
+        def open_log(border: int, log_start_at_least: int | None) -> PartitionLog:
+            known = [one for one in (log_start, log_start_at_least) if one is not None]
             return PartitionLog.open(
                 self._folder.partition_folder(*place),
                 topic=record.name,
@@ -194,14 +202,16 @@ class LogOpener:
                 clock=self._clock,
                 clean=self._folder.was_clean and not opened_before,
                 recovery_point=min(recovery_point, border),
-                log_start_offset=max(log_start or 0, log_start_at_least) or log_start,
+                log_start_offset=max(known, default=None),
                 start_offset=cold_end,
                 jitter_seed=f"{record.topic_id}-{number}",
                 open_files=self._files,
             )
 
         take_over = self._take_over_of(record, number, cold, open_log) if at_start else None
-        opened = open_log(recovery_point, 0)
+        # Where an attempt died the first segment may begin past what the bucket holds.
+        in_bucket = take_over.log_start_offset if take_over is not None else None
+        opened = open_log(recovery_point, in_bucket if log_start is None else None)
         opened_before = True
         if opened.log_end_offset < cold_end and take_over is None:
             log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
@@ -231,19 +241,19 @@ class LogOpener:
                 f"{record.name}-{number} was restored from a bucket: start with that --store"
             )
         self._require_store(f"{record.name}-{number}")
+        noted = pending or Pending(gap=self._settings.restore_offset_gap)
         found = TakeOver(
             cold,
-            pending or Pending(),
+            noted,
             self._epochs.get(name, ()),
             owner=self._folder.owner,
             reopen=reopen,
         )
         found.look()
-        if found.is_done() or (pending is None and not found.is_foreign()):
-            self._take_overs.remove([name])
-            return None
         if pending is None:
-            self._take_overs.add(name, Pending())
+            if not found.is_foreign():
+                return None
+            self._take_overs.add(name, noted)
         parting.mend_overlap(self._folder.partition_folder(record.name, number))
         return found
 
@@ -279,7 +289,7 @@ class LogOpener:
         for one in opened:
             history = epochs.get(one.name, ())
             last = max([one.log.leader_epoch, one.in_force, *(entry.epoch for entry in history)])
-            start = EpochStart(last + 1, one.log.log_end_offset, self._folder.owner)
+            start = EpochStart(last + 1, one.next_offset, self._folder.owner)
             # Also those under which nothing was written: one may be what the bucket has in force,
             # by a claim that died before it was noted here.
             epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]

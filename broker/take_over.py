@@ -1,19 +1,14 @@
 """Taking a partition over from another folder: what of the local log may stay, and the claim.
 
-| the local log                                   | becomes                                        |
-|-------------------------------------------------|------------------------------------------------|
-| holds records past the point where the          | those go to `<partition>.diverged-<epoch>/`:   |
-| histories part, or within a gap of the manifest | never served, uploaded or deleted; reported    |
-| ends below the manifest's end                   | begins at the manifest's end                   |
-| reaches past the manifest's end                 | has a border of segments there                 |
-| is of a restore                                 | begins at the manifest's end plus the gap      |
-
 * `<data>/tierlog/take-over.json` names the partitions that are under way, durably, before a file is
   touched; a partition leaves it when its claim is in the bucket. Every step may be repeated.
 * The claim is committed on top of the very end that the local log was brought in line with: where
   another owner was faster, everything is looked at anew. So it needs the store, and a start that
   takes over does not begin without it.
-* `plan_parting` is pure; the rest of this file acts on what it says.
+* No local record goes before the manifest in force names it. After the commit that names the tail
+  everything is looked at anew, as a start after a crash does: what is in force is ours then, and
+  leaves no gap.
+* What is to be done is decided in `parting_plan`; this file acts on it.
 """
 
 from __future__ import annotations
@@ -21,18 +16,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import structlog
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder
+from broker.parting_plan import LocalLog, history_of, plan_parting
 from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
-from manifest.epochs import assign, parting_offset, recorded_pairs
-from manifest.state import EpochStart, Manifest
+from manifest.epochs import recorded_pairs
+from manifest.state import EpochStart, Manifest, SegmentEntry
 from record_format import sealed_json, typed_json
 from record_format.errors import (
     ConfigurationError,
@@ -46,16 +41,17 @@ ATTEMPTS = 16
 KIND = "take-over"
 NO_MANIFEST = ("", -1)
 
-Reopen = Callable[[int, int], PartitionLog]
+Reopen = Callable[[int, int | None], PartitionLog]
 """Open the log as after a crash: (the recovery point at most, the log start at least)."""
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """One partition that is being taken over.
 
-    `gap`: how many offsets to leave out. `whole_tail_of`: the (owner, epoch) of the manifest under
-    which the local log is known to hold everything that was ever acknowledged, so that nothing is
-    left out as long as that one is in force.
+    `gap`: how many offsets to leave out above the last that another may have given.
+    `whole_tail_of`: the (owner, epoch) of the manifest under which the local log is known to hold
+    everything that was ever acknowledged, so that nothing is left out as long as that one is in
+    force.
     """
 
     gap: int = 0
@@ -108,80 +104,6 @@ def write_marker(path: Path, pending: Mapping[str, Pending]) -> None:
         sync_folder(path.parent)
 
 
-# --- the decision ---------------------------------------------------------------------------------
-
-
-class LocalLog(NamedTuple):
-    """`history`: the epochs that this folder knows of, its own and those it saw in force.
-
-    `recorded`: the (owner, epoch) pairs that it took or saw in force, also those under which
-    nothing was written. `ranges`: [base, next) of its segments that hold something.
-    """
-
-    history: tuple[EpochStart, ...]
-    recorded: frozenset[tuple[str, int]]
-    ranges: tuple[tuple[int, int], ...]
-    end_offset: int
-
-
-class Parting(NamedTuple):
-    """From `diverged_from` on the local log is set aside; then it begins at `start_at`, or stays,
-    with a border at `split_at`. None: nothing of the kind.
-    """
-
-    diverged_from: int | None
-    start_at: int | None
-    split_at: int | None
-
-
-def plan_parting(local: LocalLog, manifest: Manifest | None, *, gap: int) -> Parting:
-    """What becomes of the local log under this manifest."""
-    end = manifest.end_offset if manifest else 0
-    kept_end = _same_until(local, manifest) if manifest else local.end_offset
-    if gap:
-        # Above the end somebody else may have acknowledged other records under these offsets.
-        kept_end = min(kept_end, end)
-    holds_more = any(next_offset > kept_end for _, next_offset in local.ranges)
-    start = end + gap if gap else end
-    behind = kept_end < start
-    straddled = any(base < end < next_offset for base, next_offset in local.ranges)
-    return Parting(
-        diverged_from=kept_end if holds_more else None,
-        start_at=start if behind else None,
-        split_at=end if straddled and not behind else None,
-    )
-
-
-def _same_until(local: LocalLog, manifest: Manifest) -> int:
-    """Below this offset the local records are those of the manifest's history."""
-    same_until = local.end_offset
-    if (manifest.owner, manifest.leader_epoch) not in local.recorded:
-        # The other log reached at least to where its last epoch began.
-        remote_end = max(manifest.end_offset, manifest.epochs[-1].start_offset)
-        same_until = parting_offset(
-            local.history, manifest.epochs, local_end=local.end_offset, remote_end=remote_end
-        )
-    for gap in manifest.gaps:
-        if any(
-            base < gap.end_offset and gap.start_offset < next_offset
-            for base, next_offset in local.ranges
-        ):
-            same_until = min(same_until, gap.start_offset)
-    return same_until
-
-
-def history_of(copy: Manifest | None, own: Sequence[EpochStart]) -> tuple[EpochStart, ...]:
-    """The last manifest seen in force, and what this folder began since."""
-    history = copy.epochs if copy else ()
-    for start in own:
-        if not history or start.epoch > history[-1].epoch:
-            history = assign(history, start)
-    return history
-
-
-# --- acting on it ---------------------------------------------------------------------------------
-
-
 class TakeOver:
     """One partition's take-over."""
 
@@ -199,14 +121,12 @@ class TakeOver:
         self._recorded = recorded_pairs(cold.manifest, own)
         self.manifest: Manifest | None = None
         self.gap = 0
+        self.resume_at: int | None = None
 
-    def is_done(self) -> bool:
-        """Whether an earlier start committed the claim, and died before it noted that."""
+    def is_ours(self) -> bool:
+        """Whether an earlier attempt's claim is in force: its gap is in the manifest already."""
         manifest = self.manifest
-        mine = {start.epoch for start in self._own if start.owner == self._owner}
-        return (
-            manifest is not None and manifest.owner == self._owner and manifest.leader_epoch in mine
-        )
+        return manifest is not None and manifest.owner == self._owner and not self.is_foreign()
 
     def is_foreign(self) -> bool:
         """Whether the manifest in force is of an owner or epoch that this folder never recorded."""
@@ -223,7 +143,7 @@ class TakeOver:
             raise ConfigurationError(
                 f"{self._cold}: is to be taken over, and the store does not answer: {error}"
             ) from error
-        self.gap = self._pending.gap_over(self.manifest)
+        self.gap = 0 if self.is_ours() else self._pending.gap_over(self.manifest)
 
     def align(self, opened: PartitionLog) -> PartitionLog:
         """Bring the local log in line with the manifest looked at; it may be opened anew."""
@@ -237,9 +157,11 @@ class TakeOver:
             self._recorded,
             ranges,
             opened.log_end_offset,
+            opened.log_start_offset,
         )
         plan = plan_parting(local, self.manifest, gap=self.gap)
-        if plan in (Parting(None, None, None), Parting(None, local.end_offset, None)):
+        self.resume_at = plan.resume_at
+        if plan[:3] in ((None, None, None), (None, local.end_offset, None)):
             return self._trimmed(opened)
         folder, epoch = opened.folder, opened.leader_epoch
         opened.close()
@@ -252,7 +174,12 @@ class TakeOver:
             log.info("log begins anew", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:
             border = min(border, parting.split_at(folder, plan.split_at))
-        return self._reopen(border, self.manifest.log_start_offset if self.manifest else 0)
+        return self._reopen(border, self.log_start_offset)
+
+    @property
+    def log_start_offset(self) -> int | None:
+        """The local log starts there at least. None: nothing is in the bucket."""
+        return self.manifest.log_start_offset if self.manifest else None
 
     def _trimmed(self, opened: PartitionLog) -> PartitionLog:
         if self.manifest is not None:
@@ -273,19 +200,38 @@ class TakeOver:
         )
         return border
 
+    def next_offset(self, opened: PartitionLog) -> int:
+        """The first that is given after the claim."""
+        return opened.log_end_offset if self.resume_at is None else self.resume_at
+
     def commit(self, opened: PartitionLog) -> bool:
-        """Claim the partition; False where the bucket has moved on since it was looked at."""
-        end = opened.log_end_offset
+        """Claim the partition; False where it is to be looked at anew: the bucket has moved on, or
+        it has got the tail now, which may go.
+        """
+        tail = self._uploaded_tail(opened) if self.resume_at is not None else []
         try:
-            self._cold.take_over(
+            taken = self._cold.take_over(
                 self.manifest,
                 log_start_offset=opened.log_start_offset,
-                gap_end=end if self.gap else 0,
+                tail=tail,
+                gap_end=self.next_offset(opened) if self.gap else 0,
             )
         except ManifestConflict as moved:
             log.warning("take-over begins again", partition=str(self._cold), reason=str(moved))
             return False
-        return True
+        self._recorded |= recorded_pairs(taken, ())
+        return self.resume_at is None
+
+    def _uploaded_tail(self, opened: PartitionLog) -> list[SegmentEntry]:
+        """What the local log has past the manifest's end, in the bucket; nothing names it yet."""
+        assert self.manifest is not None, "a tail is the end of a log that both wrote"
+        opened.roll(reason="take-over")
+        end = self.manifest.end_offset
+        return [
+            self._cold.upload(opened.sealed_segment_files(view.base_offset))
+            for view in opened.segments()
+            if view.last_offset >= max(end, view.base_offset)
+        ]
 
     @property
     def kept_epochs(self) -> tuple[EpochStart, ...]:

@@ -156,7 +156,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "restore.offset.gap",
         Kind.COUNT,
-        "Offsets that a restored partition leaves out, so that none is given twice.",
+        "Offsets that a partition leaves out after a restore or take-over: none is given twice.",
         least=1,
     ),
     _broker(

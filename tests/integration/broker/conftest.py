@@ -10,7 +10,8 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks, AppendResult
 from record_format.decode import Record, iter_records
-from record_format.produced import build_produced
+from record_format.encode import encode_batch
+from record_format.produced import build_produced, check_produced
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
 
 
@@ -67,6 +68,25 @@ class House:
         )
         future = self.broker.partition(topic, partition).append(batches, acks=Acks.ALL)
         return future.result(10)
+
+    def produce_idempotent(self, *, sequence: int) -> AppendResult:
+        """One record of one producer to the first partition of `t`."""
+        batch = encode_batch(
+            [b"once"],
+            timestamps=[1],
+            producer_id=1 << 33,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+        produced = check_produced(
+            batch,
+            max_message_bytes=1 << 20,
+            now_ms=1,
+            timestamp_type=0,
+            before_max_ms=1 << 60,
+            after_max_ms=1 << 60,
+        )
+        return self.broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
 
     def records(self, topic: str, *, partition: int = 0, offset: int = 0) -> list[Record]:
         """Everything from `offset` to the high watermark, read fetch by fetch."""

@@ -10,12 +10,9 @@ from broker import restore_tail, take_over
 from broker.groups import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
-from hot_tier.append import Acks
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
-from record_format.produced import check_produced
 from tests.integration.broker.conftest import House
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -270,29 +267,10 @@ def test_a_tail_that_a_broker_has_open_is_refused(lost, tmp_path):
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
 
 
-def produce_idempotent(house, *, sequence, producer_id=1 << 33):
-    batch = encode_batch(
-        [b"once"],
-        timestamps=[1],
-        producer_id=producer_id,
-        producer_epoch=0,
-        base_sequence=sequence,
-    )
-    produced = check_produced(
-        batch,
-        max_message_bytes=1 << 20,
-        now_ms=1,
-        timestamp_type=0,
-        before_max_ms=1 << 60,
-        after_max_ms=1 << 60,
-    )
-    return house.broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
-
-
 @pytest.mark.parametrize("with_tail", [False, True])
 def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     lost.broker = lost.open()
-    first = produce_idempotent(lost, sequence=0)
+    first = lost.produce_idempotent(sequence=0)
     offload(lost)
     if with_tail:
         fill(lost, 10)
@@ -300,9 +278,9 @@ def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     tail = lost.root / "data" if with_tail else None
     new = Restored(tmp_path / "new", lost, tail=tail)
     opened.append(new)
-    again = produce_idempotent(new, sequence=0)
+    again = new.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
-    assert not produce_idempotent(new, sequence=1).duplicate
+    assert not new.produce_idempotent(sequence=1).duplicate
 
 
 @pytest.mark.parametrize("with_tail", [False, True])

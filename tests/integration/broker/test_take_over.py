@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from broker import take_over
-from broker.take_over import LocalLog, Parting, plan_parting
+from broker.cold_log import ColdLog
+from broker.parting_plan import Parting
 from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
-from manifest.state import EpochStart, Manifest, OffsetGap
 from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
 from record_format.decode import iter_records
@@ -18,6 +18,25 @@ from record_format.errors import ConfigurationError, FencedError, OutcomeUnknown
 from tests.integration.broker.conftest import House
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
+GAP = 1000
+TAKING = {"take_over": True, "restore_offset_gap": GAP}
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def dies(*args, **kwargs):
+    raise Crash
+
+
+def dying(step, when):
+    def dies_with_it(*args, **kwargs):
+        if when == "after":
+            step(*args, **kwargs)
+        raise Crash
+
+    return dies_with_it
 
 
 def fill(house, count, *, mark):
@@ -55,6 +74,46 @@ def parted(house, tmp_path):
     copy.broker.close()
 
 
+@pytest.fixture
+def shared_tail(house, tmp_path):
+    """A copy took its place together with 40 records that nobody uploaded, acknowledged 60 more,
+    uploaded nothing, and is still there; the original wrote 20.
+    """
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 100, mark=b"both")
+    offload(house)
+    fill(house, 40, mark=b"tail")
+    house.broker.close()
+    copy = copy_of(house, tmp_path / "copy")
+    copy.broker._copy_round()
+    assert copy.broker.copier.wait_until_idle(timeout_s=10)
+    fill(copy, 60, mark=b"copy")
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    fill(house, 20, mark=b"original")
+    house.broker.close()
+    yield house, copy
+    copy.broker.close()
+
+
+def gaps_of(house):
+    manifest = house.broker.partition("t", 0).cold.manifest
+    return [(gap.start_offset, gap.end_offset) for gap in manifest.gaps]
+
+
+def goes_on_above_the_gap(house, *, kept):
+    """The next offset, the readers' way to it, and the bucket agree on where the gap is."""
+    assert gaps_of(house) == [(kept, kept + GAP)]
+    before = house.records("t")
+    assert [record.offset for record in before] == list(range(kept))
+    assert house.produce("t", [b"after"]).base_offset == kept + GAP
+    (after,) = house.records("t", offset=kept + 20)
+    assert (after.offset, after.value) == (kept + GAP, b"after")
+    offload(house)
+    house.restart()
+    assert house.records("t") == [*before, after]
+    assert house.broker.verify("t", deep=True).ok
+
+
 def diverged_folders(house):
     return sorted((house.root / "data").glob("*.diverged-*"))
 
@@ -79,6 +138,147 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     fill(house, 10, mark=b"after")
     offload(house)
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_no_offset_is_given_twice_that_the_former_owner_may_have_given(parted):
+    house, copy = parted
+    copy.broker = copy.open()
+    fill(copy, 20, mark=b"never uploaded")
+    house.broker = house.open(**TAKING)
+    goes_on_above_the_gap(house, kept=160)
+
+
+def test_records_that_both_wrote_and_nobody_uploaded_stay(shared_tail):
+    house, _ = shared_tail
+    house.broker = house.open(**TAKING)
+    assert house.records("t", offset=100)[0].value.startswith(b"tail")
+    assert house.broker.partition("t", 0).cold.end_offset == 140 + GAP
+    (folder,) = diverged_folders(house)
+    assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 20
+    goes_on_above_the_gap(house, kept=140)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes):
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 10, mark=b"both")
+    offload(house)
+    first = house.produce_idempotent(sequence=0)
+    house.broker.close()
+    copy = copy_of(house, tmp_path / "copy")
+    copy.broker._copy_round()
+    assert copy.broker.copier.wait_until_idle(timeout_s=10)
+    copy.broker.close()
+    with monkeypatch.context() as patched:
+        if crashes:  # when the log was emptied, and has no snapshot yet
+            patched.setattr(take_over.parting, "write_durably", dies)
+            with pytest.raises(Crash):
+                house.open(**TAKING)
+    house.broker = house.open(**TAKING)
+    again = house.produce_idempotent(sequence=0)
+    assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+    assert house.produce_idempotent(sequence=1).base_offset == first.base_offset + 1 + GAP
+
+
+def test_a_trim_past_the_buckets_end_holds(shared_tail):
+    house, _ = shared_tail
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    house.broker.trim("t", 0, 115)
+    house.broker.close()
+    house.broker = house.open(**TAKING)
+    assert gaps_of(house) == [(140, 140 + GAP)]
+    assert house.broker.partition("t", 0).offsets().log_start_offset == 115
+    assert [one.offset for one in house.records("t", offset=115)][-25:] == list(range(115, 140))
+    assert house.produce("t", [b"after"]).base_offset == 140 + GAP
+    offload(house)
+    assert house.broker.verify("t", deep=True).ok
+
+
+@pytest.mark.parametrize(
+    ("when", "room", "step"),
+    [
+        ("after", ColdLog, "upload"),
+        ("before", ManifestStore, "confirm"),
+        ("before", take_over.parting, "start_empty"),
+        ("after", take_over.parting, "start_empty"),
+        ("before", ColdLog, "_publish"),
+        ("before", take_over.TakeOvers, "remove"),
+    ],
+)
+def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch, room, step, when):
+    house, copy = shared_tail
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, step, dying(getattr(room, step), when))
+        with pytest.raises(Crash):
+            house.open(**TAKING)
+    house.broker = house.open(restore_offset_gap=7)  # a take-over under way goes on with its own
+    assert not take_over.marker_path(house.root / "data").exists()
+    goes_on_above_the_gap(house, kept=140)
+    copy.broker.janitor.check_fences()
+    with pytest.raises(FencedError):
+        fill(copy, 10, mark=b"zombie")
+
+
+def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, monkeypatch):
+    house, copy = shared_tail
+    real = ColdLog.upload
+
+    def uploads_first(self, files):
+        monkeypatch.setattr(ColdLog, "upload", real)
+        offload(copy)
+        return real(self, files)
+
+    monkeypatch.setattr(ColdLog, "upload", uploads_first)
+    house.broker = house.open(**TAKING)
+    assert house.records("t")[140].value.startswith(b"copy")
+    goes_on_above_the_gap(house, kept=200)
+
+
+def test_who_was_the_owner_all_along_leaves_no_gap(house):
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 100, mark=b"own")
+    offload(house)
+    fill(house, 10, mark=b"own")
+    for _ in range(2):
+        house.restart(**TAKING)
+    fill(house, 10, mark=b"own")
+    offload(house)
+    assert [record.offset for record in house.records("t")] == list(range(120))
+    assert gaps_of(house) == []
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
+    house, tmp_path, monkeypatch, crashes
+):
+    """It has no checkpoint of the log start either, and the log begins anew."""
+    house.restart(down=True, store_start_timeout_ms=200)
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 100, mark=b"both")
+    house.broker.close()
+    (house.root / "data" / "log-start-offset-checkpoint").unlink()
+    copy = copy_of(house, tmp_path / "copy")
+    offload(copy)
+    copy.broker.close()
+    with monkeypatch.context() as patched:
+        if crashes:  # when the log begins anew
+            patched.setattr(PartitionLog, "bump_epoch", dies)
+            with pytest.raises(Crash):
+                house.open(**TAKING)
+    house.broker = house.open(**TAKING)
+    house.broker.janitor.run_round()
+    assert house.broker.partition("t", 0).offsets().log_start_offset == 0
+    goes_on_above_the_gap(house, kept=100)
+
+
+def test_planted_a_take_over_without_a_gap_gives_offsets_twice(parted, monkeypatch):
+    house, copy = parted
+    copy.broker = copy.open()
+    given = copy.produce("t", [b"acknowledged"]).base_offset
+    monkeypatch.setattr(take_over.Pending, "gap_over", lambda self, manifest: 0)
+    house.broker = house.open(**TAKING)
+    assert house.produce("t", [b"another"]).base_offset == given
 
 
 def test_who_takes_over_writes_a_version_of_the_topic_object(parted):
@@ -166,18 +366,8 @@ def test_with_the_store_down_a_take_over_does_not_start(parted):
 def test_a_crash_at_any_step_is_gone_on_from_by_the_next_start(parted, monkeypatch, step, when):
     house, _ = parted
 
-    class Crash(BaseException):
-        pass
-
-    real = getattr(take_over.parting, step)
-
-    def dies(*args, **kwargs):
-        if when == "after":
-            real(*args, **kwargs)
-        raise Crash
-
     with monkeypatch.context() as patched:
-        patched.setattr(take_over.parting, step, dies)
+        patched.setattr(take_over.parting, step, dying(getattr(take_over.parting, step), when))
         with pytest.raises(Crash):
             house.open(take_over=True)
     assert take_over.marker_path(house.root / "data").exists()
@@ -212,116 +402,7 @@ def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
 
 def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(parted, monkeypatch):
     house, _ = parted
-    monkeypatch.setattr(
-        take_over, "plan_parting", lambda local, manifest, *, gap: Parting(None, None, None)
-    )
+    monkeypatch.setattr(take_over, "plan_parting", lambda local, manifest, *, gap: Parting())
     house.broker = house.open(take_over=True)
     records = house.records("t")
     assert records[100].value.startswith(b"original"), "the planted bug shows the wrong history"
-
-
-# --- the decision ---------------------------------------------------------------------------------
-
-
-def manifest(*, end, epochs, gaps=()):
-    return Manifest(
-        topic="t",
-        topic_id="id",
-        partition=0,
-        version=1,
-        nonce="n",
-        created_ms=0,
-        owner=epochs[-1].owner,
-        leader_epoch=epochs[-1].epoch,
-        epochs=tuple(epochs),
-        log_start_offset=0,
-        end_offset=end,
-        gaps=tuple(OffsetGap(*gap) for gap in gaps),
-    )
-
-
-def local_log(history, ranges, end_offset):
-    recorded = frozenset((start.owner, start.epoch) for start in history)
-    return LocalLog(history, recorded, ranges, end_offset)
-
-
-A1, A2, B3 = EpochStart(1, 0, "a"), EpochStart(2, 100, "a"), EpochStart(3, 100, "b")
-B3_LATER = EpochStart(3, 130, "b")
-NOTHING = Parting(None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("local", "remote", "gap", "expected"),
-    [
-        pytest.param(
-            local_log((A1, A2), ((0, 80), (80, 120)), 120),
-            manifest(end=80, epochs=[A1]),
-            0,
-            NOTHING,
-            id="the bucket is a prefix of the local log, on a border of segments",
-        ),
-        pytest.param(
-            local_log((A1, A2), ((0, 80), (80, 120)), 120),
-            manifest(end=100, epochs=[A1]),
-            0,
-            Parting(None, None, 100),
-            id="the same, within a segment",
-        ),
-        pytest.param(
-            local_log((A1, A2), ((0, 100), (100, 120)), 120),
-            manifest(end=150, epochs=[A1, B3]),
-            0,
-            Parting(100, 150, None),
-            id="another went on from 100 where we did",
-        ),
-        pytest.param(
-            local_log((A1,), ((0, 100), (100, 160)), 160),
-            manifest(end=100, epochs=[A1, B3_LATER]),
-            0,
-            Parting(130, None, None),
-            id="what another copied of us and did not upload stays",
-        ),
-        pytest.param(
-            local_log((A1,), ((0, 90),), 90),
-            manifest(end=150, epochs=[A1, B3]),
-            0,
-            Parting(None, 150, None),
-            id="we only lag",
-        ),
-        pytest.param(
-            local_log((A1,), ((0, 100), (100, 120)), 120),
-            manifest(end=1100, epochs=[A1, EpochStart(3, 1100, "b")], gaps=[(100, 1100)]),
-            0,
-            Parting(100, 1100, None),
-            id="a restore stepped over offsets that we wrote",
-        ),
-        pytest.param(
-            local_log((), (), 0),
-            manifest(end=100, epochs=[A1]),
-            1000,
-            Parting(None, 1100, None),
-            id="a restore leaves a gap",
-        ),
-        pytest.param(
-            local_log((A1,), ((100, 120),), 120),
-            manifest(end=110, epochs=[A1, EpochStart(4, 120, "a")]),
-            1000,
-            Parting(110, 1110, None),
-            id="a tail whose folder went on after it was taken",
-        ),
-        pytest.param(
-            local_log((A1, EpochStart(3, 80, "a")), ((80, 100),), 100)._replace(
-                recorded=frozenset({("a", 2)})
-            ),
-            manifest(end=80, epochs=[A1, EpochStart(2, 80, "a")]),
-            0,
-            NOTHING,
-            id="a restart under which nothing was written is in force",
-        ),
-        pytest.param(
-            local_log((), (), 0), None, 1000, Parting(None, 1000, None), id="nothing was uploaded"
-        ),
-    ],
-)
-def test_what_becomes_of_a_local_log(local, remote, gap, expected):
-    assert plan_parting(local, remote, gap=gap) == expected

@@ -1,0 +1,159 @@
+"""What a take-over makes of a local log: the decision alone."""
+
+import pytest
+
+from broker.parting_plan import LocalLog, Parting, plan_parting
+from manifest.state import EpochStart, Manifest, OffsetGap
+
+
+def manifest(*, end, epochs, gaps=()):
+    return Manifest(
+        topic="t",
+        topic_id="id",
+        partition=0,
+        version=1,
+        nonce="n",
+        created_ms=0,
+        owner=epochs[-1].owner,
+        leader_epoch=epochs[-1].epoch,
+        epochs=tuple(epochs),
+        log_start_offset=0,
+        end_offset=end,
+        gaps=tuple(OffsetGap(*gap) for gap in gaps),
+    )
+
+
+def local_log(history, ranges, end_offset):
+    recorded = frozenset((start.owner, start.epoch) for start in history)
+    return LocalLog(history, recorded, ranges, end_offset)
+
+
+A1, A2, B3 = EpochStart(1, 0, "a"), EpochStart(2, 100, "a"), EpochStart(3, 100, "b")
+B3_LATER = EpochStart(3, 130, "b")
+NOTHING = Parting()
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "gap", "expected"),
+    [
+        pytest.param(
+            local_log((A1, A2), ((0, 80), (80, 120)), 120),
+            manifest(end=80, epochs=[A1]),
+            0,
+            NOTHING,
+            id="the bucket is a prefix of the local log, on a border of segments",
+        ),
+        pytest.param(
+            local_log((A1, A2), ((0, 80), (80, 120)), 120),
+            manifest(end=100, epochs=[A1]),
+            0,
+            Parting(None, None, 100),
+            id="the same, within a segment",
+        ),
+        pytest.param(
+            local_log((A1, A2), ((0, 100), (100, 120)), 120),
+            manifest(end=150, epochs=[A1, B3]),
+            0,
+            Parting(100, 150, None),
+            id="another went on from 100 where we did",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 100), (100, 160)), 160),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            0,
+            Parting(130, None, None),
+            id="what another copied of us and did not upload stays",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 90),), 90),
+            manifest(end=150, epochs=[A1, B3]),
+            0,
+            Parting(None, 150, None),
+            id="we only lag",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 100), (100, 120)), 120),
+            manifest(end=1100, epochs=[A1, EpochStart(3, 1100, "b")], gaps=[(100, 1100)]),
+            0,
+            Parting(100, 1100, None),
+            id="a restore stepped over offsets that we wrote",
+        ),
+        pytest.param(
+            local_log((), (), 0),
+            manifest(end=100, epochs=[A1]),
+            1000,
+            Parting(None, 1100, None),
+            id="a restore leaves a gap",
+        ),
+        pytest.param(
+            local_log((A1,), ((100, 120),), 120),
+            manifest(end=110, epochs=[A1, EpochStart(4, 120, "a")]),
+            1000,
+            Parting(split_at=110, resume_at=1120),
+            id="a tail whose folder went on after it was taken",
+        ),
+        pytest.param(
+            local_log((A1, EpochStart(3, 80, "a")), ((80, 100),), 100)._replace(
+                recorded=frozenset({("a", 2)})
+            ),
+            manifest(end=80, epochs=[A1, EpochStart(2, 80, "a")]),
+            0,
+            NOTHING,
+            id="a restart under which nothing was written is in force",
+        ),
+        pytest.param(
+            local_log((), (), 0), None, 1000, Parting(None, 1000, None), id="nothing was uploaded"
+        ),
+        pytest.param(
+            local_log((A1, A2), ((0, 100), (100, 120)), 120),
+            manifest(end=150, epochs=[A1, B3]),
+            1000,
+            Parting(100, 1150, None),
+            id="another went on from 100, and may have gone on past 150",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 100), (100, 160)), 160),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(diverged_from=130, resume_at=1130),
+            id="what another copied of us goes to the bucket first",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 90), (90, 130)), 130),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(split_at=100, resume_at=1130),
+            id="the same, within a segment",
+        ),
+        pytest.param(
+            local_log((A1,), ((0, 100),), 100),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(start_at=1130),
+            id="another reached further than the bucket does",
+        ),
+        pytest.param(
+            local_log((A1,), (), 1130),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(start_at=1130),
+            id="an attempt that died had emptied the log already",
+        ),
+        pytest.param(
+            local_log((A1,), ((110, 130),), 130)._replace(log_start_offset=115),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(resume_at=1130),
+            id="trimmed past the bucket's end",
+        ),
+        pytest.param(
+            local_log((A1,), ((110, 130),), 130),
+            manifest(end=100, epochs=[A1, B3_LATER]),
+            1000,
+            Parting(diverged_from=100, start_at=1130),
+            id="what does not reach down to the bucket's end is set aside",
+        ),
+    ],
+)
+def test_what_becomes_of_a_local_log(local, remote, gap, expected):
+    assert plan_parting(local, remote, gap=gap) == expected
