@@ -13,6 +13,7 @@ from tierlog.cli.output import Output, note, print_json, print_members
 from tierlog.cli.spark_options import (
     ConfOption,
     EndpointOption,
+    FromTimeOption,
     MasterOption,
     PartitionsOption,
     RegionOption,
@@ -20,8 +21,8 @@ from tierlog.cli.spark_options import (
     SourceOption,
     StoreOption,
     TokenFileOption,
+    ToTimeOption,
     job,
-    pairs,
     source_options,
     task_bar,
 )
@@ -58,12 +59,8 @@ def replay(
     headers: Annotated[
         bool, typer.Option("--headers", help="With files: their column headers too.")
     ] = False,
-    from_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From the first record at or after it.")
-    ] = None,
-    to_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Up to the first record at or after it.")
-    ] = None,
+    from_time: FromTimeOption = None,
+    to_time: ToTimeOption = None,
     from_offset: Annotated[int | None, typer.Option(min=0, help="With --partition.")] = None,
     to_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; exclusive.")
@@ -104,16 +101,14 @@ def replay(
         region=s3_region,
         token_file=token_file,
         partitions=partition,
+        from_time=from_time,
+        to_time=to_time,
         more={
-            "startingTimestamp": from_time,
-            "endingTimestamp": to_time,
-            # A partition that has nothing as new has nothing to give.
-            "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
             "startingOffsets": _offsets(topic, partition, from_offset),
             "endingOffsets": _offsets(topic, partition, to_offset),
             "includeHeaders": "true" if headers else None,
-            **pairs(option),
         },
+        option=option,
     )
     step = size("--step-bytes", step_bytes)
     with (

@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfOption",
     "EndpointOption",
+    "FromTimeOption",
     "MasterOption",
     "PartitionsOption",
     "RegionOption",
     "ServerOption",
     "SourceOption",
     "StoreOption",
+    "ToTimeOption",
     "TokenFileOption",
     "job",
-    "pairs",
     "source_options",
     "task_bar",
 ]
@@ -79,6 +80,16 @@ PartitionsOption = Annotated[
 ]
 
 
+FromTimeOption = Annotated[
+    str | None,
+    typer.Option("--from-time", metavar="TIME", help="From the first record at or after it."),
+]
+ToTimeOption = Annotated[
+    str | None,
+    typer.Option("--to-time", metavar="TIME", help="Up to the first record at or after it."),
+]
+
+
 def source_options(
     topic: str,
     *,
@@ -88,9 +99,12 @@ def source_options(
     region: str | None = None,
     token_file: Path | None = None,
     partitions: Sequence[int] | None = None,
+    from_time: str | None = None,
+    to_time: str | None = None,
     more: Mapping[str, str | None] | None = None,
+    option: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """The options of the Spark source; what is None is left out."""
+    """The options of the Spark source; what is None is left out. `option` wins over all."""
     given: dict[str, str | None] = {
         "store": store,
         "server": server,
@@ -100,7 +114,12 @@ def source_options(
         "subscribe": None if partitions else topic,
         "assign": json.dumps({topic: sorted(partitions)}) if partitions else None,
         "tier": None if server else "cold",
+        "startingTimestamp": from_time,
+        "endingTimestamp": to_time,
+        # A partition that has nothing as new has nothing to give.
+        "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
         **(more or {}),
+        **pairs(option),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -12,6 +12,7 @@ from tierlog.cli.output import Output, moment, note, print_json, print_table, si
 from tierlog.cli.spark_options import (
     ConfOption,
     EndpointOption,
+    FromTimeOption,
     MasterOption,
     PartitionsOption,
     RegionOption,
@@ -19,8 +20,8 @@ from tierlog.cli.spark_options import (
     SourceOption,
     StoreOption,
     TokenFileOption,
+    ToTimeOption,
     job,
-    pairs,
     source_options,
     task_bar,
 )
@@ -40,8 +41,8 @@ def stats(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw it, as SVG.")
     ] = None,
-    from_time: Annotated[str | None, typer.Option(metavar="TIME")] = None,
-    to_time: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    from_time: FromTimeOption = None,
+    to_time: ToTimeOption = None,
     partition: PartitionsOption = None,
     store: StoreOption = None,
     server: ServerOption = None,
@@ -65,12 +66,9 @@ def stats(
         region=s3_region,
         token_file=token_file,
         partitions=partition,
-        more={
-            "startingTimestamp": from_time,
-            "endingTimestamp": to_time,
-            "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
-            **pairs(option),
-        },
+        from_time=from_time,
+        to_time=to_time,
+        option=option,
     )
     with (
         job("tierlog stats", master=master, conf=conf) as session,
