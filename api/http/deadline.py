@@ -29,8 +29,8 @@ class Deadline:
         self._due_s = None
 
     def stop(self) -> None:
-        """For good: nothing is left that the loop would hold on to."""
-        self._due_s = None
+        """For good: nothing is left that holds on to the connection."""
+        self._due_s, self._on_time = None, _nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -45,3 +45,7 @@ class Deadline:
         else:
             self._due_s = None
             self._on_time()
+
+
+def _nothing() -> None:
+    return
