@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.cold_log import producers_at_end
+from broker.cold_reads import producers_at_end
 from broker.data_folder import folder_lock, manifest_copy_path, new_id, write_epochs
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker

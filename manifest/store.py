@@ -186,9 +186,9 @@ class ManifestStore:
     def peek(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """As `find`, asking nobody: None also where the entry's page is not in memory."""
         found = manifest.find(offset)
-        if not isinstance(found, PageRef):
-            return find_entry(manifest, offset, pages=self)
-        entries = self._cache.get(found.key)
+        if found is None or isinstance(found, SegmentEntry):
+            return found
+        entries = self._cache.get(found.key) if isinstance(found, PageRef) else found.entries
         return first_at(entries, max(offset, found.base_offset)) if entries else None
 
     def iter_entries(self, manifest: Manifest, *, from_offset: int = 0) -> Iterator[SegmentEntry]:

@@ -1,0 +1,230 @@
+"""Reads of one partition's bucket, through the manifest in force.
+
+* The manifest in force is one immutable value, swapped whole; readers take it once.
+* Everything here may block on the store but the properties and what says that it does not.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import structlog
+
+from cold_tier.cold_reader import ColdRead, ColdReader, ColdSegment
+from cold_tier.index_bundle import parse_bundle
+from manifest.paging import live_size_bytes
+from manifest.state import Manifest, SegmentEntry
+from manifest.store import ManifestStore
+from manifest.versions import VersionStat
+from record_format.errors import (
+    CorruptDataError,
+    MissingObject,
+    StoreUnavailable,
+    UnknownManifestVersion,
+)
+from record_format.file_slice import FileSlice
+from record_format.index_layouts import AbortedTxn
+
+log = structlog.get_logger(__name__)
+
+
+class ColdReads:
+    """`is_ours`: whether the bucket is known to be the one that the partition was written to."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        reader: ColdReader,
+        manifest: Manifest | None,
+        *,
+        full_key: Callable[[str], str],
+        on_unavailable: Callable[[StoreUnavailable], None],
+        is_ours: Callable[[], bool],
+    ) -> None:
+        self._manifests, self._reader, self.manifest = manifests, reader, manifest
+        self._full_key, self._on_unavailable, self._is_ours = full_key, on_unavailable, is_ours
+
+    def __str__(self) -> str:
+        keys = self._manifests.keys
+        return f"{keys.topic}-{keys.partition}"
+
+    @property
+    def end_offset(self) -> int:
+        """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
+        return self.manifest.end_offset if self.manifest else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return live_size_bytes(self.manifest) if self.manifest else 0
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
+        """From `offset` on, also out of more segments than one; steps over a recorded gap.
+
+        No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
+        """
+        manifest = self._manifest_for_reading()
+        try:
+            entry = self._manifests.find(manifest, offset)
+            if entry is None:
+                return ColdRead((), max(offset, manifest.end_offset))
+            return self._reader.read(
+                cold_segment(entry),
+                max(offset, entry.base_offset),
+                max_bytes=max_bytes,
+                end_offset=end_offset,
+                following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
+            )
+        except StoreUnavailable as error:
+            self._on_unavailable(error)
+            raise
+        except MissingObject as error:
+            if self._is_ours():
+                raise
+            # Not known to be ours: an empty mount point lacks everything and lost nothing.
+            raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
+
+    def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:
+        """As `read`, where all it takes is in memory; None where it is not, and where a gap goes
+        on to the end of the cold tier.
+        """
+        manifest = self.manifest
+        entry = self._manifests.peek(manifest, offset) if manifest else None
+        if manifest is None or entry is None:
+            return None
+        return self._reader.try_read(
+            cold_segment(entry),
+            max(offset, entry.base_offset),
+            max_bytes=max_bytes,
+            end_offset=end_offset,
+            following=_Following(partial(self._at_hand, manifest), entry.next_offset),
+        )
+
+    def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """As the manifests' `find`. Raises BlockingIOError where the page is not in memory."""
+        entry = self._manifests.peek(manifest, offset)
+        if entry is None and offset < manifest.end_offset:
+            raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
+        return entry
+
+    def offset_for_timestamp(
+        self, timestamp: int, *, start_offset: int, end_offset: int
+    ) -> tuple[int, int] | None:
+        """As Partition.offset_for_timestamp, within [start_offset, end_offset)."""
+        for entry in self.entries(start_offset):
+            if entry.base_offset >= end_offset:
+                return None
+            if 0 <= entry.max_timestamp < timestamp:
+                continue
+            found = self._reader.offset_for_timestamp(
+                cold_segment(entry), timestamp, start_offset=start_offset, end_offset=end_offset
+            )
+            if found is not None:
+                return found
+        return None
+
+    def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
+        """Those that the cold tier's indexes name for [offset, end_offset)."""
+        found: list[AbortedTxn] = []
+        for entry in self.entries(offset):
+            named = self._reader.aborted_transactions(
+                cold_segment(entry), start_offset=offset, end_offset=end_offset
+            )
+            found += named.transactions
+            if named.complete:
+                break
+        return found
+
+    def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
+        """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""
+        return self._reader.byte_range(cold_segment(entry), start=start, end=end)
+
+    def cached_range(
+        self, entry: SegmentEntry, *, start: int, end: int
+    ) -> tuple[FileSlice, ...] | None:
+        """As `byte_range`, without waiting: None where not all of it is in the chunk cache."""
+        return self._reader.cached_range(cold_segment(entry), start=start, end=end)
+
+    def entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
+        if self.manifest is None:
+            return iter(())
+        return self._manifests.iter_entries(self.manifest, from_offset=from_offset)
+
+    def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `entries`, of any version of the manifest."""
+        return self._manifests.iter_entries(manifest, from_offset=from_offset)
+
+    def version(self, version: int | None) -> Manifest:
+        """The manifest in force, or that version. Raises UnknownManifestVersion."""
+        if version is not None:
+            return self._manifests.load_version(version)
+        if self.manifest is None:
+            raise UnknownManifestVersion(f"{self} has no manifest yet")
+        return self.manifest
+
+    def history(self, *, after: int, limit: int) -> list[VersionStat]:
+        """Versions above `after` that still exist, oldest first. One LIST."""
+        return self._manifests.history(after=after, limit=limit)
+
+    def full_key(self, key: str) -> str:
+        return self._full_key(key)
+
+    def _manifest_for_reading(self) -> Manifest:
+        if self.manifest is None:
+            # The copy on disk was unreadable. Only the claim may take what the bucket has for ours.
+            raise StoreUnavailable(f"{self}: its manifest has not been read from the bucket yet")
+        return self.manifest
+
+
+class _Following:
+    """The segments that hold `offset` and what comes after, as often as they are gone through.
+
+    `find` gives the entry that holds an offset, or the next above it; None past the last.
+    """
+
+    def __init__(self, find: Callable[[int], SegmentEntry | None], offset: int) -> None:
+        self._find, self._offset = find, offset
+
+    def __iter__(self) -> Iterator[ColdSegment]:
+        offset = self._offset
+        while (entry := self._find(offset)) is not None:
+            yield cold_segment(entry)
+            offset = entry.next_offset
+
+
+def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
+    """Kafka's snapshot of the producers at the end of the bucket; None where there is none.
+
+    Lost with its object, it costs that a repeated request is appended again: that does not keep a
+    partition from being restored.
+    """
+    runs = (manifest.segments or manifest.pages) if manifest else ()
+    if manifest is None or not runs:
+        return None
+    last_run = manifests.iter_entries(manifest, from_offset=runs[-1].base_offset)
+    try:
+        newest = deque(last_run, maxlen=1)[-1]
+        body = manifests.objects.get(newest.indexes_key, max_bytes=newest.indexes_size_bytes)
+        return parse_bundle(body, file=newest.indexes_key).producer_snapshot or None
+    except CorruptDataError as bad:
+        log.error("producers are not restored", partition=str(manifests.keys), error=str(bad))
+        return None
+
+
+def cold_segment(entry: SegmentEntry) -> ColdSegment:
+    return ColdSegment(
+        base_offset=entry.base_offset,
+        last_offset=entry.last_offset,
+        size_bytes=entry.size_bytes,
+        log_key=entry.log_key,
+        log_crc32c=entry.log_crc32c,
+        indexes_key=entry.indexes_key,
+        indexes_size_bytes=entry.indexes_size_bytes,
+        chunk_table_position=entry.chunk_table_position,
+        chunk_table_size=entry.chunk_table_size,
+    )
