@@ -1,11 +1,13 @@
 """How a run reaches the bucket and the broker: picklable, sent to the executors with the plan.
 
 * Secrets are in no repr, so that no plan, log line or error can show them.
-* Clients are opened once a process and kept: an executor's Python worker serves many tasks.
+* Clients are opened once a process and kept to its end: an executor's Python worker serves many
+  tasks.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,6 +62,15 @@ class _Clients:
                 )
             return self._brokers[access]
 
+    def close(self) -> None:
+        with self._lock:
+            for store in self._stores.values():
+                store.close()
+            for broker in self._brokers.values():
+                broker.close()
+            self._stores.clear()
+            self._brokers.clear()
+
 
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
@@ -67,6 +78,7 @@ def _path(text: str | None) -> Path | None:
 
 # One a process, as connections are: not a setting.
 _clients: Final = _Clients()
+atexit.register(_clients.close)
 
 
 @dataclass(frozen=True)

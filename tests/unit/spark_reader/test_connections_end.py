@@ -1,0 +1,26 @@
+"""Clients are kept for the life of a process, and closed at its end."""
+
+import subprocess
+import sys
+
+from tests.fakes.two_tiers import two_tiers
+
+READER = """
+import atexit, gc, socket, sys
+def still_open():
+    found = [one for one in gc.get_objects() if isinstance(one, socket.socket)]
+    return sum(one.fileno() >= 0 for one in found)
+atexit.register(lambda: print(still_open()))  # registered first, called last
+from spark_reader.access import Access, Connections
+broker = Connections(Access(store=sys.argv[1], server=sys.argv[2])).broker
+assert broker is Connections(Access(store=sys.argv[1], server=sys.argv[2])).broker
+broker.list_topics()
+assert still_open()
+"""
+
+
+def test_a_process_that_read_leaves_no_connection_open(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        command = [sys.executable, "-c", READER, tiers.store_url, tiers.url]
+        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "0\n", "")
