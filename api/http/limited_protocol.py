@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.http.deadline import Deadline
 from api.http.refusals import HeaderTooLarge
+from api.http.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
 
 
@@ -96,6 +97,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if size > self.limits.header_max_bytes:
             raise self._head_too_large(size)
         self._head_arrived()
+        if not self.url.startswith(b"/"):
+            self.url = to_origin_form(self.url, self.headers)
         if not self._answered_at_once():
             super().on_headers_complete()
 

@@ -118,6 +118,32 @@ def test_loopback_names_are_served(api: Api, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost:1/v1/topics?prefix=none", "evil.example", 200),
+        ("HTTP://LOCALHOST/healthz", "localhost", 200),
+        ("http://localhost", "localhost", 200),
+        ("http://localhost?x=1", "localhost", 400),  # the console takes no parameter
+        ("http://evil.example/v1/topics", "localhost", 403),
+        ("http://evil.example", "localhost", 403),
+        ("http://localhost@evil.example/v1/topics", "localhost", 400),
+        ("http://localhost/v1/topics#x", "localhost", 400),
+        ("http:///v1/topics", "localhost", 400),
+        ("ftp://localhost/v1/topics", "localhost", 400),
+        ("//evil.example/v1/topics", "localhost", 404),
+        ("*", "localhost", 404),
+    ],
+)
+def test_a_url_as_target_names_the_host(api: Api, target: str, host: str, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as sock:
+        head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        sock.sendall(head.encode())
+        answer = sock.makefile("rb").read()
+    assert answer.split(b" ", 2)[1] == b"%d" % status, answer
+    assert b"NoneType" not in answer
+
+
 def test_what_is_not_http_gets_a_problem(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
