@@ -1,5 +1,4 @@
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ import httpx
 import pytest
 import structlog.testing
 
+from api.http import access
 from api.http.app import create_app
 from api.http.grants import Scope
 from api.http.routes import CALLS
@@ -21,7 +21,6 @@ from broker.broker import Broker
 from broker.settings import BrokerSettings
 from tests.integration.http.conftest import problem, records_path
 
-IN_FORCE_S = 0.002  # a change of the file is: the broker looks at it every millisecond
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
 
@@ -41,7 +40,6 @@ class Door:
     def call(self, method: str, path: str, token: str | None = None, **rest) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         headers |= rest.pop("headers", {})
-        time.sleep(IN_FORCE_S)
         return self.client.request(method, self.url + path, headers=headers, **rest)
 
 
@@ -65,7 +63,12 @@ def open_door(root: Path) -> Iterator[Door]:
     broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
     try:
         door.app = create_app(broker, settings)
-        with RunningServer(door.app, settings) as server, httpx.Client() as door.client:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            RunningServer(door.app, settings) as server,
+            httpx.Client() as door.client,
+        ):
+            patch.setattr(access, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
             door.url = server.url
             for topic in ("orders.eu", "orders.us", "private"):
                 made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})
