@@ -1,4 +1,4 @@
-"""How long appends and flushes take, counted in buckets, for whoever wants to show it.
+"""How long things take, counted in buckets, for whoever wants to show it: appends and flushes here.
 
 * Nothing here knows who looks: the counts are sampled, nothing is called back.
 * One of these is shared by all partitions of a broker.
@@ -32,8 +32,9 @@ BOUNDS_S: Final = (
 
 
 class DurationsSeen(NamedTuple):
-    """`counts[i]`: how many took up to BOUNDS_S[i]; one more entry at the end, for all."""
+    """`counts[i]`: how many took up to `bounds_s[i]`; one more entry at the end, for all."""
 
+    bounds_s: Sequence[float]
     counts: tuple[int, ...]
     total_s: float
 
@@ -41,21 +42,21 @@ class DurationsSeen(NamedTuple):
 class Durations:
     """Thread-safe."""
 
-    __slots__ = ("_counts", "_lock", "_total_s")
+    __slots__ = ("_bounds_s", "_counts", "_lock", "_total_s")
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = [0] * (len(BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
+        self._bounds_s, self._lock = bounds_s, threading.Lock()
+        self._counts = [0] * (len(bounds_s) + 1)
         self._total_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        bucket = bisect_left(BOUNDS_S, seconds)  # a bound belongs to its bucket
+        bucket = bisect_left(self._bounds_s, seconds)  # a bound belongs to its bucket
         with self._lock:
             self._counts[bucket] += 1
             self._total_s += seconds
 
     def observe_all(self, seconds: Sequence[float]) -> None:
-        buckets = [bisect_left(BOUNDS_S, one) for one in seconds]
+        buckets = [bisect_left(self._bounds_s, one) for one in seconds]
         with self._lock:
             for bucket in buckets:
                 self._counts[bucket] += 1
@@ -63,7 +64,8 @@ class Durations:
 
     def seen(self) -> DurationsSeen:
         with self._lock:
-            return DurationsSeen(tuple(accumulate(self._counts)), self._total_s)
+            counts = tuple(accumulate(self._counts))
+            return DurationsSeen(self._bounds_s, counts, self._total_s)
 
 
 class CommitTimes:

@@ -179,9 +179,7 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         """Below it no transaction is open; never above the high watermark."""
-        high_watermark = self.high_watermark
-        unstable = self._state.first_unstable_offset
-        return high_watermark if unstable is None else min(unstable, high_watermark)
+        return self.offsets.last_stable_offset
 
     @property
     def leader_epoch(self) -> int:

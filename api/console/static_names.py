@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_SCRIPT: Final = b"text/javascript; charset=utf-8"
-_STYLE: Final = b"text/css; charset=utf-8"
-_TEXT: Final = b"text/plain; charset=utf-8"
+SCRIPT: Final = b"text/javascript; charset=utf-8"
+STYLE: Final = b"text/css; charset=utf-8"
+TEXT: Final = b"text/plain; charset=utf-8"
 
 STATIC_NAMES: Final[Mapping[str, bytes]] = {
-    "charts.js": _SCRIPT,
-    "console.css": _STYLE,
-    "console.js": _SCRIPT,
-    "htmx.LICENSE.txt": _TEXT,
-    "htmx.min.js": _SCRIPT,
+    "charts.js": SCRIPT,
+    "console.css": STYLE,
+    "console.js": SCRIPT,
+    "htmx.LICENSE.txt": TEXT,
+    "htmx.min.js": SCRIPT,
     "icon.svg": b"image/svg+xml",
-    "tail.js": _SCRIPT,
-    "uplot.LICENSE.txt": _TEXT,
-    "uplot.min.css": _STYLE,
-    "uplot.min.js": _SCRIPT,
+    "tail.js": SCRIPT,
+    "uplot.LICENSE.txt": TEXT,
+    "uplot.min.css": STYLE,
+    "uplot.min.js": SCRIPT,
 }

@@ -15,12 +15,11 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from api.http.metric_families import Buckets, Labels, counter, gauge, histogram
+from api.http.metric_families import Labels, counter, gauge, histogram
 from api.http.metric_table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from broker.broker import Broker
 from broker.partition import Partition
 from broker.reports import ChunkCacheReport, StorageReport, StoreUse, TopicStorage
-from hot_tier.commit_times import BOUNDS_S, Durations
 
 _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
     "tierlog_topic_segments": lambda one: one.segments,
@@ -60,9 +59,9 @@ class BrokerMetrics(Collector):
         report = broker.storage_report()
         partitions = sorted(broker.partitions(), key=lambda one: (one.topic, one.number))
         times = broker.commit_times
-        yield histogram("tierlog_log_write_seconds", {(): _buckets(times.write)})
-        yield histogram("tierlog_log_flush_seconds", {(): _buckets(times.flush)})
-        yield histogram("tierlog_log_commit_seconds", {(): _buckets(times.commit)})
+        yield histogram("tierlog_log_write_seconds", {(): times.write.seen()})
+        yield histogram("tierlog_log_flush_seconds", {(): times.flush.seen()})
+        yield histogram("tierlog_log_commit_seconds", {(): times.commit.seen()})
         yield gauge("tierlog_topics", {(): len(report.topics)})
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
@@ -72,11 +71,6 @@ class BrokerMetrics(Collector):
         if report.cache is not None:
             yield from _cache(report.cache)
         yield gauge("tierlog_build_info", {(_version(),): 1})
-
-
-def _buckets(durations: Durations) -> Buckets:
-    seen = durations.seen()
-    return Buckets(BOUNDS_S, seen.counts, seen.total_s)
 
 
 def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, float]:

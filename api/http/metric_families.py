@@ -4,8 +4,7 @@ table's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -15,16 +14,9 @@ from prometheus_client.metrics_core import (
 )
 
 from api.http.metric_table import BY_NAME
+from hot_tier.commit_times import DurationsSeen
 
 Labels = tuple[str, ...]
-
-
-class Buckets(NamedTuple):
-    """`counts[i]`: how many were at most `bounds[i]`; one more count at the end, for all."""
-
-    bounds: Sequence[float]
-    counts: Sequence[int]
-    total: float
 
 
 def gauge(name: str, values: Mapping[Labels, float]) -> Metric:
@@ -41,9 +33,9 @@ def counter(name: str, values: Mapping[Labels, float]) -> Metric:
     return family
 
 
-def histogram(name: str, values: Mapping[Labels, Buckets]) -> Metric:
+def histogram(name: str, values: Mapping[Labels, DurationsSeen]) -> Metric:
     family = HistogramMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
-    for labels, (bounds, counts, total) in values.items():
-        shown = zip([*map(str, bounds), "+Inf"], counts, strict=True)
-        family.add_metric(labels, list(shown), total)
+    for labels, (bounds_s, counts, total_s) in values.items():
+        shown = zip([*map(str, bounds_s), "+Inf"], counts, strict=True)
+        family.add_metric(labels, list(shown), total_s)
     return family

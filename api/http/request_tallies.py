@@ -1,18 +1,17 @@
-"""What every request counts, in plain numbers: Prometheus' own counters, each with its lock, take
-longer than finding a batch. On the event loop only; a scrape reads them.
+"""What every request counts, in plain numbers: Prometheus' own counters take longer than finding a
+batch. On the event loop only; a scrape reads them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from api.http.metric_families import Buckets, Labels, counter, histogram
+from api.http.metric_families import Labels, counter, histogram
+from hot_tier.commit_times import Durations
 
 BOUNDS_S: Final = (
     0.0005,
@@ -32,18 +31,10 @@ BOUNDS_S: Final = (
 )
 
 
-class _Seconds:
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.total = 0.0
-
-
 class RequestTallies(Collector):
     def __init__(self) -> None:
         self._answered: dict[Labels, int] = {}
-        self._seconds: dict[Labels, _Seconds] = {}
+        self._seconds: dict[Labels, Durations] = {}
         self.fetched_bytes: dict[str, int] = {}
         self.fetched_records: dict[str, int] = {}
 
@@ -54,9 +45,8 @@ class RequestTallies(Collector):
         call = (method, path)
         durations = self._seconds.get(call)
         if durations is None:
-            durations = self._seconds[call] = _Seconds()
-        durations.counts[bisect_left(BOUNDS_S, seconds)] += 1  # a bound belongs to its bucket
-        durations.total += seconds
+            durations = self._seconds[call] = Durations(BOUNDS_S)
+        durations.observe(seconds)
 
     def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
         """Count what was read for an answer."""
@@ -73,10 +63,7 @@ class RequestTallies(Collector):
         yield counter("tierlog_http_requests_total", answered)
         yield histogram(
             "tierlog_http_request_seconds",
-            {
-                call: Buckets(BOUNDS_S, list(accumulate(one.counts)), one.total)
-                for call, one in seconds.items()
-            },
+            {call: durations.seen() for call, durations in seconds.items()},
         )
         for name, by_tier in (
             ("tierlog_fetched_records_total", dict(self.fetched_records)),
