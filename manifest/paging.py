@@ -149,6 +149,10 @@ class PageCache:
                 self._pages.move_to_end(key)
             return entries
 
+    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
+        """For look-ups that ask nobody: none of a page that is not here."""
+        return self.get(page.key) or ()
+
     def put(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
         with self._lock:
             if key in self._pages:

@@ -39,7 +39,6 @@ from manifest.state import (
     RemovedObject,
     RemovedPage,
     SegmentEntry,
-    first_at,
 )
 from manifest.transitions import (
     Claim,
@@ -185,11 +184,7 @@ class ManifestStore:
 
     def peek(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """As `find`, asking nobody: None also where the entry's page is not in memory."""
-        found = manifest.find(offset)
-        if found is None or isinstance(found, SegmentEntry):
-            return found
-        entries = self._cache.get(found.key) if isinstance(found, PageRef) else found.entries
-        return first_at(entries, max(offset, found.base_offset)) if entries else None
+        return find_entry(manifest, offset, pages=self._cache)
 
     def iter_entries(self, manifest: Manifest, *, from_offset: int = 0) -> Iterator[SegmentEntry]:
         """Live entries that end at or above `from_offset`, oldest first."""
