@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from broker.cold_log import ColdLog
+from broker.cold_log import ColdLog, read_copy
 from broker.data_folder import DataFolder, ProbeResult
 from broker.own_partition import OwnPartition
 from broker.pace import Pace
@@ -294,9 +294,10 @@ class Bucket:
     def _own_partition(
         self, record: TopicRecord, number: int, epochs: Sequence[EpochStart]
     ) -> OwnPartition:
-        seen = self.cold_log(record, number).manifest
+        manifests = self._manifests(record, number)
+        seen = read_copy(self._folder.manifest_copy(record.topic_id, number), manifests.keys)
         return OwnPartition(
-            self._manifests(record, number),
+            manifests,
             recorded=recorded_pairs(seen, epochs),
             seen=seen.version if seen else 0,
             clock=self._clock,

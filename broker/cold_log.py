@@ -69,7 +69,7 @@ class ColdLog(ColdReads):
         super().__init__(
             manifests,
             reader,
-            _read_copy(copy_path, manifests.keys),
+            read_copy(copy_path, manifests.keys),
             full_key=full_key,
             on_unavailable=on_unavailable,
             is_ours=is_ours,
@@ -325,7 +325,8 @@ class ColdLog(ColdReads):
         self.manifest = manifest
 
 
-def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
+def read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
+    """The manifest that this folder saw in force last; None where there is none to be read."""
     if not path.exists():
         return None
     try:
