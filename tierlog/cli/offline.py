@@ -78,9 +78,20 @@ VersionsOption = Annotated[
         metavar="N",
     ),
 ]
+GapOption = Annotated[
+    int,
+    typer.Option(
+        "--restore-offset-gap",
+        envvar="TIERLOG_RESTORE_OFFSET_GAP",
+        min=1,
+        help="As for serve: offsets left out by a take-over, so that none is given twice.",
+        metavar="COUNT",
+    ),
+]
 
 GRACE_MS = 86_400_000
 VERSIONS_MIN = 100
+OFFSET_GAP = 1_000_000_000
 NEVER_MS = 10**12
 
 
@@ -109,6 +120,7 @@ def opened_owner(
     endpoint: str | None = None,
     region: str | None = None,
     take_over: bool = False,
+    gap: int = OFFSET_GAP,
     allow_single_writer_store: bool = False,
     policy: GarbagePolicy,
 ) -> Iterator[Broker]:
@@ -130,6 +142,7 @@ def opened_owner(
     settings = BrokerSettings(
         data_dir=data_dir,
         take_over=take_over,
+        restore_offset_gap=gap,
         allow_single_writer_store=allow_single_writer_store,
         retention_check_interval_ms=NEVER_MS,
         gc_grace_ms=policy.grace_ms,

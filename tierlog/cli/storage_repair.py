@@ -16,9 +16,11 @@ import typer
 from tierlog.cli.client_options import OutputOption
 from tierlog.cli.offline import (
     GRACE_MS,
+    OFFSET_GAP,
     VERSIONS_MIN,
     DataDirOption,
     EndpointOption,
+    GapOption,
     GraceOption,
     RegionOption,
     SingleWriterOption,
@@ -34,7 +36,6 @@ from tierlog.cli.output import Output, note, print_json, print_table
 app = typer.Typer()
 
 FOUND_PROBLEMS = 3
-DEFAULT_GAP = 1_000_000_000
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
 GarbageDirOption = Annotated[
@@ -61,6 +62,7 @@ def repair(
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     take_over: TakeOverOption = False,
+    gap: GapOption = OFFSET_GAP,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     single_writer: SingleWriterOption = False,
@@ -79,6 +81,7 @@ def repair(
         endpoint=endpoint,
         region=region,
         take_over=take_over,
+        gap=gap,
         allow_single_writer_store=single_writer,
         policy=GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min),
     )
@@ -108,6 +111,7 @@ def gc(
     data_dir: GarbageDirOption = None,
     apply: ApplyOption = False,
     take_over: TakeOverOption = False,
+    gap: GapOption = OFFSET_GAP,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     single_writer: SingleWriterOption = False,
@@ -139,6 +143,7 @@ def gc(
             endpoint=endpoint,
             region=region,
             take_over=take_over,
+            gap=gap,
             allow_single_writer_store=single_writer,
             policy=policy,
         )
@@ -179,15 +184,7 @@ def restore(
         Path | None,
         typer.Option(metavar="OLD_DIR", help="The lost broker's folder, or what is left of it."),
     ] = None,
-    gap: Annotated[
-        int,
-        typer.Option(
-            "--restore-offset-gap",
-            envvar="TIERLOG_RESTORE_OFFSET_GAP",
-            min=1,
-            help="Offsets left out, so that none is given twice.",
-        ),
-    ] = DEFAULT_GAP,
+    gap: GapOption = OFFSET_GAP,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     output: OutputOption = Output.AUTO,

@@ -158,12 +158,22 @@ def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place
             assert "leadership lost: t-0" in zombie.fails(1, "topic", "delete", "t", "--yes")
             run.ok("storage", "offload", "t")
             assert json.loads(run.ok("storage", "verify", "t", "--deep"))["ok"]
+    taking = ("t", "--apply", "--take-over", "--restore-offset-gap")
+    offline.ok("storage", "repair", *taking, "70", *on(place, data_dir="data"))
+    assert gaps(offline, place) == [[3, 103], [104, 174]]
+    offline.ok("storage", "gc", *taking, "30", *on(place, data_dir="new"))
+    assert gaps(offline, place) == [[3, 103], [104, 204]]
     with Served(place, "data", "--take-over") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\nfour\n"
         (tail,) = (place / "data").glob("t-0.diverged-*/*.log")
         run.ok("topic", "create", "set-apart")
         run.ok("produce", "set-apart", tail, "--format", "batches", "--partition", "0")
         assert run.ok("consume", "set-apart").startswith(b"of its own\n")
+
+
+def gaps(offline, place):
+    shown = json.loads(offline.ok("storage", "manifest", "t", *on(place)))
+    return list(shown["gaps"])
 
 
 def refusal_of(program, *arguments, stdin):
