@@ -7,7 +7,7 @@
         for record in client.consume("events"):
             print(record.offset, record.value)
 
-Names load when they are first used: `import tierlog` costs nothing.
+Names load when they are first used: `import tierlog` costs nothing. Errors are in `tierlog.errors`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from record_format import errors
     from spark_reader.arrow_reader import read_arrow
+    from tierlog import errors
     from tierlog.client import (
         AsyncClient,
         Batching,
@@ -50,12 +50,17 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
-        return import_module("record_format.errors")
+        return import_module("tierlog.errors")
     if name == "read_arrow":  # takes the extra `arrow`
         return _read_arrow()
     if name in __all__:
         return getattr(import_module("tierlog.client"), name)
     raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a shell completes: names that are not loaded yet too, and none of this file's own."""
+    return sorted(__all__)
 
 
 def _read_arrow() -> Any:

@@ -80,3 +80,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'tierlog.client' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

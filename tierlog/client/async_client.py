@@ -44,8 +44,8 @@ class AsyncClient:
         server: str = DEFAULT_SERVER,
         *,
         token: str | None = None,
-        token_file: Path | None = None,
-        ca_file: Path | None = None,
+        token_file: str | Path | None = None,
+        ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retries: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -59,6 +59,9 @@ class AsyncClient:
         )
         self.retries = retries or RetryPolicy()
         self._http = httpx.AsyncClient(**self._connection.options(), transport=transport)
+
+    def __repr__(self) -> str:
+        return self._connection.shown(self)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -36,7 +36,7 @@ from record_format.errors import (
 from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
 from tierlog.client.answers import Produced, ProducerIdentity
-from tierlog.client.calls import Acks
+from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, to_ms
@@ -71,7 +71,7 @@ class Batching:
         if self.compression not in CODEC_IDS:
             known = ", ".join(CODEC_IDS)
             raise InvalidRequest(f"compression {self.compression!r}: one of {known}")
-        if self.acks == "0":
+        if check_acks(self.acks) == "0":
             raise InvalidRequest("acks=0 is not awaited, so that nothing could be told of a record")
 
     @property

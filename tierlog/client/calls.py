@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
 
 from record_format import typed_json
 from record_format.batch import iter_headers
-from record_format.errors import InvalidTopicName
+from record_format.errors import InvalidRequest, InvalidTopicName
 from tierlog.client import answers
 from tierlog.client.answers import (
     ConfigValue,
@@ -53,6 +53,14 @@ class Sequenced(NamedTuple):
 
 
 DEFAULT_LIMITS: Final = Limits()
+ACKS: Final = ("0", "1", "all")
+
+
+def check_acks(acks: Acks) -> Acks:
+    """Raises InvalidRequest. Kafka's clients take numbers, so 0 and 1 are understood as well."""
+    if str(acks) not in ACKS:
+        raise InvalidRequest(f"acks is one of {', '.join(ACKS)}, not {acks!r}")
+    return cast("Acks", str(acks))
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -144,7 +152,7 @@ def produce_value(
 ) -> Call[answers.Produced]:
     """One record's value as it is, however large the broker takes it."""
     path = f"{_partition_path(topic, partition)}/records"
-    asked = query(acks=acks, key=key)
+    asked = query(acks=check_acks(acks), key=key)
     request = Request("POST", path, asked, {"content-type": OCTETS}, value)
     placed = request._replace(place=Place(topic, partition))
     return Call(placed, reader(answers.Produced), Repeat.DUPLICATES)
@@ -177,7 +185,7 @@ def produce_body(
         -1 if partition is None else partition,
         -1 if expected_offset is None else expected_offset,
     )
-    asked = query(acks=acks, envelope=envelope or None)
+    asked = query(acks=check_acks(acks), envelope=envelope or None)
     request = Request("POST", f"{path}/records", asked, fields, body, place=place)
     # A conditional append repeats itself out: its second copy finds another log end. That would
     # hide the success of the first, so it is the caller's to look.

@@ -35,15 +35,21 @@ T = TypeVar("T")
 
 
 class Client:
-    """A connection to one broker; a context manager. Raises the errors of `tierlog.errors`."""
+    """A connection to one broker; a context manager. Raises the errors of `tierlog.errors`.
+
+    `server` is `http://HOST:PORT`, or `https://`, then with the authorities of `ca_file` where the
+    system does not know the broker's. `token`, or the content of `token_file`, goes with each call.
+    `timeout_s` bounds each request; reads, and refused or unsent writes, are tried again by
+    `retries`.
+    """
 
     def __init__(
         self,
         server: str = DEFAULT_SERVER,
         *,
         token: str | None = None,
-        token_file: Path | None = None,
-        ca_file: Path | None = None,
+        token_file: str | Path | None = None,
+        ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retries: RetryPolicy | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -60,6 +66,9 @@ class Client:
 
     def close(self) -> None:
         self._http.close()
+
+    def __repr__(self) -> str:
+        return self._connection.shown(self)
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,12 @@ class PartitionCursor:
     def spread(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
     ) -> list[PartitionCursor]:
-        """One like this for each partition; those that a mapping leaves out begin at the start."""
+        """One like this for each partition; those that a mapping leaves out begin at the start.
+
+        Raises TypeError for one number alone.
+        """
+        if isinstance(partitions, int):
+            raise TypeError(f"partitions: expected a list of numbers, as in [{partitions}]")
         return [
             replace(
                 self,

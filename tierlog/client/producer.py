@@ -85,7 +85,7 @@ class Producer:
         """Hand over one record. Waits where the buffer is full; raises Throttled after a while.
 
         What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
-        no record, and RuntimeError after `close`.
+        no record, UnknownTopic, and RuntimeError after `close`.
         """
         now_ms = self._clock()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)

@@ -28,7 +28,11 @@ DEFAULT_BATCH_BYTES: Final = 1 << 20  # with the broker's overhead allowance it 
 
 
 class NewRecord(NamedTuple):
-    """A record to produce. No `partition`: by its key, or where the broker likes."""
+    """A record to produce. No `partition`: by its key, or where the broker likes.
+
+    Value, key and headers' values are bytes, text (its UTF-8 bytes) or None; a `timestamp` is
+    milliseconds, RFC 3339 text or a datetime with its offset from UTC, now by default.
+    """
 
     value: Value
     key: Value = None
@@ -38,7 +42,7 @@ class NewRecord(NamedTuple):
 
 
 class ConsumedRecord(NamedTuple):
-    """A record and where it was."""
+    """A record and where it was; `timestamp` in milliseconds, headers as (name, bytes) pairs."""
 
     topic: str
     partition: int

@@ -5,6 +5,7 @@ Only here and in the two clients is httpx imported.
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -18,6 +19,7 @@ from tierlog.client.exchange import Broken, Outcome, Unsent
 from tierlog.client.wire import Reply, Request
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
+_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -27,8 +29,8 @@ class Connection:
 
     server: str = DEFAULT_SERVER
     token: str | None = None
-    token_file: Path | None = None
-    ca_file: Path | None = None
+    token_file: str | Path | None = None
+    ca_file: str | Path | None = None
     timeout_s: float = 30.0
 
     def options(self) -> dict[str, Any]:
@@ -44,6 +46,11 @@ class Connection:
             "trust_env": not _is_loopback(url.host),
         }
 
+    def shown(self, client: object) -> str:
+        """A client's repr: no token, and no password of its URL."""
+        url = _server_url(self.server)
+        return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
+
     def timeout(self, request: Request) -> float:
         return self.timeout_s + request.extra_wait_s
 
@@ -53,7 +60,7 @@ def to_reply(response: httpx.Response) -> Reply:
 
 
 def to_outcome(error: httpx.TransportError) -> Outcome:
-    reason = str(error) or type(error).__name__
+    reason = _ERRNO.sub("", str(error)) or type(error).__name__
     if isinstance(error, _NEVER_LEFT):
         return Unsent(f"{error.request.url.host}:{error.request.url.port or ''}: {reason}")
     return Broken(reason)
@@ -69,23 +76,25 @@ def _server_url(server: str) -> httpx.URL:
     return url
 
 
-def _token_of(file: Path | None) -> str | None:
+def _token_of(file: str | Path | None) -> str | None:
     if file is None:
         return None
     try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = Path(file).read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"token file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigurationError(f"token file {file}: {error}") from error
     if not token.isascii() or not token.isprintable() or not token:
         raise ConfigurationError(f"token file {file}: holds no token")
     return token
 
 
-def _authority(file: Path) -> ssl.SSLContext:
+def _authority(file: str | Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(file))
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(f"CA file {file}: {error}") from error
+        raise ConfigurationError(f"CA file {file}: {error.strerror}") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,69 @@
+"""`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
+
+import httpx
+import pytest
+
+import tierlog
+from tierlog import client as client_module
+from tierlog.client import calls
+
+
+def test_names_that_are_not_loaded_yet_are_completed():
+    assert set(tierlog.__all__) <= set(dir(tierlog))
+    assert set(client_module.__all__) <= set(dir(client_module))
+
+
+@pytest.mark.parametrize("name", tierlog.__all__)
+def test_every_name_is_there(name):
+    assert getattr(tierlog, name) is not None
+
+
+def test_every_error_of_a_client_is_in_one_place():
+    for name in client_module.__all__:
+        found = getattr(client_module, name)
+        if isinstance(found, type) and issubclass(found, Exception):
+            assert getattr(tierlog.errors, name) is found
+            assert issubclass(found, tierlog.errors.TierlogError)
+
+
+@pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
+def test_a_client_shows_its_server_and_no_secret(kind):
+    shown = repr(kind("http://me:secret@localhost:8641/", token="hidden"))
+    assert shown == f"<tierlog.{kind.__name__} http://localhost:8641>"
+
+
+def test_files_are_given_as_text_too(tmp_path):
+    (tmp_path / "token").write_text("abc\n")
+    sent = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers["authorization"])
+        return httpx.Response(200, json={"topics": []})
+
+    transport = httpx.MockTransport(answer)
+    with tierlog.Client(token_file=str(tmp_path / "token"), transport=transport) as client:
+        client.list_topics()
+    assert sent == ["Bearer abc"]
+    with pytest.raises(tierlog.errors.ConfigurationError) as refused:
+        tierlog.Client(token_file=str(tmp_path / "none"))
+    assert str(refused.value) == f"token file {tmp_path / 'none'}: No such file or directory"
+
+
+def test_one_partition_alone_is_told_how_to_be_written():
+    with (
+        tierlog.Client() as client,
+        pytest.raises(TypeError, match=r"partitions: expected a list of numbers, as in \[3\]"),
+    ):
+        next(client.consume("t", partitions=3))
+
+
+def test_acks_are_checked_before_anything_is_sent():
+    asked = calls.produce("t", ["v"], partition=None, acks=1).request.query
+    assert ("acks", "1") in asked
+    for acks in ("2", -1, "ALL"):
+        with pytest.raises(tierlog.errors.InvalidRequest, match="acks is one of 0, 1, all, not"):
+            calls.produce("t", ["v"], partition=None, acks=acks)
+        with pytest.raises(tierlog.errors.InvalidRequest, match="acks is one of"):
+            tierlog.Batching(acks=acks)
+    with pytest.raises(tierlog.errors.InvalidRequest, match="not awaited"):
+        tierlog.Batching(acks=0)

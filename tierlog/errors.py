@@ -1,0 +1,21 @@
+"""Every error that `tierlog` raises, in one place: those of a broker and those of its clients.
+
+    try:
+        client.produce("events", ["hello"])
+    except tierlog.errors.RequestError: ...  # mend the request; nothing was appended
+    except tierlog.errors.RetriableError: ...  # nothing was appended: try again later
+    except tierlog.errors.OutcomeUnknownError: ...  # it may have been appended: look
+
+A client tries again by itself before it raises a RetriableError: see `RetryPolicy`.
+"""
+
+# ruff: noqa: F403, PLC0414  every name is handed on as it is
+from record_format.errors import *
+from tierlog.client.exchange import AnswerLost as AnswerLost
+from tierlog.client.exchange import BrokerUnreachable as BrokerUnreachable
+from tierlog.client.problems import AppendedInPart as AppendedInPart
+from tierlog.client.problems import BrokerFault as BrokerFault
+from tierlog.client.problems import NotOfferedHere as NotOfferedHere
+from tierlog.client.problems import RangeNotSatisfiable as RangeNotSatisfiable
+from tierlog.client.problems import Unauthorized as Unauthorized
+from tierlog.client.problems import UnexpectedAnswer as UnexpectedAnswer
