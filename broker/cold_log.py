@@ -80,6 +80,7 @@ class ColdLog(ColdReads):
         self._claim: Claim | None = None
         self.claimed = False
         self._unsure = False  # whether the bucket may be a commit ahead of what is known
+        self._going_up: list[int] = []  # base offsets
         self.leadership_lost: str | None = None
 
     @property
@@ -180,12 +181,24 @@ class ColdLog(ColdReads):
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
         """Upload one sealed segment, commit it, read the commit back."""
-        entry = self.upload(files)
-        self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
+        with self.going_up(files.base_offset):
+            entry = self.upload(files)
+            self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
         return entry
 
+    @contextmanager
+    def going_up(self, base_offset: int) -> Iterator[None]:
+        """Within, what is uploaded of the segment and not committed yet is no garbage."""
+        self._going_up.append(base_offset)
+        try:
+            yield
+        finally:
+            self._going_up.remove(base_offset)
+
     def upload(self, files: SegmentFiles) -> SegmentEntry:
-        """The entry of a segment whose objects are in the bucket and confirmed; to be committed."""
+        """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
+        both while it is `going_up`.
+        """
         assert self._claim is not None, "the opener prepares a claim"
         uploaded = self._upload(
             files, folder=self._manifests.keys.segments, leader_epoch=self._claim.epoch
@@ -195,14 +208,15 @@ class ColdLog(ColdReads):
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload what compaction made of the segments `old`, and commit it in their place."""
-        uploaded, now_ms = self.upload(files), self._clock()
-        last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
-        entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
-        self.commit(
-            lambda manifest: transitions.replace(
-                manifest, old, [entry], pages=self._manifests, now_ms=now_ms
+        with self.going_up(files.base_offset):
+            uploaded, now_ms = self.upload(files), self._clock()
+            last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
+            entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
+            self.commit(
+                lambda manifest: transitions.replace(
+                    manifest, old, [entry], pages=self._manifests, now_ms=now_ms
+                )
             )
-        )
         return entry
 
     def trim(self, before_offset: int) -> None:
@@ -241,8 +255,11 @@ class ColdLog(ColdReads):
     def collection_plan(self, policy: GarbagePolicy) -> GarbagePlan:
         """What `collect` would delete now."""
         assert self.manifest is not None, "only a claimed partition collects"
-        collector = Collector(self._manifests, self._pins, policy)
-        return collector.plan(self.manifest, now_ms=self._clock())
+        return self._collector(policy).plan(self.manifest, now_ms=self._clock())
+
+    def _collector(self, policy: GarbagePolicy) -> Collector:
+        under_way = self._going_up.__contains__
+        return Collector(self._manifests, self._pins, policy, is_under_way=under_way)
 
     def collect(self, policy: GarbagePolicy) -> int:
         """Delete from the bucket what no version needs any more; how many objects.
@@ -251,8 +268,9 @@ class ColdLog(ColdReads):
         """
         if not self.claimed:
             return 0
-        collector = Collector(self._manifests, self._pins, policy)
+        collector = self._collector(policy)
         with self._lock, self._fencing():
+            self._catch_up()
             assert self.manifest is not None, "a claimed partition has a manifest"
             plan = collector.plan(self.manifest, now_ms=self._clock())
             gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
@@ -277,13 +295,16 @@ class ColdLog(ColdReads):
         the strength of what is known. Raises FencedError, StoreUnavailable.
         """
         with self._lock, self._fencing():
-            if not self._unsure:
-                return
-            assert self.manifest is not None, "only a claimed partition commits"
-            newest = self._manifests.check_fence(self.manifest)
-            if newest is not self.manifest:
-                self._publish(newest)
-            self._unsure = False
+            if self._unsure:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Under the lock: what is in force is what is known."""
+        assert self.manifest is not None, "only a claimed partition commits"
+        newest = self._manifests.check_fence(self.manifest)
+        if newest is not self.manifest:
+            self._publish(newest)
+        self._unsure = False
 
     def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:
         if not self.claimed:

@@ -199,18 +199,19 @@ class Repair:
         pieces = self._local(entry) if local else object_pieces(self._store, entry)
         snapshot = self._producers_before(entry, before)
         log_ = self._partition.log
-        with rebuilt_segment(
-            self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
-        ) as rebuilt:
-            uploaded = self._cold.upload(rebuilt.files)
-        new = msgspec.structs.replace(
-            uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
-        )
-        self._cold.commit(
-            lambda manifest: repairs.swap_objects(
-                manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
+        with self._cold.going_up(entry.base_offset):
+            with rebuilt_segment(
+                self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
+            ) as rebuilt:
+                uploaded = self._cold.upload(rebuilt.files)
+            new = msgspec.structs.replace(
+                uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
             )
-        )
+            self._cold.commit(
+                lambda manifest: repairs.swap_objects(
+                    manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
+                )
+            )
 
     # --- where the bytes come from ----------------------------------------------------------------
 

@@ -6,13 +6,15 @@
 | the same, dropped by a trim           | `grace_ms` after that, pinned or not                    |
 | an object that no manifest ever named | `grace_ms` after it was written                         |
 | an upload in parts that nobody ended  | `grace_ms` after it was begun                           |
+| either of a segment that is going up  | not now, whatever its age: clocks jump                  |
 | a version                             | `keep_ms` after its successor came, `keep_min` newer    |
 |                                       | ones exist, and it is not pinned                        |
 | a pin                                 | when it has expired                                     |
 
-* Only the owner collects. It looks that it still is, deletes, and then commits that it forgot: a
-  crash between the last two deletes the same names again, which is harmless: names are never used
-  twice.
+* Only the owner collects. It looks that it still is, and that the version it planned by is in force:
+  a commit without an answer may have named since what looked like nobody's. Then it deletes, and
+  commits that it forgot: a crash between the two deletes the same names again, which is harmless:
+  names are never used twice.
 * The age of a version counts from its successor: a reader may have loaded it until then.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
 """
@@ -24,6 +26,7 @@ from contextlib import suppress
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from manifest.invariants import where
 from manifest.keys import base_offset_of
 from manifest.paging import names_object
 from manifest.pins import Pin, Pins
@@ -31,9 +34,11 @@ from manifest.state import Manifest, Reason, RemovedObject, RemovedPage, Removed
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import forget_removed
 from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
-from record_format.errors import UnknownManifestVersion
+from record_format.errors import ManifestConflict, UnknownManifestVersion
 
 IsNamed = Callable[[str], bool]
+IsUnderWay = Callable[[int], bool]
+"""Whether the segment of that base offset is going up just now, and not committed yet."""
 
 
 class GarbagePolicy(NamedTuple):
@@ -78,6 +83,11 @@ def due_versions(
             yield stat.version
 
 
+def nothing_under_way(_base_offset: int) -> bool:
+    """For who uploads nothing."""
+    return False
+
+
 def orphans(
     stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsNamed
 ) -> Iterator[str]:
@@ -91,11 +101,17 @@ class Collector:
     """Garbage collection of one partition."""
 
     def __init__(
-        self, manifests: ManifestStore, pins: Pins, policy: GarbagePolicy = DEFAULT_POLICY
+        self,
+        manifests: ManifestStore,
+        pins: Pins,
+        policy: GarbagePolicy = DEFAULT_POLICY,
+        *,
+        is_under_way: IsUnderWay = nothing_under_way,
     ) -> None:
         self._manifests = manifests
         self._pins = pins
         self._policy = policy
+        self._is_under_way = is_under_way
 
     def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
         """What would go now; changes nothing. `manifest` is the one in force."""
@@ -116,7 +132,15 @@ class Collector:
         found = self._manifests.objects.unfinished(
             self._manifests.keys.segments, limit=self._policy.limit
         )
-        return tuple(one for one in found if now_ms - one.begun_ms >= self._policy.grace_ms)
+        return tuple(
+            one
+            for one in found
+            if now_ms - one.begun_ms >= self._policy.grace_ms and not self._goes_up(one.key)
+        )
+
+    def _goes_up(self, key: str) -> bool:
+        base_offset = base_offset_of(key)
+        return base_offset is not None and self._is_under_way(base_offset)
 
     def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
         found = []
@@ -126,10 +150,14 @@ class Collector:
         return found
 
     def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
-        """Delete what the plan names. Raises FencedError, before anything is deleted, for a foreign
-        owner. Returns the manifest in force afterwards.
+        """Delete what the plan names. Raises, before anything is deleted, FencedError for a foreign
+        owner, and ManifestConflict where `manifest` is not in force. Returns what is afterwards.
         """
         current = self._manifests.check_fence(manifest)
+        if current is not manifest:
+            raise ManifestConflict(
+                f"{where(current)}: the plan was made by version {manifest.version}"
+            )
         for name in plan.pins:
             self._pins.delete(name)
         for keys in _batches((*plan.objects, *plan.orphans)):
@@ -190,7 +218,7 @@ class Collector:
         in_force = self._names_any([manifest])
 
         def is_named(key: str) -> bool:
-            return key in removed or in_force(key) or is_pinned(key)
+            return key in removed or self._goes_up(key) or in_force(key) or is_pinned(key)
 
         found = orphans(
             self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named

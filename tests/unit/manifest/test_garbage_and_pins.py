@@ -8,7 +8,13 @@ from manifest.state import Manifest
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import add_segments, drop_expired, trim
 from manifest.versions import VersionStat
-from record_format.errors import FencedError, InvalidRequest, MissingObject, UnknownManifestVersion
+from record_format.errors import (
+    FencedError,
+    InvalidRequest,
+    ManifestConflict,
+    MissingObject,
+    UnknownManifestVersion,
+)
 from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
 
@@ -222,3 +228,18 @@ def test_a_pin_is_created_once_also_after_a_lost_answer() -> None:
     bench.pins.delete("one")
     bench.pins.delete("one")
     assert bench.pins.all() == []
+
+
+def test_a_plan_made_by_an_older_version_deletes_nothing() -> None:
+    bench = Bench(2)
+    late = entry(200)
+    for key in late.keys:
+        bench.store.put(key, b"x")
+    bench.clock.now_ms += DAY_MS
+    planned_by = bench.state
+    plan = bench.collector.plan(planned_by, now_ms=bench.clock())
+    assert set(plan.orphans) == set(late.keys)
+    bench.commit(lambda s: add_segments(s, [late]))
+    with pytest.raises(ManifestConflict, match="the plan was made by version"):
+        bench.collector.apply(planned_by, plan)
+    assert bench.segments() == [0, 100, 200]

@@ -1,0 +1,64 @@
+"""What is collected while an upload is on its way into the manifest, or is there and nobody knows."""
+
+import pytest
+
+from manifest.garbage import GarbagePolicy
+from record_format.errors import StoreUnavailable
+from tests.fakes.faulty_object_store import FailsAfter
+from tests.integration.broker.test_lost_answers import with_no_answers
+
+NO_GRACE = GarbagePolicy(grace_ms=0)
+
+
+@pytest.fixture
+def rolled(house):
+    """50 records in the bucket, 50 in a sealed segment that nobody uploads by himself."""
+    house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
+    produce(house)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.broker._copying.stop(10)
+    produce(house)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    return house
+
+
+def produce(house):
+    house.produce("t", [b"%d" % number for number in range(50)])
+
+
+def offload_next(partition):
+    partition.cold.offload(partition.log.sealed_segment_files(partition.cold.end_offset))
+
+
+def all_is_in_the_bucket(house):
+    partition = house.broker.partition("t", 0)
+    partition.cold.settle()
+    assert partition.log.delete_local(partition.cold.end_offset) == [0, 50]
+    partition.log.reap(0, at_once=True)
+    return [record.offset for record in house.records("t")] == list(range(100))
+
+
+def test_what_an_unanswered_commit_names_is_no_garbage(rolled):
+    """The answer is lost, the store away for longer than the grace, and collection comes first."""
+    partition = rolled.broker.partition("t", 0)
+    rolled.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+    with pytest.raises(StoreUnavailable):
+        with_no_answers(rolled, lambda: offload_next(partition))
+    assert partition.cold.end_offset == 50
+    rolled.set_down(False)
+    partition.cold.collect(NO_GRACE)
+    assert all_is_in_the_bucket(rolled)
+
+
+def test_what_goes_up_just_now_is_no_garbage_whatever_the_clock_says(rolled, monkeypatch):
+    partition, put = rolled.broker.partition("t", 0), rolled.store.put
+
+    def put_and_collect(key, body, **options):
+        stat = put(key, body, **options)
+        if key.endswith(".indexes"):
+            partition.cold.collect(NO_GRACE)
+        return stat
+
+    monkeypatch.setattr(rolled.store, "put", put_and_collect, raising=False)
+    offload_next(partition)
+    assert all_is_in_the_bucket(rolled)
