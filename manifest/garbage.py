@@ -11,10 +11,11 @@
 |                                       | ones exist, and it is not pinned                        |
 | a pin                                 | when it has expired                                     |
 
-* Only the owner collects. It looks that it still is, and that the version it planned by is in force:
-  a commit without an answer may have named since what looked like nobody's. Then it deletes, and
-  commits that it forgot: a crash between the two deletes the same names again, which is harmless:
-  names are never used twice.
+* Only the owner collects. It looks that it still is, and that the version it planned by is in
+  force: a commit without an answer may have named since what looked like nobody's.
+* It commits that it forgot, looks at the pins once more, and then deletes. Who pins looks then that
+  nothing of it was forgotten: one of the two sees the other. What a crash between the commit and the
+  deletion leaves, nobody names: it goes by age.
 * The age of a version counts from its successor: a reader may have loaded it until then.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
 """
@@ -30,7 +31,7 @@ from manifest.invariants import where
 from manifest.keys import base_offset_of
 from manifest.paging import names_object
 from manifest.pins import Pin, Pins
-from manifest.state import Manifest, Reason, RemovedObject, RemovedPage, RemovedPageKind
+from manifest.state import Manifest, Reason, RemovedObject
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import forget_removed
 from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
@@ -60,6 +61,7 @@ class GarbagePlan(NamedTuple):
     versions: tuple[int, ...]
     pins: tuple[str, ...]
     uploads: tuple[Unfinished, ...] = ()
+    pins_seen: frozenset[str] = frozenset()  # their nonces
 
 
 def due_removals(
@@ -126,6 +128,7 @@ class Collector:
             versions=self._versions(manifest, active, now_ms=now_ms),
             pins=tuple(pin.name for pin in pins if not pin.is_active(now_ms)),
             uploads=self._unfinished(now_ms=now_ms),
+            pins_seen=frozenset(pin.nonce for pin in pins),
         )
 
     def _unfinished(self, *, now_ms: int) -> tuple[Unfinished, ...]:
@@ -156,16 +159,24 @@ class Collector:
         current = self._manifests.check_fence(manifest)
         if current is not manifest:
             raise ManifestConflict(
-                f"{where(current)}: the plan was made by version {manifest.version}"
+                f"{where(current)} is in force, the plan is of {where(manifest)}"
             )
         for name in plan.pins:
             self._pins.delete(name)
-        for keys in _batches((*plan.objects, *plan.orphans)):
+        forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
+        pinned_since = self._pinned_since(plan)
+        is_pinned = self._names_any(self._pinned_versions(pinned_since))
+        kept = {pin.version for pin in pinned_since}
+        self._manifests.versions.delete([one for one in plan.versions if one not in kept])
+        gone = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
+        for keys in _batches(tuple(gone)):
             self._manifests.objects.delete(keys)
         for upload in plan.uploads:
             self._manifests.objects.abort(upload)
-        self._manifests.versions.delete(plan.versions)
-        return self._manifests.commit(current, lambda state: forget_removed(state, plan.forget))
+        return forgotten
+
+    def _pinned_since(self, plan: GarbagePlan) -> list[Pin]:
+        return [pin for pin in self._pins.all() if pin.nonce not in plan.pins_seen]
 
     def _due_objects(
         self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int
@@ -179,24 +190,12 @@ class Collector:
                 break
             if now_ms - page.removed_ms < grace_ms:
                 continue
-            listed = self._listed(page)
+            listed = self._manifests.removed_with(page)
             gone = list(due_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned))
             if len(gone) == len(listed):  # a page with a pinned object waits as a whole
                 keys += gone  # the page itself is the last of them
                 forget.add(page.key)
         return tuple(keys), frozenset(forget)
-
-    def _listed(self, page: RemovedPage) -> list[RemovedObject]:
-        """All that goes with a page, and the page."""
-        if page.kind is RemovedPageKind.REMOVED:
-            inside = list(self._manifests.removed_objects(page))
-        else:
-            inside = [
-                RemovedObject(key, page.removed_ms, page.reason)
-                for entry in self._manifests.entries(page)
-                for key in entry.keys
-            ]
-        return [*inside, RemovedObject(page.key, page.removed_ms, page.reason)]
 
     def _versions(self, manifest: Manifest, active: list[Pin], *, now_ms: int) -> tuple[int, ...]:
         pinned = {pin.version for pin in active}
@@ -214,7 +213,7 @@ class Collector:
     def _orphans(self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int) -> tuple[str, ...]:
         removed = {entry.key for entry in manifest.removed}
         for page in manifest.removed_pages:
-            removed.update(entry.key for entry in self._listed(page))
+            removed.update(entry.key for entry in self._manifests.removed_with(page))
         in_force = self._names_any([manifest])
 
         def is_named(key: str) -> bool:

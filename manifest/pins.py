@@ -4,13 +4,15 @@
 (null: never), nonce.
 
 * A pin is created once and never changed; to move one, delete it and create it.
-* Who pins looks afterwards that everything is there: collection may have been under way.
+* Who pins looks afterwards that everything is there and that nothing was forgotten: collection may
+  have been under way. It forgets first, then looks for pins, then deletes.
 * A trim and the deletion of a topic override pins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -97,10 +99,12 @@ class Pins:
     def missing_objects(self, version: int) -> Iterator[str]:
         """Keys that the version names and the bucket lacks.
 
-        What the manifest in force names too is taken to be there: nobody may collect it.
+        What the manifest in force names too is taken to be there: nobody may collect it. What it
+        does not even list as removed is going, or gone.
         """
         pinned = self._manifests.load_version(version)
         current = self._manifests.load(at_least=version)
+        listed = self._listed(current) if current else frozenset()
         for key in self._named(pinned):
             base_offset = base_offset_of(key)
             in_force = (
@@ -108,8 +112,13 @@ class Pins:
                 and base_offset is not None
                 and names_object(current, key, base_offset=base_offset, pages=self._manifests)
             )
-            if not in_force and self._objects.head(key) is None:
+            if not in_force and (key not in listed or self._objects.head(key) is None):
                 yield key
+
+    def _listed(self, manifest: Manifest) -> frozenset[str]:
+        """What is dropped and still kept."""
+        pages = map(self._manifests.removed_with, manifest.removed_pages)
+        return frozenset(one.key for one in chain(manifest.removed, *pages))
 
     def _named(self, manifest: Manifest) -> Iterator[str]:
         # Pages first: where one is missing, its entries cannot even be asked for.
@@ -120,6 +129,7 @@ class Pins:
     def _check_whole(self, version: int) -> None:
         for key in self.missing_objects(version):
             raise MissingObject(f"version {version} is no longer whole", file=key)
+        self._manifests.load_version(version)
 
     def _write(self, pin: Pin) -> None:
         key = self._keys.pin(pin.name)

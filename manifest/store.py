@@ -38,6 +38,7 @@ from manifest.state import (
     PageRef,
     RemovedObject,
     RemovedPage,
+    RemovedPageKind,
     SegmentEntry,
 )
 from manifest.transitions import (
@@ -171,6 +172,18 @@ class ManifestStore:
         return decode_removed_page(
             self._page_bytes(page.key, page.crc32c), keys=self.keys, file=page.key
         )
+
+    def removed_with(self, page: RemovedPage) -> list[RemovedObject]:
+        """All that goes with a page, and the page, which is the last."""
+        if page.kind is RemovedPageKind.REMOVED:
+            inside = list(self.removed_objects(page))
+        else:
+            inside = [
+                RemovedObject(key, page.removed_ms, page.reason)
+                for entry in self.entries(page)
+                for key in entry.keys
+            ]
+        return [*inside, RemovedObject(page.key, page.removed_ms, page.reason)]
 
     def _page_bytes(self, key: str, crc: int) -> bytes:
         data = self.objects.get(key, max_bytes=MAX_PAGE_BYTES)

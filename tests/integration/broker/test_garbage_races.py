@@ -1,4 +1,4 @@
-"""What is collected while an upload is on its way into the manifest, or is there and nobody knows."""
+"""Collection while an upload is on its way into the manifest, or is there and nobody knows."""
 
 import pytest
 

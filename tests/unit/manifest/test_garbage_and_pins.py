@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from manifest.garbage import Collector, GarbagePolicy, due_versions
@@ -13,6 +15,7 @@ from record_format.errors import (
     InvalidRequest,
     ManifestConflict,
     MissingObject,
+    StoreUnavailable,
     UnknownManifestVersion,
 )
 from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
@@ -240,6 +243,58 @@ def test_a_plan_made_by_an_older_version_deletes_nothing() -> None:
     plan = bench.collector.plan(planned_by, now_ms=bench.clock())
     assert set(plan.orphans) == set(late.keys)
     bench.commit(lambda s: add_segments(s, [late]))
-    with pytest.raises(ManifestConflict, match="the plan was made by version"):
+    with pytest.raises(ManifestConflict, match="in force, the plan is of"):
         bench.collector.apply(planned_by, plan)
     assert bench.segments() == [0, 100, 200]
+
+
+def test_a_pin_that_came_after_the_plan_keeps_its_objects() -> None:
+    bench = Bench(4)
+    pinned = bench.state.version
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    bench.pins.create("backfill", pinned)
+    bench.state = bench.collector.apply(bench.state, plan)
+    assert bench.segments() == [0, 100, 200, 300]
+    bench.collect()
+    assert bench.segments() == [0, 100, 200, 300]
+    bench.pins.delete("backfill")
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert bench.segments() == [200, 300]
+
+
+def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(4)
+    pinned = bench.state.version
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    delete = bench.store.delete
+
+    def pinned_first(keys: Sequence[str]) -> None:
+        monkeypatch.undo()
+        with pytest.raises(MissingObject, match="no longer whole"):
+            bench.pins.create("backfill", pinned)
+        delete(keys)
+
+    monkeypatch.setattr(bench.store, "delete", pinned_first)
+    bench.state = bench.collector.apply(bench.state, plan)
+    assert bench.segments() == [200, 300]
+    assert bench.pins.all() == []
+
+
+def test_what_a_crash_left_of_forgotten_objects_goes_by_age() -> None:
+    bench = Bench(4)
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    bench.store.faults = lambda call, _: Fault.UNAVAILABLE if call == "delete" else None
+    with pytest.raises(StoreUnavailable):
+        bench.collect()
+    bench.store.faults = lambda call, key: None
+    assert bench.segments() == [0, 100, 200, 300]
+    bench.state = bench.manifests.load() or bench.state
+    assert bench.state.removed == ()
+    bench.collect()
+    assert bench.segments() == [200, 300]
