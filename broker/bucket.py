@@ -30,6 +30,7 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from cold_tier.upload_notes import UploadNotes
+from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest.epochs import recorded_pairs
 from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
@@ -205,6 +206,14 @@ class Bucket:
         self.unavailable = str(error) or "the store does not answer"
 
     # --- partitions -------------------------------------------------------------------------------
+
+    def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
+        """None where remote storage is off and no segment is in the bucket: one may have been on
+        its way there when it was turned off.
+        """
+        cold = self.cold_log(record, partition)
+        is_on = LogConfig.parse(record.config).remote_storage_enable
+        return cold if is_on or cold.has_segments else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         return ColdLog(

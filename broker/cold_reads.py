@@ -57,6 +57,10 @@ class ColdReads:
         return self.manifest.end_offset if self.manifest else 0
 
     @property
+    def has_segments(self) -> bool:
+        return self.manifest is not None and self.manifest.segment_count > 0
+
+    @property
     def size_bytes(self) -> int:
         return live_size_bytes(self.manifest) if self.manifest else 0
 

@@ -202,8 +202,13 @@ def _is_done(partition: Partition) -> bool:
 
 
 def _pending(partition: Partition) -> list[int]:
-    """Base offsets of the segments that are sealed, flushed, and not in the manifest in force."""
-    if partition.cold is None or partition.log.active_base_offset <= partition.cold.end_offset:
+    """Base offsets of the segments that are sealed, flushed, and not in the manifest in force.
+
+    None where remote storage was turned off.
+    """
+    if partition.cold is None or not partition.log.config.remote_storage_enable:
+        return []
+    if partition.log.active_base_offset <= partition.cold.end_offset:
         return []  # all that is sealed is covered: the usual case, and cheap
     end_offset = partition.cold.end_offset
     return [

@@ -180,9 +180,7 @@ class LogOpener:
     def _open_whole(self, wanted: Wanted, *, at_start: bool) -> _Opened:
         record, number = wanted
         config = LogConfig.parse(record.config)
-        cold = None
-        if self._bucket is not None and config.remote_storage_enable:
-            cold = self._bucket.cold_log(record, number)
+        cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
         cold_end = cold.end_offset if cold else 0
         place = (record.name, number)
         recovery_point = self._recovery_points.pop(place, 0)

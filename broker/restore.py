@@ -190,7 +190,8 @@ class _Restore:
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
     ) -> None:
         """What the first start does with the partition."""
-        if not LogConfig.parse(topic.config).remote_storage_enable:
+        has_segments = manifest is not None and manifest.segment_count > 0
+        if not (has_segments or LogConfig.parse(topic.config).remote_storage_enable):
             return  # it has nothing in the bucket, and never will: there is nobody to fence
         name = f"{topic.topic_id}-{number}"
         whole = None

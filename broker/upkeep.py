@@ -122,9 +122,8 @@ class Upkeep:
         return msgspec.structs.replace(step, done=now is not None and not now.dirty)
 
     def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
-        if self._bucket is None or not topic.config.remote_storage_enable:
-            return 0
-        return self._bucket.cold_log(topic.record, damaged.number).end_offset
+        cold = self._bucket.cold_side(topic.record, damaged.number) if self._bucket else None
+        return cold.end_offset if cold else 0
 
     def _repairs(self, topic: Topic) -> Iterator[Repair]:
         if self._bucket is None:

@@ -14,7 +14,7 @@
 * Only the owner collects. It looks that it still is, and that the version it planned by is in
   force: a commit without an answer may have named since what looked like nobody's.
 * It commits that it forgot, looks at the pins once more, and then deletes. Who pins looks then that
-  nothing of it was forgotten: one of the two sees the other. What a crash between the commit and the
+  nothing of it was forgotten: one of the two sees the other. What a crash between commit and
   deletion leaves, nobody names: it goes by age.
 * The age of a version counts from its successor: a reader may have loaded it until then.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.

@@ -90,3 +90,43 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
     entries = house.broker.partition("t", 0).cold.entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
     assert (pace.rate, pace.sent_bytes) == (12_345, expected)
+
+
+def turned_off(house):
+    """A topic that was to be offloaded, until somebody thought better of it."""
+    config = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
+    house.broker.create_topic("t", config=config)
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.claimed)
+    return lambda: house.broker.alter_topic("t", config={"remote.storage.enable": False})
+
+
+def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house):
+    turned_off(house)()
+    for number in range(20):
+        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+    assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    assert house.broker.partition("t", 0).cold.end_offset == 0
+    house.restart()
+    assert [record.offset for record in house.records("t")] == list(range(200))
+    assert house.broker.verify("t", deep=True).ok
+
+
+def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(house, monkeypatch):
+    turn_off, put = turned_off(house), house.store.put_file
+    house.broker._copying.stop(10)
+    for number in range(20):
+        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+
+    def put_file(*args, **options):
+        turn_off()
+        return put(*args, **options)
+
+    monkeypatch.setattr(house.store, "put_file", put_file, raising=False)
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    partition = house.broker.partition("t", 0)
+    house.broker.janitor.look_after(partition)
+    assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
+    house.restart()
+    assert [record.offset for record in house.records("t")] == list(range(200))
+    assert house.broker.verify("t", deep=True).ok
