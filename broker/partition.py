@@ -3,6 +3,8 @@
 * A read never waits for a write: it takes the offsets as they are, asks the hot tier from the local
   log start on and the cold tier below it, and where a segment left the disk in between asks again.
 * The cold tier answers only below the local log start; where both have an offset the hot one does.
+* What was found counts where the log start has not passed it meanwhile: the manifest forgets with
+  it, and would give the next segment instead.
 * An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty.
 * Everything here may block but `try_read`, `append` and `offsets`.
 """
@@ -164,6 +166,8 @@ class Partition:
         cold = self.cold.try_read(offset, max_bytes=max_bytes, end_offset=cold_end)
         if cold is None or not cold.slices:
             return None
+        if offset < self.log.log_start_offset:
+            return None
         fetched = _fetched(now, end_offset, cold.slices, next_offset=cold.next_offset, tier="cold")
         hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
         return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
@@ -173,7 +177,7 @@ class Partition:
     ) -> Fetched | None:
         """None where it may not wait for the disk and would have to."""
         self.check_leadership()
-        replacements = self.log.replacements
+        seen = self._seen()
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
@@ -195,11 +199,13 @@ class Partition:
                 tier = "mixed" if slices else "hot"
                 slices, next_offset = slices + hot.slices, hot.next_offset
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
-        if committed and self.log.replacements != replacements:
-            # Compaction forgets an aborted transaction together with its records, which these
-            # slices may still hold.
+        if offset < self.log.log_start_offset:
+            _check_range(offset, self.offsets())
+        if committed and self._seen() != seen:
+            # Compaction, and who lets a segment go, forget an aborted transaction together with its
+            # records, which these slices may still hold.
             raise OffsetTrimmed(
-                f"{self}: segments were replaced meanwhile",
+                f"{self}: segments went, or were replaced, meanwhile",
                 log_start_offset=now.log_start_offset,
                 high_watermark=now.high_watermark,
             )
@@ -213,6 +219,10 @@ class Partition:
             tier=tier,
             aborted=aborted,
         )
+
+    def _seen(self) -> tuple[int, int]:
+        """Two looks between which it did not change saw the same local segments."""
+        return self.log.replacements, self.log.first_local_offset
 
     def _aborted(self, offset: int, next_offset: int, now: Offsets) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with records in [offset, next_offset), of either tier."""

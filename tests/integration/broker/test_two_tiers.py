@@ -15,7 +15,7 @@ from broker.segment_listing import (
 )
 from hot_tier.append import Acks
 from record_format.decode import Record
-from record_format.errors import OutOfOrderSequence, ShuttingDown
+from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
 from record_format.produced import build_produced
 
@@ -205,6 +205,48 @@ def test_retention_by_size_drops_from_both_tiers(house):
     sizes = house.broker.partition("t", 0).tiers()
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+
+
+@pytest.mark.parametrize("call", ["read", "try_read"])
+def test_a_cold_read_that_retention_overtakes_is_trimmed_and_skips_nothing(
+    house, monkeypatch, call
+):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 400)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    house.records("t")  # so that all of it is cached
+    (first, *_) = log.cold.entries(0)
+    found = getattr(log.cold, call)
+
+    def overtaken(offset, **limits):
+        monkeypatch.undo()
+        house.broker.janitor.trim(log, first.next_offset)
+        return found(offset, **limits)
+
+    monkeypatch.setattr(log.cold, call, overtaken)
+    if call == "try_read":
+        assert log.try_read(0, max_bytes=100) is None
+    with pytest.raises(OffsetTrimmed, match="below the log start"):
+        log.read(0, max_bytes=100)
+
+
+def test_a_committed_read_looks_for_aborted_transactions_where_its_records_came_from(
+    house, monkeypatch
+):
+    house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
+    fill(house, "t", 100)
+    offload_all(house, "t")
+    log = house.broker.partition("t", 0)
+    look_up = log.log.aborted_transactions
+
+    def let_go_first(*offsets):
+        monkeypatch.undo()
+        assert log.log.delete_local(log.cold.end_offset)
+        return look_up(*offsets)
+
+    monkeypatch.setattr(log.log, "aborted_transactions", let_go_first)
+    assert log.read(0, max_bytes=100, committed=True).tier == "cold"
 
 
 def test_records_without_a_time_are_as_old_as_their_file(house):
