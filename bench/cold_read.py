@@ -299,4 +299,4 @@ def _fetches(
 def _chunk(store: Any, key: str, number: int) -> ChunkRef:
     position = number * CHUNK_BYTES
     body = b"".join(store.get_range(key, position, position + CHUNK_BYTES))
-    return ChunkRef(key, "bench", number, position, CHUNK_BYTES, crc32c(body))
+    return ChunkRef(key, ("bench", number), position, CHUNK_BYTES, crc32c(body))

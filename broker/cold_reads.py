@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from cold_tier.cold_reader import ColdRead, ColdReader, ColdSegment
+from cold_tier.cold_reader import ColdRead, ColdReader
 from cold_tier.index_bundle import parse_bundle
 from manifest.paging import live_size_bytes
 from manifest.state import Manifest, SegmentEntry
@@ -77,7 +77,7 @@ class ColdReads:
             if entry is None:
                 return ColdRead((), max(offset, manifest.end_offset))
             return self._reader.read(
-                cold_segment(entry),
+                entry,
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,
                 end_offset=end_offset,
@@ -101,7 +101,7 @@ class ColdReads:
         if manifest is None or entry is None:
             return None
         return self._reader.try_read(
-            cold_segment(entry),
+            entry,
             max(offset, entry.base_offset),
             max_bytes=max_bytes,
             end_offset=end_offset,
@@ -125,7 +125,7 @@ class ColdReads:
             if 0 <= entry.max_timestamp < timestamp:
                 continue
             found = self._reader.offset_for_timestamp(
-                cold_segment(entry), timestamp, start_offset=start_offset, end_offset=end_offset
+                entry, timestamp, start_offset=start_offset, end_offset=end_offset
             )
             if found is not None:
                 return found
@@ -136,7 +136,7 @@ class ColdReads:
         found: list[AbortedTxn] = []
         for entry in self.entries(offset):
             named = self._reader.aborted_transactions(
-                cold_segment(entry), start_offset=offset, end_offset=end_offset
+                entry, start_offset=offset, end_offset=end_offset
             )
             found += named.transactions
             if named.complete:
@@ -145,13 +145,13 @@ class ColdReads:
 
     def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""
-        return self._reader.byte_range(cold_segment(entry), start=start, end=end)
+        return self._reader.byte_range(entry, start=start, end=end)
 
     def cached_range(
         self, entry: SegmentEntry, *, start: int, end: int
     ) -> tuple[FileSlice, ...] | None:
         """As `byte_range`, without waiting: None where not all of it is in the chunk cache."""
-        return self._reader.cached_range(cold_segment(entry), start=start, end=end)
+        return self._reader.cached_range(entry, start=start, end=end)
 
     def entries(self, from_offset: int) -> Iterator[SegmentEntry]:
         """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
@@ -194,10 +194,10 @@ class _Following:
     def __init__(self, find: Callable[[int], SegmentEntry | None], offset: int) -> None:
         self._find, self._offset = find, offset
 
-    def __iter__(self) -> Iterator[ColdSegment]:
+    def __iter__(self) -> Iterator[SegmentEntry]:
         offset = self._offset
         while (entry := self._find(offset)) is not None:
-            yield cold_segment(entry)
+            yield entry
             offset = entry.next_offset
 
 
@@ -218,17 +218,3 @@ def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> byt
     except CorruptDataError as bad:
         log.error("producers are not restored", partition=str(manifests.keys), error=str(bad))
         return None
-
-
-def cold_segment(entry: SegmentEntry) -> ColdSegment:
-    return ColdSegment(
-        base_offset=entry.base_offset,
-        last_offset=entry.last_offset,
-        size_bytes=entry.size_bytes,
-        log_key=entry.log_key,
-        log_crc32c=entry.log_crc32c,
-        indexes_key=entry.indexes_key,
-        indexes_size_bytes=entry.indexes_size_bytes,
-        chunk_table_position=entry.chunk_table_position,
-        chunk_table_size=entry.chunk_table_size,
-    )

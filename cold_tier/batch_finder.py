@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from cold_tier.ranged_reader import ChunkRef
+from cold_tier.ranged_reader import ChunkKey, ChunkRef
 from record_format.errors import CorruptObject
 from record_format.file_slice import OpenFile
 from record_format.page_cache import pread_nowait
@@ -63,20 +63,30 @@ class BatchPlace(NamedTuple):
 
 
 class _Map:
-    """Batches that were met, in their order and `SPARSE_BYTES` apart or more."""
+    """Batches that were met, in their order and `SPARSE_BYTES` apart or more.
 
-    __slots__ = ("ends", "next_offsets", "offsets", "positions")
+    Written by one thread at a time, and read by any: a batch is there once its offset is, which is
+    noted last.
+    """
+
+    __slots__ = ("_lock", "ends", "next_offsets", "offsets", "positions")
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.positions, self.ends = array("q"), array("q")
         self.offsets, self.next_offsets = array("q"), array("q")
 
     def note(self, batch: BatchPlace) -> None:
-        if not self.positions or batch.position >= self.positions[-1] + SPARSE_BYTES:
-            self.positions.append(batch.position)
-            self.ends.append(batch.end_position)
-            self.offsets.append(batch.base_offset)
-            self.next_offsets.append(batch.next_offset)
+        with self._lock:
+            if batch.position >= self.last_position + SPARSE_BYTES:
+                self.positions.append(batch.position)
+                self.ends.append(batch.end_position)
+                self.next_offsets.append(batch.next_offset)
+                self.offsets.append(batch.base_offset)
+
+    @property
+    def last_position(self) -> int:
+        return self.positions[-1] if self.positions else -SPARSE_BYTES
 
     def at_offset(self, offset: int) -> BatchPlace | None:
         """The last of them that begins at or below `offset`."""
@@ -101,87 +111,73 @@ class _Map:
 
 
 class BatchFinder:
+    """The maps of chunks that are being read."""
+
     def __init__(self, *, maps_max: int = MAPS_MAX) -> None:
         self._lock = threading.Lock()
-        self._maps: OrderedDict[tuple[str, int], _Map] = OrderedDict()
+        self._maps: OrderedDict[ChunkKey, _Map] = OrderedDict()
         self._maps_max = maps_max
 
-    def find(
-        self,
-        chunk: ChunkRef,
-        file: OpenFile,
-        offset: int,
-        *,
-        steps: Steps = AS_FAR_AS_NEEDED,
-    ) -> BatchPlace | None:
-        """The first batch that ends above `offset`; None where the chunk has none.
-
-        Raises CorruptObject, and BlockingIOError where `steps` gave up.
-        """
-        known = self._map(chunk)
+    def of(self, chunk: ChunkRef, file: OpenFile, *, steps: Steps = AS_FAR_AS_NEEDED) -> ChunkWalk:
+        """For one look into a chunk, whose `file` this is."""
         with self._lock:
-            near = known.at_offset(offset)
+            known = self._maps.get(chunk.key)
+            if known is None:
+                known = self._maps[chunk.key] = _Map()
+                if len(self._maps) > self._maps_max:
+                    self._maps.popitem(last=False)
+            self._maps.move_to_end(chunk.key)
+        return ChunkWalk(chunk, file, known, steps)
+
+
+class ChunkWalk:
+    """Raises CorruptObject, and BlockingIOError where `steps` gave up."""
+
+    __slots__ = ("_chunk", "_file", "_known", "_steps")
+
+    def __init__(self, chunk: ChunkRef, file: OpenFile, known: _Map, steps: Steps) -> None:
+        self._chunk, self._file, self._known, self._steps = chunk, file, known, steps
+
+    def find(self, offset: int) -> BatchPlace | None:
+        """The first batch that ends above `offset`; None where the chunk has none."""
+        near = self._known.at_offset(offset)
         if near is not None and near.next_offset > offset:
             return near
-        start = near.end_position if near is not None else 0
-        for batch in self._walk(chunk, file, start, known=known, steps=steps):
+        for batch in self._walk(near.end_position if near is not None else 0):
             if batch.next_offset > offset:
                 return batch
         return None
 
-    def find_end(
-        self,
-        chunk: ChunkRef,
-        file: OpenFile,
-        first: BatchPlace,
-        *,
-        max_bytes: int,
-        end_offset: int,
-        steps: Steps = AS_FAR_AS_NEEDED,
-    ) -> tuple[int, int]:
+    def find_end(self, first: BatchPlace, *, max_bytes: int, end_offset: int) -> tuple[int, int]:
         """Where whole batches from `first` on end, by position and by offset.
 
         They are within `max_bytes` and below `end_offset`, but the first is there in any case.
-        Raises as `find`.
         """
         stop = first.position + max_bytes
         position, next_offset = first.end_position, first.next_offset
-        known = self._map(chunk)
-        with self._lock:
-            near = known.before_end(stop, end_offset)
+        near = self._known.before_end(stop, end_offset)
         if near is not None and near.position >= position:
             if _is_beyond(near, stop, end_offset):
                 return near.position, max(next_offset, min(near.base_offset, end_offset))
             position, next_offset = near.end_position, near.next_offset
-        for batch in self._walk(chunk, file, position, known=known, steps=steps):
+        for batch in self._walk(position):
             if _is_beyond(batch, stop, end_offset):
                 # What lies before this batch is within both limits; its own start is the end.
                 return batch.position, max(next_offset, min(batch.base_offset, end_offset))
             position, next_offset = batch.end_position, batch.next_offset
         return position, next_offset
 
-    def _map(self, chunk: ChunkRef) -> _Map:
-        key = (chunk.unique, chunk.number)
-        with self._lock:
-            known = self._maps.get(key)
-            if known is None:
-                known = self._maps[key] = _Map()
-                if len(self._maps) > self._maps_max:
-                    self._maps.popitem(last=False)
-            self._maps.move_to_end(key)
-            return known
-
-    def _walk(
-        self, chunk: ChunkRef, file: OpenFile, start: int, *, known: _Map, steps: Steps
-    ) -> Iterator[BatchPlace]:
-        noted = known.positions[-1] if known.positions else -SPARSE_BYTES
-        walk = walk_batches(file, start, chunk.size_bytes, log_key=chunk.log_key, pread=steps.pread)
+    def _walk(self, start: int) -> Iterator[BatchPlace]:
+        chunk, known, steps = self._chunk, self._known, self._steps
+        walk = walk_batches(
+            self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=steps.pread
+        )
+        noted = known.last_position
         for number, batch in enumerate(walk):
             if number == steps.batches_max:
                 raise BlockingIOError(errno.EAGAIN, "the walk is long")
             if batch.position >= noted + SPARSE_BYTES:
-                with self._lock:
-                    known.note(batch)
+                known.note(batch)
                 noted = batch.position
             yield batch
 

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.ranged_reader import ChunkRef
+from cold_tier.ranged_reader import ChunkKey, ChunkRef
 from record_format.errors import ConfigurationError, DiskFull, Throttled
 from record_format.file_slice import OpenFile
 
@@ -47,8 +47,6 @@ RENAME_ATTEMPTS: Final = 20
 VISIT_FILLS: Final = 32  # so many fills later, a hit is another visit and not the same reader still
 CHECK_BYTES: Final = 1 << 20
 KEPT_OPEN_MAX: Final = 256
-
-_Key = tuple[str, int]
 
 
 class CacheUsage(NamedTuple):
@@ -116,11 +114,11 @@ class ChunkCache:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._choose, self._monotonic = choose, monotonic
         self._room = threading.Condition()
-        self._entries: dict[_Key, _Entry] = {}
-        self._unread: OrderedDict[_Key, None] = OrderedDict()
-        self._probation: list[_Key] = []
-        self._protected: OrderedDict[_Key, None] = OrderedDict()
-        self._kept_open: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._entries: dict[ChunkKey, _Entry] = {}
+        self._unread: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._probation: list[ChunkKey] = []
+        self._protected: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
         self._cached = self._unread_bytes = self._protected_bytes = 0
         self._reserved = self._lingering = 0
         self._closed: deque[_Ticket] = deque()
@@ -140,9 +138,10 @@ class ChunkCache:
         `checked_only` never reads the file: None, and no miss, where its bytes were not checked in
         this process's life.
         """
-        key = _key(chunk)
+        key = chunk.key
         with self._room:
-            self._settle_closed()
+            if self._closed:
+                self._settle_closed()
             entry = self._entries.get(key)
             if checked_only and (entry is None or not entry.verified):
                 return None
@@ -161,7 +160,7 @@ class ChunkCache:
             self._closed.append(entry.ticket)
             raise
 
-    def _opened_now(self, chunk: ChunkRef, key: _Key, entry: _Entry) -> OpenFile | None:
+    def _opened_now(self, chunk: ChunkRef, key: ChunkKey, entry: _Entry) -> OpenFile | None:
         opened = self._open(chunk, entry)
         with self._room:
             there = self._entries.get(key) is entry
@@ -184,12 +183,12 @@ class ChunkCache:
     def mark_read(self, chunk: ChunkRef) -> None:
         """A reader has got the chunk from its fill."""
         with self._room:
-            if _key(chunk) in self._entries:
-                self._touch(_key(chunk))
+            if chunk.key in self._entries:
+                self._touch(chunk.key)
 
     def has(self, chunk: ChunkRef) -> bool:
         with self._room:
-            return _key(chunk) in self._entries
+            return chunk.key in self._entries
 
     def chunks_of(self, unique: str) -> int:
         """How many chunks of one segment are cached."""
@@ -244,7 +243,7 @@ class ChunkCache:
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
         """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
-        key = _key(chunk)
+        key = chunk.key
         try:
             entry = _Entry(chunk.size_bytes, verified=True)
             entry.ticket.open = 1
@@ -291,7 +290,7 @@ class ChunkCache:
         """For one reader, who was counted in the entry's ticket."""
         return _ChunkFile(opened, entry.ticket, self._closed)
 
-    def _keep_open(self, key: _Key, entry: _Entry, opened: OpenFile) -> OpenFile | None:
+    def _keep_open(self, key: ChunkKey, entry: _Entry, opened: OpenFile) -> OpenFile | None:
         """What is closed for it, to be let go without the lock."""
         entry.opened = opened
         self._kept_open[key] = entry
@@ -303,7 +302,7 @@ class ChunkCache:
 
     def _open(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
         try:
-            opened = OpenFile(self._name(_key(chunk)))
+            opened = OpenFile(self._name(chunk.key))
         except FileNotFoundError:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
@@ -321,7 +320,7 @@ class ChunkCache:
             return
         raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))
 
-    def _touch(self, key: _Key) -> None:
+    def _touch(self, key: ChunkKey) -> None:
         entry = self._entries[key]
         if not entry.read:
             self._mark_read(key, entry)
@@ -331,7 +330,7 @@ class ChunkCache:
             self._protect(key, entry)
         entry.last_fill = self._fills
 
-    def _insert(self, key: _Key, entry: _Entry) -> None:
+    def _insert(self, key: ChunkKey, entry: _Entry) -> None:
         entry.last_fill = self._fills
         self._entries[key] = entry
         self._unread[key] = None
@@ -340,17 +339,17 @@ class ChunkCache:
         while self._unread_bytes > self._limit_bytes * UNREAD_SHARE and len(self._unread) > 1:
             self._give_up_on(next(iter(self._unread)))
 
-    def _give_up_on(self, key: _Key) -> None:
+    def _give_up_on(self, key: ChunkKey) -> None:
         """The guess that it would be read was wrong, or too early."""
         self._mark_read(key, self._entries[key])
 
-    def _mark_read(self, key: _Key, entry: _Entry) -> None:
+    def _mark_read(self, key: ChunkKey, entry: _Entry) -> None:
         entry.read = True
         del self._unread[key]
         self._unread_bytes -= entry.size_bytes
         self._to_probation(key, entry)
 
-    def _to_probation(self, key: _Key, entry: _Entry) -> None:
+    def _to_probation(self, key: ChunkKey, entry: _Entry) -> None:
         entry.slot = len(self._probation)
         self._probation.append(key)
 
@@ -361,7 +360,7 @@ class ChunkCache:
             self._entries[last].slot = entry.slot
         entry.slot = -1
 
-    def _protect(self, key: _Key, entry: _Entry) -> None:
+    def _protect(self, key: ChunkKey, entry: _Entry) -> None:
         self._leave_probation(entry)
         entry.protected = True
         self._protected[key] = None
@@ -375,10 +374,10 @@ class ChunkCache:
             self._protected_bytes -= other.size_bytes
             self._to_probation(demoted, other)
 
-    def _make_room(self, wanted: int) -> list[_Key]:
+    def _make_room(self, wanted: int) -> list[ChunkKey]:
         """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
         self._settle_closed()
-        victims: list[_Key] = []
+        victims: list[ChunkKey] = []
         if self._taken() - self._cached > wanted:
             return victims  # all chunks together would not do
         while self._taken() > wanted:
@@ -390,7 +389,7 @@ class ChunkCache:
             victims.append(key)
         return victims
 
-    def _victim(self) -> _Key | None:
+    def _victim(self) -> ChunkKey | None:
         """To unlink an open file gives no room back, so those are passed over."""
         for _ in range(PICKS if self._probation else 0):
             picked = [self._probation[self._choose(len(self._probation))] for _ in range(2)]
@@ -403,7 +402,7 @@ class ChunkCache:
                     return key
         return None
 
-    def _forget(self, key: _Key) -> None:
+    def _forget(self, key: ChunkKey) -> None:
         entry = self._entries[key]
         if not entry.read:
             del self._unread[key]
@@ -430,14 +429,14 @@ class ChunkCache:
     def _taken(self) -> int:
         return self._cached + self._reserved + self._lingering
 
-    def _path(self, key: _Key) -> Path:
+    def _path(self, key: ChunkKey) -> Path:
         return Path(self._name(key))
 
-    def _name(self, key: _Key) -> str:
+    def _name(self, key: ChunkKey) -> str:
         """As `_path`, for every lookup: to make a Path costs more than to open the file."""
         return f"{self._folder}/{key[0]}/{key[1]}"
 
-    def _unlink(self, keys: Iterable[_Key]) -> None:
+    def _unlink(self, keys: Iterable[ChunkKey]) -> None:
         """Without the lock. A chunk that was filled again meanwhile loses its file: then a miss."""
         for key in keys:
             path = self._path(key)
@@ -461,10 +460,6 @@ class ChunkCache:
         with self._room:
             victims = self._make_room(self._limit_bytes)
         self._unlink(victims)
-
-
-def _key(chunk: ChunkRef) -> _Key:
-    return chunk.unique, chunk.number
 
 
 def _is_right(file: OpenFile, chunk: ChunkRef) -> bool:

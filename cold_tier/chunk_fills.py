@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from cold_tier.chunk_cache import ChunkCache
-from cold_tier.ranged_reader import ChunkRef, RangedReader
+from cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
 from record_format.errors import DiskFull, ShuttingDown, Throttled
 from record_format.file_slice import OpenFile
 
@@ -31,7 +31,7 @@ class ChunkFills:
         self._read_ahead_max = max(1, fills_max // 2)
         self._pool = ThreadPoolExecutor(fills_max, thread_name_prefix="cold-fill")
         self._lock = threading.Lock()
-        self._filling: dict[tuple[str, int], Future[OpenFile]] = {}
+        self._filling: dict[ChunkKey, Future[OpenFile]] = {}
         self._guesses = 0
 
     def get(self, chunk: ChunkRef, *, room_wait_s: float = ROOM_WAIT_S) -> OpenFile:
@@ -66,13 +66,12 @@ class ChunkFills:
 
     def prefetch(self, chunk: ChunkRef) -> bool:
         """Begin to fill the chunk if there is a slot; whether it is there or on its way."""
-        key = (chunk.unique, chunk.number)
         with self._lock:
-            if key in self._filling or self._cache.has(chunk):
+            if chunk.key in self._filling or self._cache.has(chunk):
                 return True
             if self._guesses >= self._read_ahead_max:
                 return False
-            self._filling[key] = self._submit(self._guess, chunk)
+            self._filling[chunk.key] = self._submit(self._guess, chunk)
             self._guesses += 1
         return True
 
@@ -83,15 +82,14 @@ class ChunkFills:
         self, chunk: ChunkRef, *, room_wait_s: float
     ) -> tuple[Future[OpenFile] | None, bool]:
         """The fill, and whether it is the caller's own; no fill where one ended since it looked."""
-        key = (chunk.unique, chunk.number)
         with self._lock:
-            filling = self._filling.get(key)
+            filling = self._filling.get(chunk.key)
             if filling is not None:
                 return filling, False
             if self._cache.has(chunk):
                 return None, False
             started = self._submit(partial(self._fill, room_wait_s=room_wait_s), chunk)
-            self._filling[key] = started
+            self._filling[chunk.key] = started
             return started, True
 
     def _submit(self, fill: Callable[[ChunkRef], OpenFile], chunk: ChunkRef) -> Future[OpenFile]:
@@ -119,7 +117,7 @@ class ChunkFills:
         finally:
             # After `publish`: whoever finds no fill under way finds the chunk.
             with self._lock:
-                self._filling.pop((chunk.unique, chunk.number), None)
+                self._filling.pop(chunk.key, None)
 
     def _fill_once(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
         self._cache.reserve(chunk.size_bytes, wait_s=room_wait_s)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Final, NamedTuple
 
 from cold_tier.batch_finder import (
@@ -29,7 +28,7 @@ from cold_tier.batch_finder import (
 )
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
-from cold_tier.chunk_table import Chunk
+from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
 from cold_tier.prefetch import Prefetcher
@@ -71,14 +70,6 @@ class ColdRead(NamedTuple):
     next_offset: int
 
 
-class _Wanted(NamedTuple):
-    """`end_offset` is within the segment."""
-
-    segment: ColdSegment
-    chunk_index: SegmentIndex
-    end_offset: int
-
-
 class _Access(NamedTuple):
     """How a read gets at bytes: `open` takes a chunk and whether others are held open already."""
 
@@ -87,18 +78,13 @@ class _Access(NamedTuple):
     steps: Steps
 
 
-class _Part(NamedTuple):
-    piece: FileSlice
-    next_offset: int
-    at_chunk_end: bool
-
-
 class _Answer:
     """What a read has come to so far."""
 
-    __slots__ = ("left", "max_bytes", "next_offset", "slices")
+    __slots__ = ("end_offset", "left", "max_bytes", "next_offset", "slices")
 
-    def __init__(self, offset: int, max_bytes: int) -> None:
+    def __init__(self, offset: int, max_bytes: int, end_offset: int) -> None:
+        self.end_offset = end_offset
         self.slices: list[FileSlice] = []
         self.next_offset, self.max_bytes, self.left = offset, max_bytes, max_bytes
 
@@ -108,13 +94,16 @@ class _Answer:
         enough = bool(self.slices) and self.left * 2 < self.max_bytes
         return enough or len(self.slices) >= SLICES_MAX
 
-    def take(self, part: _Part) -> bool:
-        """Whether there was room for it: for the first part there always is."""
-        if self.slices and part.piece.size_bytes > self.left:
+    def goes_on_after(self, segment: ColdSegment) -> bool:
+        return not self.is_full and segment.last_offset < self.next_offset < self.end_offset
+
+    def take(self, piece: FileSlice, next_offset: int) -> bool:
+        """Whether there was room for it: for the first piece there always is."""
+        if self.slices and piece.size_bytes > self.left:
             return False
-        self.slices.append(part.piece)
-        self.next_offset = part.next_offset
-        self.left -= part.piece.size_bytes
+        self.slices.append(piece)
+        self.next_offset = next_offset
+        self.left -= piece.size_bytes
         return True
 
 
@@ -174,8 +163,8 @@ class ColdReader:
         ahead = self._prefetcher.begin(
             segment, index, offset, max_bytes=max_bytes, following=following
         )
-        answer, segments = _Answer(offset, max_bytes), chain([segment], following)
-        self._collect(answer, segments, end_offset=end_offset, access=self._waiting)
+        answer = _Answer(offset, max_bytes, end_offset)
+        self._collect(answer, segment, index, following, access=self._waiting)
         self._prefetcher.ended(segment, answer.next_offset, done=ahead)
         return ColdRead(tuple(answer.slices), answer.next_offset)
 
@@ -192,17 +181,18 @@ class ColdReader:
 
         `following` may raise BlockingIOError where it would have to ask.
         """
-        answer, segments = _Answer(offset, max_bytes), chain([segment], following)
+        index = self._indexes.peek(segment)
+        if index is None:
+            return None
+        answer = _Answer(offset, max_bytes, end_offset)
         try:
-            self._collect(answer, segments, end_offset=end_offset, access=self._at_once)
+            self._collect(answer, segment, index, following, access=self._at_once)
         except BlockingIOError:
             return None
-        index = self._indexes.peek(segment)
-        if index is not None:
-            ahead = self._prefetcher.begin(
-                segment, index, offset, max_bytes=max_bytes, following=following
-            )
-            self._prefetcher.ended(segment, answer.next_offset, done=ahead)
+        ahead = self._prefetcher.begin(
+            segment, index, offset, max_bytes=max_bytes, following=following
+        )
+        self._prefetcher.ended(segment, answer.next_offset, done=ahead)
         return ColdRead(tuple(answer.slices), answer.next_offset)
 
     def _index_at_hand(self, segment: ColdSegment) -> SegmentIndex:
@@ -224,77 +214,66 @@ class ColdReader:
     def _collect(
         self,
         answer: _Answer,
-        segments: Iterable[ColdSegment],
+        segment: ColdSegment,
+        index: SegmentIndex,
+        following: Iterable[ColdSegment],
         *,
-        end_offset: int,
         access: _Access,
     ) -> None:
         """Slices of one segment after the other, until there are enough. An error where there are
         some already is the next read's.
         """
+        if segment.base_offset >= answer.end_offset:
+            return
         try:
-            for segment in segments:
-                if segment.base_offset >= end_offset:
+            self._collect_from(segment, index, answer, access)
+            if not answer.goes_on_after(segment):
+                return
+            for another in following:
+                if another.base_offset >= answer.end_offset:
                     return
-                segment_end = min(end_offset, segment.last_offset + 1)
-                answer.next_offset = max(answer.next_offset, segment.base_offset)
-                self._collect_from(
-                    _Wanted(segment, access.index_of(segment), segment_end), answer, access
-                )
-                if answer.is_full or not segment.last_offset < answer.next_offset < end_offset:
+                self._collect_from(another, access.index_of(another), answer, access)
+                if not answer.goes_on_after(another):
                     return
         except TierlogError:
             if not answer.slices:
                 raise
 
-    def _collect_from(self, wanted: _Wanted, answer: _Answer, access: _Access) -> None:
+    def _collect_from(
+        self, segment: ColdSegment, index: SegmentIndex, answer: _Answer, access: _Access
+    ) -> None:
         """Slices of one chunk after the other, and the offset after them."""
-        chunks = wanted.chunk_index.table.chunks
-        for number in range(wanted.chunk_index.table.index_of(answer.next_offset), len(chunks)):
-            if chunks[number].first_offset >= wanted.end_offset or answer.is_full:
+        end_offset = min(answer.end_offset, segment.last_offset + 1)
+        answer.next_offset = max(answer.next_offset, segment.base_offset)
+        chunks = index.table.chunks
+        for number in range(index.table.index_of(answer.next_offset), len(chunks)):
+            if chunks[number].first_offset >= end_offset or answer.is_full:
                 break
-            part = self._part(wanted, number, answer, access=access)
-            if part is None or not answer.take(part) or not part.at_chunk_end:
+            if not self._take(index, number, answer, end_offset=end_offset, access=access):
                 break
-        answer.next_offset = self._after(
-            wanted.chunk_index, answer.next_offset, end_offset=wanted.end_offset
-        )
+        answer.next_offset = _skip_gap(index.table, answer.next_offset, end_offset=end_offset)
 
-    def _part(
-        self, wanted: _Wanted, number: int, answer: _Answer, *, access: _Access
-    ) -> _Part | None:
-        """What one chunk has of it; None where its first batch is not below the end."""
-        chunk, ref = (
-            wanted.chunk_index.table.chunks[number],
-            wanted.chunk_index.ref(wanted.segment, number),
-        )
-        offset, max_bytes = answer.next_offset, answer.left
+    def _take(
+        self,
+        index: SegmentIndex,
+        number: int,
+        answer: _Answer,
+        *,
+        end_offset: int,
+        access: _Access,
+    ) -> bool:
+        """Take what one chunk has; whether that goes to the chunk's end."""
+        chunk, ref = index.table.chunks[number], index.chunks[number]
         file = access.open(ref, bool(answer.slices))
-        first = self._finder.find(ref, file, offset, steps=access.steps)
-        if first is None or first.next_offset > wanted.end_offset:
-            return None
-        rest = chunk.size_bytes - first.position
-        if rest <= max_bytes and chunk.last_offset < wanted.end_offset:
-            return _Part(FileSlice(file, first.position, rest), chunk.last_offset + 1, True)
-        end, next_offset = self._finder.find_end(
-            ref,
-            file,
-            first,
-            max_bytes=max_bytes,
-            end_offset=wanted.end_offset,
-            steps=access.steps,
-        )
+        walk = self._finder.of(ref, file, steps=access.steps)
+        first = walk.find(answer.next_offset)
+        if first is None or first.next_offset > end_offset:
+            return False
+        end, next_offset = chunk.size_bytes, chunk.last_offset + 1
+        if end - first.position > answer.left or next_offset > end_offset:
+            end, next_offset = walk.find_end(first, max_bytes=answer.left, end_offset=end_offset)
         piece = FileSlice(file, first.position, end - first.position)
-        return _Part(piece, next_offset, end == chunk.size_bytes)
-
-    @staticmethod
-    def _after(index: SegmentIndex, next_offset: int, *, end_offset: int) -> int:
-        """Past what compaction removed: where the next batch begins, or the end."""
-        number = index.table.index_of(next_offset)
-        if number == len(index.table.chunks):
-            return end_offset
-        first = index.table.chunks[number].first_offset
-        return min(max(next_offset, first), end_offset)
+        return answer.take(piece, next_offset) and end == chunk.size_bytes
 
     def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk as they are asked for, one ahead.
@@ -305,8 +284,8 @@ class ColdReader:
         numbers = index.table.numbers_of(start, end)
         for number in numbers:
             if number + 1 in numbers:
-                self._fills.prefetch(index.ref(segment, number + 1))
-            file = self._fills.get(index.ref(segment, number))
+                self._fills.prefetch(index.chunks[number + 1])
+            file = self._fills.get(index.chunks[number])
             yield _part_of(index.table.chunks[number], file, start=start, end=end)
 
     def cached_range(
@@ -323,7 +302,7 @@ class ColdReader:
             return None
         slices: list[FileSlice] = []
         for number in numbers:
-            file = self._fills.cached(index.ref(segment, number))
+            file = self._fills.cached(index.chunks[number])
             if file is None:
                 return None
             slices.append(_part_of(index.table.chunks[number], file, start=start, end=end))
@@ -351,8 +330,7 @@ class ColdReader:
                 return None
             if not _may_reach(chunk, timestamp):
                 continue
-            ref = index.ref(segment, number)
-            file = self._fills.get(ref)
+            file = self._fills.get(index.chunks[number])
             for header, body in _batches(file, chunk, segment.log_key):
                 found = _first_at(header, body, timestamp, start_offset, segment.log_key)
                 if found is not None:
@@ -378,6 +356,14 @@ class ColdReader:
             if entry.last_stable_offset >= end_offset:
                 return AbortedTxns(tuple(found), complete=True)
         return AbortedTxns(tuple(found), complete=False)
+
+
+def _skip_gap(table: ChunkTable, next_offset: int, *, end_offset: int) -> int:
+    """Past what compaction removed: where the next batch begins, or the end."""
+    number = table.index_of(next_offset)
+    if number == len(table.chunks):
+        return end_offset
+    return min(max(next_offset, table.chunks[number].first_offset), end_offset)
 
 
 def _part_of(chunk: Chunk, file: OpenFile, *, start: int, end: int) -> FileSlice:

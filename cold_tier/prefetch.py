@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -49,13 +50,13 @@ class Prefetcher:
         """Begin with what a read of `max_bytes` from `offset` on will want; what was done."""
         number = index.table.index_of(offset)
         here = (segment.log_key, number)
-        ahead = self._read_ahead.before(segment.folder, offset, chunk=here)
+        ahead = self._read_ahead.before(_folder_of(segment.log_key), offset, chunk=here)
         window, surely = ahead.window, _surely_wanted(index, number, max_bytes=max_bytes)
         if surely <= window and (not window or ahead.settled):
             return ahead
         reach = max(window, surely)
-        end = min(number + 1 + reach, len(index.table.chunks))
-        begun = [self._fills.prefetch(index.ref(segment, one)) for one in range(number, end)]
+        end = min(number + 1 + reach, len(index.chunks))
+        begun = [self._fills.prefetch(chunk) for chunk in index.chunks[number:end]]
         beyond = number + 1 + window - end
         if beyond > 0:
             begun.append(self._begin_beyond(following, beyond))
@@ -63,7 +64,7 @@ class Prefetcher:
 
     def ended(self, segment: ColdSegment, next_offset: int, *, done: Ahead) -> None:
         """A read that was begun like this ended at `next_offset`."""
-        self._read_ahead.note(segment.folder, next_offset, done=done)
+        self._read_ahead.note(_folder_of(segment.log_key), next_offset, done=done)
 
     def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
         if self._closed or not self._slots.acquire(blocking=False):
@@ -76,18 +77,24 @@ class Prefetcher:
             with suppress(TierlogError, BlockingIOError):
                 for segment in islice(following, SEGMENTS_AHEAD):
                     index = self._indexes.get(segment)
-                    for number in range(min(chunks, len(index.table.chunks))):
-                        self._fills.prefetch(index.ref(segment, number))
-                    chunks -= len(index.table.chunks)
+                    for chunk in index.chunks[:chunks]:
+                        self._fills.prefetch(chunk)
+                    chunks -= len(index.chunks)
                     if chunks <= 0:
                         return
         finally:
             self._slots.release()
 
 
+@lru_cache(maxsize=4096)
+def _folder_of(log_key: str) -> str:
+    """Of the partition: what the reads of one sequence have in common."""
+    return log_key.rpartition("/")[0]
+
+
 def _surely_wanted(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
     """How many chunks after this one a read goes on to: while half of what it wants is missing."""
-    chunks = index.table.chunks
+    chunks = index.chunks
     got = count = 0
     while number + count < len(chunks) - 1:
         got += chunks[number + count].size_bytes

@@ -43,15 +43,23 @@ MIN_SAMPLES = 8
 SAMPLES = 64
 
 
+ChunkKey = tuple[str, int]
+
+
 class ChunkRef(NamedTuple):
-    """A chunk of a `.log` object. `unique` is the object's, so that no two chunks share a name."""
+    """A chunk of a `.log` object. `key`: what no chunk of another object shares, fit for the names
+    of a folder and of a file in it; its number in the object comes second.
+    """
 
     log_key: str
-    unique: str
-    number: int
+    key: ChunkKey
     position: int
     size_bytes: int
     crc32c: int
+
+    @property
+    def number(self) -> int:
+        return self.key[1]
 
     @property
     def end_position(self) -> int:

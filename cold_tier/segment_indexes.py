@@ -13,10 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
-
-import msgspec
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
@@ -30,55 +27,38 @@ T = TypeVar("T")
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
-OBJECT_OVERHEAD: Final = 8  # a chunk takes about eight times its packed size as a Python object
+OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
 
 
-class ColdSegment(msgspec.Struct, frozen=True, kw_only=True):
+class ColdSegment(Protocol):
     """What a manifest says of a segment, as far as reading it goes."""
 
-    base_offset: int
-    last_offset: int
-    size_bytes: int
-    log_key: str
-    log_crc32c: int
-    indexes_key: str
-    indexes_size_bytes: int
-    chunk_table_position: int
-    chunk_table_size: int
-
     @property
-    def unique(self) -> str:
-        """What no other object shares, fit for the name of a folder."""
-        return _unique_of(self.log_key)
-
+    def base_offset(self) -> int: ...
     @property
-    def folder(self) -> str:
-        """Of the partition: what the reads of one sequence have in common."""
-        return self.log_key.rpartition("/")[0]
-
-
-@lru_cache(maxsize=4096)
-def _unique_of(log_key: str) -> str:
-    name = parse_segment(log_key)
-    if name is None:
-        raise CorruptObject("is no key of a segment's log", file=log_key)
-    return f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
+    def last_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def log_key(self) -> str: ...
+    @property
+    def log_crc32c(self) -> int: ...
+    @property
+    def indexes_key(self) -> str: ...
+    @property
+    def indexes_size_bytes(self) -> int: ...
+    @property
+    def chunk_table_position(self) -> int: ...
+    @property
+    def chunk_table_size(self) -> int: ...
 
 
 class SegmentIndex(NamedTuple):
+    """`chunks`: those of the table, as they are asked for by number."""
+
     directory: Directory
     table: ChunkTable
-
-    def ref(self, segment: ColdSegment, number: int) -> ChunkRef:
-        chunk = self.table.chunks[number]
-        return ChunkRef(
-            log_key=segment.log_key,
-            unique=segment.unique,
-            number=number,
-            position=chunk.position,
-            size_bytes=chunk.size_bytes,
-            crc32c=chunk.crc32c,
-        )
+    chunks: tuple[ChunkRef, ...]
 
 
 class SegmentIndexes:
@@ -185,7 +165,18 @@ def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
     table_bytes = check_section(section, head[section.position : section.end_position], file=file)
     table = parse_chunk_table(table_bytes, file=file)
     check_table(table, segment)
-    return SegmentIndex(directory, table)
+    return SegmentIndex(directory, table, _refs(table, segment.log_key))
+
+
+def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
+    name = parse_segment(log_key)
+    if name is None:
+        raise CorruptObject("is no key of a segment's log", file=log_key)
+    unique = f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
+    return tuple(
+        ChunkRef(log_key, (unique, number), chunk.position, chunk.size_bytes, chunk.crc32c)
+        for number, chunk in enumerate(table.chunks)
+    )
 
 
 class NamedSegment(Protocol):

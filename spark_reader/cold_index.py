@@ -122,8 +122,7 @@ def pieces(index: SegmentIndex) -> Iterator[ChunkPiece]:
 def chunk_ref(piece: ChunkPiece) -> ChunkRef:
     return ChunkRef(
         log_key=piece.log_key,
-        unique=piece.log_key,
-        number=piece.number,
+        key=(piece.log_key, piece.number),
         position=piece.position,
         size_bytes=piece.size_bytes,
         crc32c=piece.crc32c,

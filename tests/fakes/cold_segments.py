@@ -4,8 +4,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from cold_tier.cold_reader import ColdSegment
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from record_format.encode import encode_batch
 
 FOLDER = "topics/t/id/0/segments/"
@@ -64,20 +63,6 @@ def write_segment(
     return Written(files, bytes(body), facts, ends)
 
 
-def upload(store, written: Written, *, chunk_bytes=4096, **options) -> ColdSegment:
+def upload(store, written: Written, *, chunk_bytes=4096, **options) -> UploadedSegment:
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes), **options)
-    return cold_segment(uploader.upload(written.files, folder=FOLDER, leader_epoch=3))
-
-
-def cold_segment(uploaded) -> ColdSegment:
-    return ColdSegment(
-        base_offset=uploaded.base_offset,
-        last_offset=uploaded.last_offset,
-        size_bytes=uploaded.size_bytes,
-        log_key=uploaded.log_key,
-        log_crc32c=uploaded.log_crc32c,
-        indexes_key=uploaded.indexes_key,
-        indexes_size_bytes=uploaded.indexes_size_bytes,
-        chunk_table_position=uploaded.chunk_table_position,
-        chunk_table_size=uploaded.chunk_table_size,
-    )
+    return uploader.upload(written.files, folder=FOLDER, leader_epoch=3)

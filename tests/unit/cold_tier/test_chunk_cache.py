@@ -17,7 +17,7 @@ def body_of(number, unique="seg"):
 
 
 def ref(number, unique="seg"):
-    return ChunkRef("k.log", unique, number, number * SIZE, SIZE, crc32c(body_of(number, unique)))
+    return ChunkRef("k.log", (unique, number), number * SIZE, SIZE, crc32c(body_of(number, unique)))
 
 
 def fill(cache, number, unique="seg", *, read=True):

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from msgspec.structs import replace
 
 from cold_tier.batch_finder import Steps
 from cold_tier.chunk_cache import ChunkCache
@@ -27,7 +26,7 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownFormatVersion,
 )
-from tests.fakes.cold_segments import FOLDER, KAFKA, Files, cold_segment, upload, write_segment
+from tests.fakes.cold_segments import FOLDER, KAFKA, Files, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
@@ -372,7 +371,7 @@ def kafka_segment(store, folder, base_offset, next_base):
         txnindex=txn if txn.exists() else None,
     )
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=1024))
-    return cold_segment(uploader.upload(files, folder=FOLDER, leader_epoch=0))
+    return uploader.upload(files, folder=FOLDER, leader_epoch=0)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +472,7 @@ def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
 @pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
 def test_a_chunk_table_that_is_not_of_the_manifests_segment_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
-        reader.read(replace(segment, **wrong), 5, max_bytes=1)
+        reader.read(segment._replace(**wrong), 5, max_bytes=1)
 
 
 def test_range_is_given_without_waiting_once_its_chunks_were_checked(
@@ -589,5 +588,5 @@ def test_cached_reads_without_waiting_are_read_ahead_of_all_the_same(store, cach
     with closing(ColdReader(store, cache)) as reader:
         first = reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None
-        following = reader._indexes.get(segment).ref(segment, 1)
-        assert cache.has(following) or (following.unique, 1) in reader._fills._filling
+        following = reader._indexes.get(segment).chunks[1]
+        assert cache.has(following) or following.key in reader._fills._filling

@@ -28,7 +28,7 @@ QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
 
 
 def ref(start=1000, end=700_000, body=BODY):
-    return ChunkRef(KEY, "u", 0, start, end - start, crc32c(body[start:end]))
+    return ChunkRef(KEY, ("u", 0), start, end - start, crc32c(body[start:end]))
 
 
 @pytest.fixture
