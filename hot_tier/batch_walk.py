@@ -35,7 +35,7 @@ def headers_from(
             window = read_at(min(size_bytes, end - position), position)
             window_start, relative = position, 0
         try:
-            header = parse_header(window, relative)
+            header = parse_header(window, relative, at=position)
         except CorruptBatch as bad:
             raise CorruptBatch(bad.detail, position=position) from None
         if position + header.size_bytes > end:
@@ -44,7 +44,7 @@ def headers_from(
                 position=position,
                 offset=header.base_offset,
             )
-        yield header.at(position)
+        yield header
         size_bytes = window_bytes if header.size_bytes < window_bytes else ONE_HEADER_BYTES
         position += header.size_bytes
 

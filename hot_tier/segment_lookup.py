@@ -159,7 +159,7 @@ class SegmentLookup:
         """The first of `_headers_from`, for who needs no other."""
         relative_offset, position = entry
         try:
-            header = parse_header(self._read_at(HEADER_SIZE, position)).at(position)
+            header = parse_header(self._read_at(HEADER_SIZE, position), at=position)
         except BlockingIOError:
             raise
         except (CorruptBatch, OSError):

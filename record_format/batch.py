@@ -144,10 +144,11 @@ class BatchHeader(NamedTuple):
         return HEADER.pack(self.base_offset, self.size_bytes - LOG_OVERHEAD, *self[3:])
 
 
-def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
+def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> BatchHeader:
     """Parse the 61 bytes at `position`; the records behind them need not be in `buf`.
 
-    Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
+    `at`: the position that the header says instead, where `buf` is a part of something. Raises
+    CorruptBatch where fewer than 61 bytes are left or a field is impossible.
     """
     if position < 0 or len(buf) - position < HEADER_SIZE:
         raise CorruptBatch(
@@ -162,7 +163,7 @@ def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
     header = _make(
         BatchHeader,
         (
-            position,
+            position if at is None else at,
             base_offset,
             size,
             epoch,

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 SAMPLE_BYTES: Final = 64 << 10
 _TOUCH_BYTES: Final = 256 << 10
 NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "preadv") else 0
+_ANY_BYTE: Final = [bytearray(1)]  # whoever writes to it: nobody reads it
 _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 
@@ -48,11 +49,10 @@ def is_resident(fd: int, position: int, size_bytes: int) -> bool:
     if not NOWAIT:
         return False
     end = position + size_bytes
-    byte = bytearray(1)
     try:
         for sample in range(position, end, SAMPLE_BYTES):
-            os.preadv(fd, [byte], sample, NOWAIT)
-        os.preadv(fd, [byte], end - 1, NOWAIT)
+            os.preadv(fd, _ANY_BYTE, sample, NOWAIT)
+        os.preadv(fd, _ANY_BYTE, end - 1, NOWAIT)
     except BlockingIOError:
         return False
     except OSError as error:

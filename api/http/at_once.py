@@ -15,7 +15,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.http.answers import FileAnswer
@@ -50,13 +49,12 @@ class AtOnceProtocol(ZeroCopyProtocol):
     def _answered_at_once(self) -> bool:
         if not self._may_answer or not self._is_usual():
             return False
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        if "%" in path or self.root_path:
+        path, _, query = self.url.partition(b"?")
+        if b"%" in path or b"#" in self.url or self.root_path:
             return False
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-        scope |= {"method": "GET", "path": path, "raw_path": url.path}
-        scope["query_string"] = url.query or b""
+        scope |= {"method": "GET", "path": path.decode("ascii"), "raw_path": path}
+        scope["query_string"] = query
         answer = self.front.answer_at_once(scope)
         if answer is None or not all(map(_is_resident, answer.slices)):
             return False

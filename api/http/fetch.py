@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
@@ -24,7 +25,7 @@ from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
 from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, log_headers, read
-from api.http.settings import MIB
+from api.http.settings import MAX_FETCH_BYTES, MIB
 from api.http.shared_pages import WrittenPage, page_key
 from api.http.tail import tail_of
 from broker.partition import Fetched, Partition
@@ -39,6 +40,8 @@ FORMS: Final = (
     media_types.EVENTS,
 )
 _RAW: Final = (b"content-type", media_types.BATCHES.encode())
+# What a reader sends again and again: read without the table of parameters, to the same end.
+_USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
 _ATTEMPTS: Final = 3
 # So many records are looked for in so many bytes first: a megabyte is not read to show one record.
 FEW_RECORDS: Final = 100
@@ -83,19 +86,27 @@ def fetch_at_once(context: Context, exchange: Exchange) -> FileAnswer | None:
     if exchange.header(b"accept") != media_types.BATCHES:
         return None
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
-    position = parse_position(query.offset, query.timestamp, default=EARLIEST)
-    if position.offset < 0 or query.committed or query.record_limit is not None:
+    offset, query = _offset_and_rest(exchange.scope["query_string"])
+    if offset < 0 or query.committed or query.record_limit is not None:
         return None
     began_s = time.perf_counter()
-    fetched = partition.try_read(position.offset, max_bytes=query.max_bytes)
+    fetched = partition.try_read(offset, max_bytes=query.max_bytes)
     if fetched is None:
         return None
-    found = Found(fetched, position.offset)
+    found = Found(fetched, offset)
     if query.wait_ms and not is_enough(found, query.min_bytes, query.max_bytes):
         return None
     exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
     return _raw_answer(context, exchange, found)
+
+
+def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
+    """The offset that a fetch names, -1 where it names none, and the rest of its query."""
+    usual = _USUAL.match(query_string)
+    if usual is not None and (max_bytes := int(usual[2])) <= MAX_FETCH_BYTES:
+        return int(usual[1]), FetchQuery(max_bytes=max_bytes)
+    query = strict_json.parse_query(query_string, FetchQuery)
+    return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:

@@ -48,6 +48,37 @@ def test_offset_keyword_and_time_choose_the_start(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("offset", "max_bytes"),
+    [
+        ("0", "1"),
+        ("2", "1048576"),
+        ("007", "64"),
+        ("1", "064"),
+        ("1", "0"),
+        ("1", str(64 << 20)),
+        ("1", str((64 << 20) + 1)),
+        ("9" * 18, "64"),
+        ("9" * 19, "64"),
+        ("1", "9" * 10),
+        ("1%30", "64"),
+        ("1", "64%0A"),
+    ],
+)
+def test_the_order_of_the_parameters_changes_nothing(api: Api, offset: str, max_bytes: str) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcdefghij")
+
+    def asked(query: str) -> tuple[int, object]:
+        answer = api.get(f"{records_path(topic)}?{query}", headers={"accept": BATCHES})
+        if answer.is_success:
+            return answer.status_code, (answer.content, answer.headers["log-next-offset"])
+        return answer.status_code, answer.json()["detail"]
+
+    usual = asked(f"offset={offset}&max_bytes={max_bytes}")
+    assert usual == asked(f"max_bytes={max_bytes}&offset={offset}")
+
+
+@pytest.mark.parametrize(
     "params",
     [
         {"offset": "-1"},
