@@ -110,7 +110,9 @@ class Broker:
             clock=clock,
             check_room=self._reserve.refuse_when_breached,
         )
-        self._topics = LiveTopics(self.registry, self._opener, new_id=new_id, clock=clock)
+        self._topics = LiveTopics(
+            self.registry, self._opener, new_id=new_id, clock=clock, forget=self._forget_rows
+        )
         self._upkeep = Upkeep(
             folder,
             self.registry,
@@ -226,7 +228,6 @@ class Broker:
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; its files and objects go in the background."""
         self._topics.delete(name)
-        self.save_checkpoints()  # a topic of the same name must not find them after a crash
         self.groups.forget_topic(name)
         self._copying.wake()
 
@@ -350,6 +351,11 @@ class Broker:
         if self.bucket is not None:
             self.bucket.close()
         self.folder.close(clean=clean)
+
+    def _forget_rows(self, name: str) -> None:
+        """Before a topic is made: that it finds none of an older one of its name after a crash."""
+        self._checkpoints.forget(name)
+        self.compactor.forget_topic(name)
 
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._set_apart)

@@ -3,10 +3,13 @@
 * A damaged partition's rows are written on as they were read: with a recovery point of 0 the next
   start would cut what this one refused.
 * Log starts are made durable before anything below them is deleted; whoever deletes asks for it.
+* What is written is what was asked last: nobody who looked earlier writes later.
+* Rows go by names. Before a name gets another topic, those of the deleted one go (`forget`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from broker.damaged import Damaged, with_log_starts, with_recovery_points
@@ -22,10 +25,24 @@ class Checkpoints:
         damaged: Callable[[], Iterable[Damaged]],
     ) -> None:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
+        self._lock = threading.RLock()
+        self._written: frozenset[str] = frozenset()  # topics that the files may have rows of
+
+    def forget(self, name: str) -> None:
+        """Durably, the rows of a topic that is there no more. Raises OSError."""
+        with self._lock:
+            if name in self._written:
+                self.save()
 
     def save(self) -> None:
         """Recovery points and high watermarks: what a crash need not check again."""
+        with self._lock:
+            self._save()
+
+    def _save(self) -> None:
         partitions = list(self._partitions())
+        topics = frozenset(p.topic for p in partitions) | {d.topic for d in self._damaged()}
+        self._written |= topics
         points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
         self._folder.write_checkpoint(
             RECOVERY_POINTS, with_recovery_points(points, self._damaged())
@@ -34,12 +51,14 @@ class Checkpoints:
             HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
         )
         self.save_log_starts()
+        self._written = topics
 
     def save_log_starts(self) -> None:
         """Kafka's rule: only starts that the first local segment does not say by itself."""
-        starts = {
-            (p.topic, p.number): p.log.log_start_offset
-            for p in self._partitions()
-            if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
-        }
-        self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))
+        with self._lock:
+            starts = {
+                (p.topic, p.number): p.log.log_start_offset
+                for p in self._partitions()
+                if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
+            }
+            self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))

@@ -2,7 +2,8 @@
 
 * A partition that fails waits, longer each time, and does not hold up the others.
 * How far it came is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
-  after a crash a round is done again, which changes nothing more.
+  after a crash a round is done again, which changes nothing more. It goes with the topic: of one
+  that got the name since, values would count as clean that are not.
 * Recovery points are saved before a round: a segment with gaps must not lie above them, where
   recovery would take a gap for a loss.
 * Segments that are in the bucket only (after a restore) cannot be compacted, and a tombstone must
@@ -49,12 +50,20 @@ class Compactor:
         self._bring_back = bring_back
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
+        self._lock = threading.Lock()  # around each change of them
         self._waits: dict[TopicPartition, tuple[int, int]] = {}  # until when, how long
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         """The round under way ends soon, with nothing half done."""
         self._stopping.set()
+
+    def forget_topic(self, name: str) -> None:
+        """Durably, what is known of a topic of that name. Raises OSError."""
+        with self._lock:
+            kept = {place: at for place, at in self._checkpoints.items() if place[0] != name}
+            if len(kept) != len(self._checkpoints):
+                self._save(kept)
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
@@ -89,7 +98,6 @@ class Compactor:
         """The dirtiest first."""
         live = list(self._partitions())
         places = {_place(partition) for partition in live}
-        self._checkpoints = {k: v for k, v in self._checkpoints.items() if k in places}
         self._waits = {k: v for k, v in self._waits.items() if k in places}
         found = []
         for partition in live:
@@ -146,12 +154,20 @@ class Compactor:
             self._put_off(partition, error)
 
     def _note(self, partition: Partition, end_offset: int) -> None:
-        self._checkpoints[_place(partition)] = end_offset
-        self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
+        with self._lock:
+            places = {_place(one): one for one in self._partitions()}
+            kept = {place: at for place, at in self._checkpoints.items() if place in places}
+            if places.get(_place(partition)) is partition:  # not deleted meanwhile
+                self._save(kept | {_place(partition): end_offset})
 
     def _forget(self, partition: Partition) -> None:
-        if self._checkpoints.pop(_place(partition), None) is not None:
-            self._folder.write_checkpoint(CLEANER_CHECKPOINT, self._checkpoints)
+        with self._lock:
+            if _place(partition) in self._checkpoints:
+                self._save({k: v for k, v in self._checkpoints.items() if k != _place(partition)})
+
+    def _save(self, checkpoints: dict[TopicPartition, int]) -> None:
+        self._folder.write_checkpoint(CLEANER_CHECKPOINT, checkpoints)
+        self._checkpoints = checkpoints
 
     def _put_off(self, partition: Partition, error: Exception) -> None:
         place = _place(partition)

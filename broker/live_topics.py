@@ -43,8 +43,11 @@ class LiveTopics:
         *,
         new_id: Callable[[], str],
         clock: Callable[[], int],
+        forget: Callable[[str], None],
     ) -> None:
+        """`forget`: durably, what files say by name of a topic that is there no more."""
         self._registry, self._opener, self._new_id, self._clock = registry, opener, new_id, clock
+        self._forget = forget
         self._topics: dict[str, Topic] = {}
         self._lock = threading.RLock()
         self._closed = False
@@ -103,17 +106,25 @@ class LiveTopics:
             self._check_open()
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} exists")
+            self._forget(name)
             record = TopicRecord(
                 name=name,
                 topic_id=self._new_id(),
                 partitions=partitions,
                 config=dict(parsed.overrides),
-                created_ms=self._clock(),
+                created_ms=self._created_ms(name),
             )
             self._registry.put(record)
             topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
             self._topics[name] = topic
         return topic.describe()
+
+    def _created_ms(self, name: str) -> int:
+        """Later than of every topic of the name that the bucket may still have as a live one: a
+        restore takes the newest, and clocks step back.
+        """
+        older = [one.created_ms for one in self._registry.deleted() if one.name == name]
+        return max([self._clock(), *(created_ms + 1 for created_ms in older)])
 
     def alter(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None

@@ -206,3 +206,19 @@ def test_where_compaction_came_to_survives_a_restart(house):
     assert log.cleanable(house.broker.compactor._checkpoints["t", 0]).first_dirty_offset == at
     text = (house.root / "data" / "cleaner-offset-checkpoint").read_text()
     assert text == f"0\n1\nt 0 {at}\n"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, restarted):
+    """What counted as clean of the old one would keep values that a tombstone was to take away."""
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 400)
+    compacted(house, "t")
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t", config=COMPACT)
+    if restarted:
+        house.restart()
+    last = fill(house, "t", 400) | fill(house, "t", 200, keys=1)
+    compacted(house, "t")
+    assert last_of(house.records("t")) == last
+    assert len(house.records("t")) == len(last)

@@ -326,6 +326,24 @@ def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, opened):
     assert [(one.topic_id, one.deleted) for one in new.report.others] == [(topic_id, True)]
 
 
+def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
+    house, tmp_path, opened, monkeypatch
+):
+    """The disk is lost before the bucket heard that the older one was deleted."""
+    house.broker.create_topic("t", config=CONFIG)
+    house.broker._copying.stop(10)
+    house.broker.bucket.settle(house.broker.registry)
+    monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t", config=CONFIG)
+    house.broker.bucket.settle(house.broker.registry)
+    newer = topic_id_of(house)
+    house.broker.close()
+    new = Restored(tmp_path / "new", house)
+    opened.append(new)
+    assert topic_id_of(new) == newer
+
+
 def test_a_folder_in_use_or_not_empty_and_a_bucket_of_nobody_are_refused(lost, tmp_path):
     store = store_of(lost)
     with pytest.raises(ConfigurationError, match="not empty"):

@@ -2,9 +2,11 @@
 
 import os
 import random
+import threading
 
 import pytest
 
+from broker.data_folder import LOG_STARTS
 from broker.segment_listing import (
     glance_segments,
     iter_segments,
@@ -194,6 +196,24 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
     crashed.folder = house.broker.folder  # its close finds a lock that is gone already
+
+
+def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monkeypatch):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 100)
+    write, trims = house.broker.folder.write_checkpoint, []
+
+    def overtaken(name, offsets):
+        if name == LOG_STARTS and not trims:  # what it writes was looked up already
+            trims.append(threading.Thread(target=house.broker.trim, args=("t", 0, 50)))
+            trims[0].start()
+            trims[0].join(0.1)
+        write(name, offsets)
+
+    monkeypatch.setattr(house.broker.folder, "write_checkpoint", overtaken)
+    house.broker.save_checkpoints()
+    trims[0].join()
+    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
 
 
 def test_retention_by_size_drops_from_both_tiers(house):
