@@ -49,7 +49,7 @@ class Janitor:
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
-        self._collect_after_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
+        self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
 
     def run_round(self) -> None:
         """One look at every partition; a partition that fails does not hold up the others."""
@@ -119,10 +119,11 @@ class Janitor:
     def _maybe_collect(self, partition: Partition) -> None:
         """Garbage in the bucket, now and then: listing a partition's objects costs requests."""
         now_ms = self._clock()
-        due_ms = self._collect_after_ms.setdefault(partition, now_ms + self._collect_every_ms)
-        if partition.cold is None or now_ms < due_ms:
+        last_ms = self._collected_ms.setdefault(partition, now_ms)
+        # Also after a clock was set back, that had been ahead.
+        if partition.cold is None or 0 <= now_ms - last_ms < self._collect_every_ms:
             return
-        self._collect_after_ms[partition] = now_ms + self._collect_every_ms
+        self._collected_ms[partition] = now_ms
         try:
             gone = partition.cold.collect(self.policy)
         except TierlogError as error:

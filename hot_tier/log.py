@@ -262,10 +262,12 @@ class PartitionLog:
         return rolled
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll a quiet segment whose first record came `offload.max.lag.ms` ago."""
+        """Roll a quiet segment whose first record came `offload.max.lag.ms` ago, or by a clock that
+        was ahead: nobody knows then how long ago.
+        """
         lag_ms = self._state.config.offload_max_lag_ms
         first_ms = self._state.active.first_append_ms
-        if lag_ms < 0 or first_ms is None or now_ms - first_ms < lag_ms or self.offline:
+        if lag_ms < 0 or first_ms is None or 0 <= now_ms - first_ms < lag_ms or self.offline:
             return False
         return self.roll(reason="offload.max.lag.ms")
 

@@ -77,9 +77,11 @@ class Reaper:
         """Unlink what was deleted long enough ago; how many segments."""
         state = self._state
         with state.lock:
-            due_ms = now_ms - state.config.file_delete_delay_ms
-            due = [files for when, files in self._deleted if at_once or when <= due_ms]
-            self._deleted = [one for one in self._deleted if not (at_once or one[0] <= due_ms)]
+            delay_ms = 0 if at_once else state.config.file_delete_delay_ms
+            # A clock that was set back is no reason to keep them for as long as it was ahead.
+            waiting = [one for one in self._deleted if 0 <= now_ms - one[0] < delay_ms]
+            due = [files for when, files in self._deleted if not 0 <= now_ms - when < delay_ms]
+            self._deleted = waiting
         for files in due:  # outside the lock: unlinking a gigabyte takes a while
             for path in files:
                 state.disk.unlink(path)

@@ -117,6 +117,12 @@ def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, cloc
     assert log.high_watermark == 2
 
 
+def test_a_clock_that_was_set_back_does_not_put_the_roll_off(open_log, append_values, clock):
+    log = open_log(config={"offload.max.lag.ms": 1000})
+    append_values(log, b"a")
+    assert log.maybe_roll(clock() - 1)
+
+
 def test_offload_lag_can_be_off(open_log, append_values, clock):
     log = open_log(config={"offload.max.lag.ms": -1})
     append_values(log, b"a")

@@ -41,6 +41,11 @@ def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp
     assert not [path for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"]
 
 
+def test_a_clock_that_was_set_back_does_not_keep_deleted_files(log, clock):
+    log.delete_local(bases(log)[1])
+    assert log.reap(clock() - 1) == 1
+
+
 def test_deletion_trims_the_epochs(log, tmp_path):
     assert log.epochs == ((0, 0), (1, 20), (2, 40))
     start = next(base for base in bases(log) if base > 20)
