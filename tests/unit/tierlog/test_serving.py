@@ -1,0 +1,24 @@
+"""A broker's process, apart from its broker."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("found", ["", "native.load = lambda: 1 / 0"])
+def test_the_garbage_collector_never_looks_at_what_was_loaded_for_good(found: str) -> None:
+    code = f"""
+import gc
+from record_format import native
+from tierlog.cli import serving
+{found}
+gc.disable()
+try:
+    serving.load_kernels()
+except ZeroDivisionError:
+    pass
+print(gc.isenabled(), gc.get_freeze_count() > 10 * len(gc.get_objects()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
