@@ -3,8 +3,8 @@
 * The address is bound before anything is opened: a port in use costs nothing.
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
   Before the server listens, a signal ends the start.
-* The garbage collector rests until everything is loaded, and never looks at that: to go over it once
-  would stop every request for a tenth of a second.
+* The garbage collector rests until everything is loaded, and never looks at that: to go over it
+  once would stop every request for a tenth of a second.
 """
 
 from __future__ import annotations
