@@ -1,7 +1,10 @@
 """uvicorn's HTTP/1.1 protocol with bounds on what a client may send, beyond what handlers see.
 
-* A head is bounded in bytes and in time, however it is cut into packets.
-* Bytes that are not HTTP are answered where no answer is under way, and end the connection.
+* A head is bounded in bytes and in time, however it is cut into packets. So is what frames a body:
+  what a chunk's line says besides its size, and trailers, which nobody is told of (RFC 9110, 6.5.1:
+  a trailer is not merged into the head, where it could name another client or condition).
+* Bytes that are not HTTP are answered behind the answers that are under way, and end the
+  connection. It is closed once the client had time to read that.
 * What is left of a body that nobody reads, behind a refusal, is let go by: so far and so long that
   its sender finds the answer, then the connection ends.
 * Beyond a number of connections another application answers, and beyond twice that nobody.
@@ -14,9 +17,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.http.deadline import Deadline
+from api.http.one_protocol import OneProtocol
 from api.http.refusals import HeaderTooLarge
 from api.http.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
@@ -38,13 +42,16 @@ class ConnectionLimits(NamedTuple):
     refusal: Callable[[RequestError], bytes]
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(OneProtocol):
     """Leans on `cycle` and `connections` of uvicorn's protocol, and on what its cycles know."""
 
     limits: ConnectionLimits
     _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
     _in_head = True
     _head_bytes = 0
+    _framing_bytes = 0  # since the last byte of a body
+    _refusal = b""  # the last answer of this connection, behind those under way
+    _is_refused = False  # nothing that comes is read any more
     _head_deadline: Deadline
     _rest_deadline: Deadline
     _unread_bytes = 0
@@ -75,16 +82,26 @@ class LimitedProtocol(HttpToolsProtocol):
     # --- the head -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self._let_go_by(len(data))
+            return
         if self._in_head:
             self._head_bytes += len(data)
+        else:
+            self._framing_bytes += len(data)
         super().data_received(data)
-        if not self._in_head:
+        self._was_read()
+
+    def _was_read(self) -> None:
+        if self._is_refused:
+            return
+        size = self._head_bytes if self._in_head else self._framing_bytes
+        if size > self.limits.header_max_bytes:
+            self._refuse(self._head_too_large(size))
+        elif not self._in_head and (self.cycle is None or self.cycle.response_complete):
             # Not only where an answer ends: what came may have been the last of a body that nobody
             # reads, an answer at once, or an empty line.
-            if self.cycle is None or self.cycle.response_complete:
-                self._rest()
-        elif self._head_bytes > self.limits.header_max_bytes:
-            self._refuse(self._head_too_large(self._head_bytes))
+            self._rest()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,7 +117,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
         if not self._answered_at_once():
+            self.check_framing()
             super().on_headers_complete()
+        self.headers = []  # trailers go here: the scope has the list of the head
 
     def _answered_at_once(self) -> bool:
         """Whether the request has its answer already, and needs no task."""
@@ -111,7 +130,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_deadline.set(self.limits.header_timeout_s)
 
     def _head_arrived(self) -> None:
-        self._in_head = False
+        self._in_head, self._framing_bytes = False, 0
         self._head_deadline.clear()
 
     def _head_too_large(self, size_bytes: int) -> HeaderTooLarge:
@@ -127,20 +146,39 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(reason)
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer, and end the connection; where another answer is under way, only end it."""
+        """Answer, behind the answers that are under way, and end the connection."""
         self._head_arrived()
-        active = self._active
-        if active is not None and active.more_body and active is self.cycle:  # it is in its body
-            if active.response_started:
+        self._is_refused = True
+        refusal = self.limits.refusal(error)
+        active, last = self._active, self.cycle
+        if active is not None and active is last and active.more_body:  # it is in its body
+            if active.response_complete:
+                refusal = b""
+            elif active.response_started:
                 self.transport.abort()
                 return
-            active.disconnected = True
-            active.message_event.set()
+            else:
+                active.disconnected = True
+                active.message_event.set()
         elif active is not None and not active.response_complete:
-            self.transport.abort()
+            if last.more_body:  # the refusal is its answer
+                self.pipeline.popleft()
+            self._refusal = refusal
+            self._nothing_more_comes()
             return
-        self.transport.write(self.limits.refusal(error))
-        self.transport.close()
+        self._say_last(refusal)
+
+    def _nothing_more_comes(self) -> None:
+        """The requests under way are the last ones."""
+
+    def _say_last(self, refusal: bytes) -> None:
+        """Unread bytes would turn the end into a reset, and that could undo the answer."""
+        self.transport.write(refusal)
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._await_unread()
 
     # --- between requests -----------------------------------------------------------------------
 
@@ -155,30 +193,41 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """As uvicorn's, but at rest no timer is made."""
         if self._active is self.cycle and self.cycle.more_body:
-            self._unread_bytes = 0
-            self._unread_timer = self.loop.call_later(
-                self.limits.unread_timeout_s, self.transport.abort
-            )
+            self._await_unread()
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal:
+            self._say_last(self._refusal)
         else:
             self._rest()
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
         super().on_body(body)
         if self._unread_timer is not None:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > self.limits.unread_max_bytes:
-                self.transport.abort()
+            self._let_go_by(len(body))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.cycle.more_body = False  # uvicorn leaves it where the answer is complete
-        self._unread_ended()
+        if not self._body_head:
+            self.cycle.more_body = False  # uvicorn leaves it where the answer is complete
+            self._unread_ended()
+
+    def _await_unread(self) -> None:
+        self._unread_bytes = 0
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(
+                self.limits.unread_timeout_s, self.transport.abort
+            )
+
+    def _let_go_by(self, size_bytes: int) -> None:
+        self._unread_bytes += size_bytes
+        if self._unread_bytes > self.limits.unread_max_bytes:
+            self.transport.abort()
 
     def _unread_ended(self) -> None:
         if self._unread_timer is not None:

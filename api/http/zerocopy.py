@@ -58,9 +58,12 @@ class ZeroCopyCycle(RequestResponseCycle):
     held_head = b""
     body_given = False  # the whole request body was handed to the application
     sending_ended = False  # the client closed its sending side
+    ends_by_closing = False  # the body has no length, and its client knows no chunks
 
     async def send(self, message: Any) -> None:
         kind = message["type"]
+        if self.ends_by_closing:
+            self.expected_content_length = len(message.get("body", b""))
         if kind == EXTENSION:
             await self._send_file(message)
         elif kind == "http.response.start" and not self.response_started:
@@ -98,7 +101,9 @@ class ZeroCopyCycle(RequestResponseCycle):
         if length is not None:
             self.expected_content_length = int(length)
         has_body = self.scope["method"] != "HEAD" and status not in _BODILESS
-        self.chunked_encoding = length is None and has_body
+        is_open_ended = length is None and has_body
+        self.ends_by_closing = is_open_ended and self.scope["http_version"] == "1.0"
+        self.chunked_encoding = is_open_ended and not self.ends_by_closing
         if self.chunked_encoding:
             lines.append((b"transfer-encoding", b"chunked"))
         return encode_head(status, lines)
@@ -196,11 +201,14 @@ class ZeroCopyProtocol(LimitedProtocol):
         if not self._sends_files or last is None or last.response_complete or last.more_body:
             return None
         last.keep_alive = False
+        self._nothing_more_comes()
+        return True
+
+    def _nothing_more_comes(self) -> None:
         self._sending_ended = True
         if isinstance(self._active, ZeroCopyCycle):
             self._active.sending_ended = True
             self._active.message_event.set()
-        return True
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -210,11 +218,10 @@ class ZeroCopyProtocol(LimitedProtocol):
             self.scope["extensions"] = {EXTENSION: {}}
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if self._sends_files:
-            cycle.__class__ = ZeroCopyCycle
-            assert isinstance(cycle, ZeroCopyCycle)
-            cycle.protocol = self
-            cycle.sending_ended = self._sending_ended
+        cycle.__class__ = ZeroCopyCycle
+        assert isinstance(cycle, ZeroCopyCycle)
+        cycle.protocol = self
+        cycle.sending_ended = self._sending_ended
         super()._start_asgi_task(cycle, app)
 
     # --- files ----------------------------------------------------------------------------------

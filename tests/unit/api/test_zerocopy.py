@@ -9,6 +9,7 @@ What it leans on in uvicorn: RequestResponseCycle's `transport`, `flow`, `messag
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -312,9 +313,19 @@ def test_a_body_that_is_not_http_is_answered(running: Running) -> None:
 
 def test_what_is_not_http_never_answers_for_the_request_before_it(running: Running) -> None:
     with running.connect() as sock:
-        sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + b"no http\r\n\r\n")
-        assert not read_until_the_end(sock)
+        wait = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
+        sock.sendall(wait + b"no http\r\n\r\n" + wait)
+        statuses = re.findall(rb"HTTP/1\.1 (\d+) ", read_all(sock))
+    assert statuses == [b"200", b"400"], "nothing more can come, so nothing more is waited for"
     assert running.app.left.wait(5)
+
+
+def test_a_malformed_body_behind_a_request_is_refused_in_its_turn(running: Running) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /file?0-400000 HTTP/1.1\r\nHost: x\r\n\r\n" + CHUNKED + b"zz\r\n")
+        first, second = read_all(sock).split(b"HTTP/1.1 ")[1:]
+    assert first.endswith(running.data[399_900:400_000])
+    assert second.startswith(b"400 this is no request of HTTP/1.1: Invalid character in chunk")
 
 
 UNREAD = b"POST /file?0-5 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

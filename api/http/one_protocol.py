@@ -1,0 +1,93 @@
+"""uvicorn's HTTP/1.1 protocol for clients that would like another: nothing is upgraded here.
+
+* A request with `Upgrade` is one of HTTP/1.1 as if it had not asked (RFC 9110, 7.8). Java's client
+  asks for h2c with each first request, also with one that has a body.
+* The parser behind uvicorn takes such a request for the last of its connection and without a body.
+  Where there is one, a new parser is told of its framing and goes on with it; what was read of the
+  request stays.
+* Only what is framed as HTTP/1.0 or 1.1 frames it is read: another version, and a transfer coding
+  but `chunked` (whose bytes would be taken for the body's own), are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from record_format.errors import InvalidRequest
+
+_VERSIONS: Final = ("1.1", "1.0")
+
+
+class OneProtocol(HttpToolsProtocol):
+    """Leans on uvicorn's `_unsupported_upgrade_warning`, called where the parser stopped."""
+
+    _piece = b""  # what the parser is fed with
+    _unfed = b""  # what it left of that behind a request that asks for an upgrade
+    _body_head = b""  # of such a request: a head that frames the body that comes
+
+    def data_received(self, data: bytes) -> None:
+        self._unfed = data
+        while self._unfed and self.parser is not None:  # it is None once the connection is lost
+            self._piece, self._unfed = self._unfed, b""
+            super().data_received(self._piece)
+        self._piece = b""
+
+    def check_framing(self) -> None:
+        """Raises InvalidRequest. Call with the head complete."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise InvalidRequest(f"HTTP/{version} is not spoken here")
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and b",".join(codings).lower() != b"chunked":
+            raise InvalidRequest("of Transfer-Encoding only `chunked` is known")
+        if self.parser.should_upgrade():
+            self._body_head = _body_head(self.headers)
+
+    def on_message_complete(self) -> None:
+        if not self._body_head:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        found = sys.exception()
+        assert isinstance(found, httptools.HttpParserUpgrade), "uvicorn met the end of a request"
+        self._unfed = self._piece[found.args[0] :]
+        if self._body_head:
+            head, self._body_head = self._body_head, b""
+            self.parser = _parser_behind(head, self)
+
+
+def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """A head with the same framing; empty where no body comes."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
+            return b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, value)
+    return b""
+
+
+def _parser_behind(head: bytes, protocol: OneProtocol) -> httptools.HttpRequestParser:
+    """A parser that has read `head`, of which `protocol` was told nothing."""
+    listener = _Listener(protocol)
+    parser = httptools.HttpRequestParser(listener)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    parser.feed_data(head)
+    listener.hears = True
+    return parser
+
+
+class _Listener:
+    def __init__(self, protocol: OneProtocol) -> None:
+        self._protocol, self.hears = protocol, False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        callback = getattr(self._protocol, name)
+
+        def tell(*told: bytes) -> None:
+            if self.hears:
+                callback(*told)
+
+        return tell

@@ -1,0 +1,154 @@
+"""What HTTP itself allows and forbids, byte by byte, against a broker."""
+
+import re
+import socket
+
+import pytest
+
+from api.http.settings import HttpSettings
+from tests.integration.http.conftest import Api, records_path
+
+BODY = b'{"records":[{"value":"x"}]}'
+CHUNKED = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+JSON = "Content-Type: application/json"
+LENGTH = f"Content-Length: {len(BODY)}"
+TO_H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB"
+
+
+def post(path: str, *headers: str, body: bytes = BODY, version: str = "1.1") -> bytes:
+    return "\r\n".join(
+        (f"POST {path} HTTP/{version}", "Host: localhost", JSON, *headers, "", "")
+    ).encode() + (body)
+
+
+def get(path: str, *headers: str, version: str = "1.1") -> bytes:
+    return "\r\n".join((f"GET {path} HTTP/{version}", "Host: localhost", *headers, "", "")).encode()
+
+
+LAST = get("/healthz", "Connection: close")
+
+
+def ask(api: Api, *pieces: bytes) -> bytes:
+    """All that comes until the server ends the connection."""
+    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            sock.sendall(piece)
+        return sock.makefile("rb").read()
+
+
+def statuses(answers: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
+
+
+def log_end(api: Api, topic: str) -> int:
+    return int(api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()["log_end_offset"])
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(
+    ("framing", "body"), [(LENGTH, BODY), ("Transfer-Encoding: chunked", CHUNKED + b"\r\n")]
+)
+def test_a_client_that_would_like_http2_is_served_as_one_of_http1(
+    api: Api, framing: str, body: bytes, is_cut: bool
+) -> None:
+    topic = api.topic()
+    produce = post(records_path(topic), TO_H2C, framing, body=body)
+    sent = (produce + get("/healthz", TO_H2C)) * 2 + produce + LAST
+    pieces = [sent[at : at + 50] for at in range(0, len(sent), 50)] if is_cut else [sent]
+    assert statuses(ask(api, *pieces)) == [200] * 6
+    assert [r["value"] for r in api.fetch(topic).json()["records"]] == ["x"] * 3
+
+
+def test_a_body_behind_an_upgrade_is_never_a_request(api: Api) -> None:
+    topic = api.topic()
+    inner = post(records_path(topic), LENGTH)
+    outer = post("/v1/fetch", TO_H2C, f"Content-Length: {len(inner)}", body=b"")
+    assert statuses(ask(api, outer, inner, LAST)) == [400, 200]
+    assert log_end(api, topic) == 0
+
+
+@pytest.mark.parametrize(
+    "trailer",
+    ["If-Offset-Match: 99", "Host: evil.example", "Content-Encoding: gzip", "Producer-Id: 5"],
+)
+def test_a_trailer_is_no_header(api: Api, trailer: str) -> None:
+    topic = api.topic()
+    body = CHUNKED + trailer.encode() + b"\r\n\r\n"
+    head = post(records_path(topic), "Transfer-Encoding: chunked", body=b"")
+    assert statuses(ask(api, head + body + LAST)) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000],
+    ids=["many trailers", "a long trailer"],
+)
+def test_trailers_are_bounded_as_a_head_is(api: Api, piece: bytes) -> None:
+    topic = api.topic()
+    head = post(records_path(topic), "Transfer-Encoding: chunked", body=CHUNKED + b"x: ")
+    count = 2 * HttpSettings().header_max_bytes // len(piece)
+    answer = ask(api, head, *[piece] * count)
+    assert statuses(answer) == [431]
+    assert b'"code":"header-too-large"' in answer
+    assert log_end(api, topic) == 0
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "said"),
+    [
+        ("GET /v1/topics HTTP/2.0", "X-Any: 1", b"HTTP/2.0 is not spoken"),
+        ("POST /v1/producers HTTP/1.1", "Transfer-Encoding: gzip, chunked", b"Transfer-Encoding"),
+        ("POST /v1/producers HTTP/1.1", "Transfer-Encoding: gzip,chunked", b"Transfer-Encoding"),
+    ],
+)
+def test_a_framing_that_is_not_known_is_refused(
+    api: Api, request_line: str, header: str, said: bytes
+) -> None:
+    answer = ask(
+        api, f"{request_line}\r\nHost: localhost\r\n{header}\r\n\r\n".encode(), b"0\r\n\r\n"
+    )
+    assert statuses(answer) == [400]
+    assert said in answer
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"\0no http\r\n\r\n", 400),
+        (get("/healthz", "X: " + "a" * (70 << 10)), 431),
+        (post("/v1/fetch", "Transfer-Encoding: chunked", body=b"zz\r\n"), 400),
+        (post("/v1/fetch", "Transfer-Encoding: br", body=b""), 400),
+    ],
+)
+def test_what_is_refused_behind_a_produce_takes_its_answer_from_nobody(
+    api: Api, behind: bytes, status: int
+) -> None:
+    topic = api.topic()
+    answers = ask(api, post(records_path(topic), LENGTH) * 2 + behind)
+    assert statuses(answers) == [200, 200, status]
+    assert b'"base_offset":1' in answers
+    assert log_end(api, topic) == 2
+
+
+def test_a_refusal_is_read_whole_by_a_client_that_sends_on(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+        sock.sendall(get("/healthz", "X: " + "a" * (70 << 10)))
+        assert sock.recv(12) == b"HTTP/1.1 431"
+        for _ in range(3):  # a reset would be met by the second
+            sock.sendall(b"a" * 50_000)
+        assert b"header-too-large" in sock.makefile("rb").read()
+
+
+def test_an_old_client_gets_an_endless_answer_without_chunks(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "one")
+    tail = get(f"/v1/topics/{topic}/partitions/0/tail?offset=0", version="1.0")
+    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+        sock.sendall(tail)
+        sock.shutdown(socket.SHUT_WR)
+        head, _, body = sock.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"\r\nconnection: close" in head.lower()
+    assert body.startswith(b":\n\nid: 0\ndata: {")
+    assert body.endswith(b"\n\n")
