@@ -54,6 +54,11 @@ class Fetched(NamedTuple):
     last_stable_offset: int
     tier: Tier
     aborted: tuple[AbortedTxn, ...] = ()
+    hot_offset: int = 0  # where the hot part of what is `mixed` begins
+
+    def tier_below(self, next_offset: int) -> Tier:
+        """Of an answer that ends there already."""
+        return "cold" if self.tier == "mixed" and next_offset <= self.hot_offset else self.tier
 
     @property
     def size_bytes(self) -> int:
@@ -181,13 +186,14 @@ class Partition:
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
-        next_offset = offset
+        next_offset = hot_offset = offset
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
             assert self.cold is not None, "only the manifest lets a local segment go"
             cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=cold_end)
             slices, next_offset = cold.slices, cold.next_offset
+            hot_offset = next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
             read_hot = self.log.read if wait else self.log.try_read
@@ -218,6 +224,7 @@ class Partition:
             last_stable_offset=now.last_stable_offset,
             tier=tier,
             aborted=aborted,
+            hot_offset=hot_offset,
         )
 
     def _seen(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 * What is in memory is answered by the event loop; what is not is brought by a thread.
 * Raw batches are never in this process's memory: the slices go to the socket.
 * `earliest` may be trimmed between its lookup and the read: it is looked up again, an offset that
-  the client named is not.
+  the client named is not. So is a time past the last record, as long as it is waited for.
 """
 
 from __future__ import annotations
@@ -162,6 +162,10 @@ async def _fetch_enough(
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not is_enough(found, query.min_bytes, query.max_bytes):
             await poll.wait([Beyond(partition, found.fetched.high_watermark)])
+            if position.timestamp >= 0 and not found.fetched.slices:
+                # What came may be older than that time: it is looked up in what there is now.
+                found = await _read_first(context, partition, position, query)
+                continue
             fetched = await read(
                 context,
                 partition,
@@ -207,7 +211,8 @@ def at_end(fetched: Fetched) -> bool:
 
 
 def _headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
-    return [*log_headers(fetched, next_offset=next_offset, tier=fetched.tier), NO_STORE]
+    tier = fetched.tier_below(next_offset)
+    return [*log_headers(fetched, next_offset=next_offset, tier=tier), NO_STORE]
 
 
 async def _batches_answer(
@@ -293,7 +298,7 @@ def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offse
                 next_offset,
                 fetched.log_start_offset,
                 fetched.high_watermark,
-                fetched.tier.encode(),
+                fetched.tier_below(next_offset).encode(),
             ),
         )
     )

@@ -196,6 +196,29 @@ def test_a_long_poll_ends_in_time_with_what_there_is(api: Api) -> None:
     assert 0.15 < time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("accept", ["application/json", BATCHES])
+def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -> None:
+    topic = api.topic()
+    now = time.time_ns() // 1_000_000
+
+    def produce_two() -> None:
+        for timestamp in (now, now + 5_000):
+            body = {"records": [{"timestamp": timestamp}]}
+            httpx.post(api.base_url.join(records_path(topic)), json=body)
+
+    timer = threading.Timer(0.1, produce_two)
+    timer.start()
+    got = api.fetch(topic, accept=accept, timestamp=now + 1_000, wait_ms="20000")
+    timer.join()
+    assert got.headers["log-next-offset"] == "2"
+    if accept == BATCHES:
+        assert got.content[:8] == (1).to_bytes(8), "the base offset"
+    else:
+        assert [record["offset"] for record in got.json()["records"]] == [1]
+    none = api.fetch(topic, accept=accept, timestamp=now + 9_000, wait_ms="1")
+    assert none.headers["log-next-offset"] == "2"
+
+
 def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
@@ -272,6 +295,19 @@ def test_cold_and_hot_are_read_alike(api: Api) -> None:
         raw += answer.content
         offset = int(answer.headers["log-next-offset"])
     assert [r.value.decode() for r in iter_records(raw) if r.value] == expected
+
+
+@pytest.mark.parametrize("accept", ["application/json", NDJSON, BATCHES])
+def test_the_tier_is_of_what_is_answered_not_of_what_was_read(api: Api, accept: str) -> None:
+    topic = api.cold_topic()
+    seam = api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()["local_log_start_offset"]
+    api.values(topic, "hot")
+    tiers = [
+        api.fetch(topic, accept=accept, offset=seam - 1, max_records=count).headers["log-tier"]
+        for count in (1, 2)
+    ]
+    assert tiers == ["cold", "mixed"]
+    assert api.fetch(topic, offset=seam - 1, max_records=1).json()["tier"] == "cold"
 
 
 def test_a_store_that_is_down_makes_cold_reads_503_and_leaves_the_rest(
