@@ -1,17 +1,20 @@
 """How a command speaks: tables and colours to people, JSON to programs.
 
-Where stdout is no terminal, or with `--output json`, it is one JSON document. rich is imported only
-where a table is drawn.
+Where stdout is no terminal, or with `--output json`, it is one JSON document.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from shutil import get_terminal_size
 from typing import Any, Final
 
 import msgspec
+
+from tierlog.cli.table import cell, lay_out
 
 WIDE: Final = 240  # columns where nobody's window limits them
 
@@ -45,35 +48,17 @@ def write(data: bytes) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
 ) -> None:
-    """A table; numbers to the right, with thin separators."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", caption=caption or None, box=None)
-    table.header_style = "bold"
-    cells = [list(row) for row in rows]
-    for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int) for row in cells) and bool(cells)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
-    for row in cells:
-        table.add_row(*map(cell, row))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)
-    console.print(table)
-
-
-def cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}".replace(",", "\u202f")
-    return str(value)
+    """A table for people, as wide as their window."""
+    laid = lay_out(columns, rows, width=get_terminal_size((WIDE, 0)).columns)
+    styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str
+    lines = [*([title] if title else ()), *map(bold, laid.headings), *laid.rows]
+    sys.stdout.writelines(f"{line}\n" for line in [*lines, *([caption] if caption else ())])
 
 
 def print_members(members: Iterable[tuple[str, object]]) -> None:
     """Names and values, a line each."""
-    print_table("", ("", ""), [(name, cell(value)) for name, value in members])
+    print_table("", ("", ""), members)
 
 
 def size(size_bytes: int | None) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, cell, print_json, size
+from tierlog.cli.output import Output, print_json, size
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -279,7 +279,7 @@ def _topic_table(load: Load, *, rows: int) -> Table:
             f"{one.offsets_per_s:,.0f}",
             size(one.hot_bytes),
             size(one.cold_bytes),
-            cell(one.segments),
+            str(one.segments),
             size(one.offload_lag_bytes),
             f"{one.offload_lag_s:.0f} s",
         )
