@@ -99,8 +99,13 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 
 def _parameter(one: Any) -> tuple[str, str]:
-    names = _placeholder(one) if one.param_type_name == "argument" else ", ".join(one.opts)
-    return f"`{names}`", (one.help or "").strip()
+    names = [_placeholder(one)] if one.param_type_name == "argument" else _option_names(one)
+    return ", ".join(f"`{name}`" for name in names), (one.help or "").strip()
+
+
+def _option_names(one: Any) -> list[str]:
+    """`--records/--batches-only` has two."""
+    return [*one.opts, *one.secondary_opts]
 
 
 def _placeholder(one: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 from record_format.errors import FieldProblem, InvalidConfig
+from record_format.near_miss import did_you_mean
 
 ConfigValue = int | float | bool | str
 Kind = Literal["int", "long", "double", "boolean", "text", "list"]
@@ -301,7 +302,8 @@ class LogConfig:
             key = KEYS_BY_NAME.get(name)
             try:
                 if key is None:
-                    raise ValueError(f"there is no topic configuration key {name!r}")
+                    near = did_you_mean(name, KEYS_BY_NAME)
+                    raise ValueError(f"there is no topic configuration key {name!r}{near}")
                 typed[name] = key.parse(value)
             except ValueError as refusal:
                 problems.append(FieldProblem(f"config.{name}", str(refusal)))

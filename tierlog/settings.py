@@ -22,6 +22,7 @@ from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable, default_prices
 from record_format.errors import ConfigurationError
+from record_format.near_miss import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
 # Of clients and of this command line, not of a broker.
@@ -79,14 +80,16 @@ def _told(
     by_name = {setting.name: setting for setting in TABLE}
     for name, raw in _file_members(file):
         if name not in by_name:
-            raise ConfigurationError(f"{file}: there is no setting {name!r}")
+            near = did_you_mean(name, by_name)
+            raise ConfigurationError(f"{file}: there is no setting {name!r}{near}")
         yield by_name[name], raw, str(file)
     by_variable = {setting.variable: setting for setting in TABLE}
     for variable, raw in sorted(environment.items()):
         if variable in by_variable:
             yield by_variable[variable], raw, variable
         elif _is_misspelt(variable):
-            raise ConfigurationError(f"{variable}: there is no such setting")
+            near = did_you_mean(variable, by_variable)
+            raise ConfigurationError(f"{variable}: there is no such setting{near}")
     for name, raw in flags.items():
         if raw is not None:
             yield by_name[name], raw, by_name[name].flag_name
@@ -103,7 +106,9 @@ def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
         return
     try:
         document = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{file}: {error}") from error
     yield from _flat(document)
 
@@ -259,7 +264,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
     """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises ConfigurationError."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
     port = int(match[3] or DEFAULT_PORT) if match else -1
-    if match is None or not 0 <= port <= 65535:
+    if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a port alone is no host
         raise ConfigurationError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
     return match[1] or match[2] or "127.0.0.1", port
 

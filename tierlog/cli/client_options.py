@@ -10,11 +10,16 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from record_format.errors import TierlogError, UnknownTopic
+from record_format.near_miss import did_you_mean
 from tierlog.cli.output import Output
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
 
 DEFAULT_SERVER = "http://127.0.0.1:8640"
 
@@ -33,6 +38,7 @@ CaFile = Annotated[
     Path | None,
     typer.Option("--ca-file", envvar="TIERLOG_CA_FILE", help="Authority of the broker's TLS."),
 ]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 OutputOption = Annotated[
     Output,
     typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
@@ -57,7 +63,11 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
 
         connection = {name: arguments.pop(name) for name in _OPTIONS}
         with Client(connection.pop("server"), **connection) as client:
-            function(client, **arguments)
+            try:
+                function(client, **arguments)
+            except UnknownTopic as error:
+                error.args = (f"{error}{_near_topic(client, error.topic)}",)
+                raise
 
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
@@ -73,3 +83,11 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _near_topic(client: Client, topic: str) -> str:
+    """Among those that the caller may see; nothing where they cannot be asked for."""
+    try:
+        return did_you_mean(topic, [one.name for one in client.list_topics()])
+    except TierlogError:
+        return ""

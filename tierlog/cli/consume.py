@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from tierlog.cli.client_options import client_command
+from tierlog.cli.client_options import TopicArgument, client_command
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord
@@ -34,7 +34,7 @@ class Format(StrEnum):
 @client_command
 def consume(
     client: Client,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicArgument,
     *,
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="All in turn by default.")
@@ -46,7 +46,9 @@ def consume(
         str | None,
         typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
     ] = None,
-    max_records: Annotated[int | None, typer.Option("--max-records", "-n", min=0)] = None,
+    max_records: Annotated[
+        int | None, typer.Option("--max-records", "-n", min=0, help="End after so many.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="value: a line each; json: an object a line.")

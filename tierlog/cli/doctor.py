@@ -20,12 +20,11 @@ from typing import Annotated, NamedTuple
 import typer
 
 from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
-from tierlog.cli.output import Output, print_json, print_table, size
+from tierlog.cli.output import FOUND_PROBLEMS, Output, print_json, print_table, size
 from tierlog.extras import OPTIONAL
 
 app = typer.Typer(add_completion=False)
 
-FOUND_PROBLEMS = 3
 SYNCS = 20
 LITTLE_DISK = 1 << 30
 

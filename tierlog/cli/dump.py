@@ -13,11 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tierlog.cli.offline import EndpointOption, RegionOption
-from tierlog.cli.output import Output, note, print_json, write
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, write
 
 app = typer.Typer(add_completion=False)
-
-FOUND_PROBLEMS = 3
 
 
 class Found(NamedTuple):
@@ -99,7 +97,10 @@ def _found(
 
 
 def _known_files(path: Path) -> list[Path]:
-    """A folder stands for its log files, without those that are about to be unlinked."""
+    """A folder stands for its log files, without those that are about to be unlinked.
+
+    Raises FileNotFoundError where it has none: a data folder, say, in place of a partition's.
+    """
     from tierlog.dump.reading import UnknownFileKind, kind_of
 
     known = []
@@ -110,6 +111,12 @@ def _known_files(path: Path) -> list[Path]:
             continue
         if file.suffix != ".deleted":
             known.append(file)
+    if not known:
+        inside = next(
+            (one for one in sorted(path.iterdir()) if (one / "partition.metadata").exists()), None
+        )
+        near = f"; a partition's folder is {inside}" if inside else ""
+        raise FileNotFoundError(2, f"holds no files of a log{near}", str(path))
     return known
 
 

@@ -19,9 +19,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from record_format.errors import OutcomeUnknownError, TierlogError
+from record_format.near_miss import did_you_mean
 from tierlog.extras import how_to_install
 
-UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
 class Entry(NamedTuple):
@@ -78,6 +79,13 @@ class Commands(TyperGroup):
             stand_in.rich_help_panel = entry.panel
             return stand_in
         return load_command(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises a usage error; typer would suggest among commands that are loaded."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = did_you_mean(args[0], COMMANDS)
+            raise UsageError(f"there is no command {args[0]!r}{near}", ctx=ctx)
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.listing = True

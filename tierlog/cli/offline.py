@@ -29,6 +29,10 @@ StoreOption = Annotated[
         metavar="URL",
     ),
 ]
+OfflineStoreOption = Annotated[
+    str | None,  # of no variable: that a store is known is no wish to go past the broker
+    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
+]
 EndpointOption = Annotated[
     str | None,
     typer.Option(
@@ -39,7 +43,13 @@ EndpointOption = Annotated[
     ),
 ]
 RegionOption = Annotated[
-    str | None, typer.Option("--s3-region", envvar="TIERLOG_S3_REGION", metavar="REGION")
+    str | None,
+    typer.Option(
+        "--s3-region",
+        envvar="TIERLOG_S3_REGION",
+        help="Region, where AWS's own configuration does not say it.",
+        metavar="REGION",
+    ),
 ]
 DataDirOption = Annotated[
     Path,

@@ -16,6 +16,7 @@ import msgspec
 
 from tierlog.cli.table import cell, lay_out
 
+FOUND_PROBLEMS: Final = 3  # the exit code of a check that found something
 WIDE: Final = 240  # columns where nobody's window limits them
 
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.output import Output, note, print_json
 from tierlog.cli.record_sources import READERS, Format, chunks, format_of, lines, parquet_rows
 
@@ -28,7 +28,7 @@ MAX_BATCHES_BYTES = 16 << 20
 @client_command
 def produce(
     client: Client,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Standard input by default.")
     ] = None,
@@ -57,7 +57,7 @@ def produce(
     if key_separator is not None and kind is not Format.LINES:
         raise typer.BadParameter("--key-separator is for lines")
     count = _Count(topic)
-    with _opened(file) as source:
+    with count.told_if_it_ends_early(), _opened(file) as source:
         if kind is Format.BATCHES:
             if partition is None:
                 raise typer.BadParameter("--format batches goes to one partition: --partition N")
@@ -143,6 +143,16 @@ class _Count:
             known["last_offset"] = result.last_offset
             known["records"] += result.records
 
+    @contextlib.contextmanager
+    def told_if_it_ends_early(self) -> Iterator[None]:
+        """Whoever gives the rest again has to know how much was taken."""
+        try:
+            yield
+        except BaseException:
+            if self.records:
+                note(f"tierlog: ended early; before that {self._summary()}")
+            raise
+
     def report(self, *, as_json: bool) -> None:
         partitions = [{"partition": one, **self.partitions[one]} for one in sorted(self.partitions)]
         if as_json:
@@ -157,8 +167,11 @@ class _Count:
             return
         for warning in sorted(self.warnings):
             note(f"warning: {warning}")
+        note(self._summary())
+
+    def _summary(self) -> str:
         places = ", ".join(
-            f"{one['partition']}: {one['base_offset']} to {one['last_offset']}"
-            for one in partitions
+            f"{number}: {one['base_offset']} to {one['last_offset']}"
+            for number, one in sorted(self.partitions.items())
         )
-        note(f"{self.topic}: {self.records} records{f' (partition {places})' if places else ''}")
+        return f"{self.topic}: {self.records} records{f' (partition {places})' if places else ''}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlog.cli.client_options import OutputOption
+from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.output import Output, note, print_json, print_members
 from tierlog.cli.spark_options import (
     ConfOption,
@@ -37,7 +37,7 @@ Places = "One of --to-parquet, --to-json and --to-topic."
 
 @app.command()
 def replay(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicArgument,
     *,
     to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
     to_json: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlog.cli.client_options import OutputOption
+from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.output import Output, moment, note, print_json, print_table, size
 from tierlog.cli.spark_options import (
     ConfOption,
@@ -36,7 +36,7 @@ SHOWN = 48
 
 @app.command()
 def stats(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicArgument,
     *,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw it, as SVG.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
-from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.offline import EndpointOption, opened_store
+from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from tierlog.cli.offline import EndpointOption, OfflineStoreOption, opened_store
 from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
 
 if TYPE_CHECKING:
@@ -23,13 +23,8 @@ app = typer.Typer(
 for part in (storage_manifest, storage_check, storage_repair, storage_pins):
     app.add_typer(part.app)
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Partition = Annotated[
     int | None, typer.Option("--partition", "-p", min=0, help="One partition; all by default.")
-]
-Store = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
 ]
 
 
@@ -64,10 +59,10 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
 @client_command
 def segments(
     client: Client,
-    topic: Topic,
+    topic: TopicArgument,
     *,
     partition: Partition = None,
-    store: Store = None,
+    store: OfflineStoreOption = None,
     s3_endpoint: EndpointOption = None,
     cache: Cache = False,
     data_dir: CacheFolder = None,
@@ -164,7 +159,7 @@ def _offline_segments(
 @client_command
 def offload(
     client: Client,
-    topic: Topic,
+    topic: TopicArgument,
     wait_s: Annotated[
         float, typer.Option("--wait", min=0, max=3600, help="Seconds to wait; 0 returns at once.")
     ] = 60.0,
@@ -185,15 +180,15 @@ def offload(
 @client_command
 def trim(
     client: Client,
-    topic: Topic,
+    topic: TopicArgument,
     before_offset: Annotated[int, typer.Option("--before", min=0, help="The new log start.")],
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0)] = 0,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Of this one alone.")],
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Give up all records below an offset (Kafka's DeleteRecords)."""
     start = client.trim(topic, partition, before_offset=before_offset)
     if output.is_json:
-        print_json({"log_start_offset": start})
+        print_json({"topic": topic, "partition": partition, "log_start_offset": start})
     else:
         note(f"{topic}-{partition} begins at {start}")
 

@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import EndpointOption, RegionOption, now_ms, opened_store
-from tierlog.cli.output import Output, note, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.spark_options import ConfOption, MasterOption, job, source_options, task_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
 
 app = typer.Typer()
-
-FOUND_PROBLEMS = 3
-
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
 
 
 @app.command("verify")

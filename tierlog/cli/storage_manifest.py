@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.offline import EndpointOption, opened_store
+from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from tierlog.cli.offline import EndpointOption, OfflineStoreOption, opened_store
 from tierlog.cli.output import Output, note, print_json, print_table, shown
 
 if TYPE_CHECKING:
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-Store = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
-]
 
 SEGMENT_COLUMNS: Final = ("base_offset", "last_offset", "records", "size_bytes", "object_key")
 
@@ -31,9 +26,9 @@ SEGMENT_COLUMNS: Final = ("base_offset", "last_offset", "records", "size_bytes",
 @client_command
 def manifest(
     client: Client,
-    topic: Topic,
+    topic: TopicArgument,
     *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0)] = 0,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Of this one.")] = 0,
     version: Annotated[
         int | None, typer.Option(min=0, help="An older version; the one in force by default.")
     ] = None,
@@ -44,7 +39,7 @@ def manifest(
     history: Annotated[
         bool, typer.Option("--history", help="The versions that are still kept; with --store.")
     ] = False,
-    store: Store = None,
+    store: OfflineStoreOption = None,
     s3_endpoint: EndpointOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:

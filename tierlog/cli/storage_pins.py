@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from record_format.errors import TierlogError, UnknownManifestVersion
-from tierlog.cli.client_options import OutputOption
+from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, now_ms, opened_store
 from tierlog.cli.output import Output, moment, note, print_json, print_table
 
@@ -25,7 +25,6 @@ app = typer.Typer()
 
 DAY_MS = 86_400_000
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="1 to 128 of [a-zA-Z0-9._-].")]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tierlog.cli.client_options import OutputOption
+from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.offline import (
     GRACE_MS,
     OFFSET_GAP,
@@ -31,13 +31,11 @@ from tierlog.cli.offline import (
     opened_owner,
     opened_store,
 )
-from tierlog.cli.output import Output, note, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 
 app = typer.Typer()
 
-FOUND_PROBLEMS = 3
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC")]
 GarbageDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -70,8 +68,10 @@ def repair(
     versions_min: VersionsOption = VERSIONS_MIN,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Mend what verify finds: upload again, make indexes anew, drop what nobody has any more; and
-    logs that a broker could not open. What is bad on disk is set aside, never deleted.
+    """Mend what verify finds, and logs that a broker could not open.
+
+    Uploads again, makes indexes anew, drops what nobody has any more. What is bad on disk is set
+    aside, never deleted.
     """
     from manifest.garbage import GarbagePolicy
 

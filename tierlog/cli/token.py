@@ -64,6 +64,8 @@ def create(
         raise typer.BadParameter(f"a scope is read, produce or admin, not {unknown[0]!r}")
     scopes = tuple(Scope(one) for one in scope)
     path = _path(data_dir, tokens_file)
+    if data_dir is not None and not data_dir.exists():
+        note(f"no broker had {data_dir} yet: it is made, for one that starts on it")
     now_ms = time.time_ns() // 1_000_000
     token = create_token(path, name, scopes=scopes, topics=topics, now_ms=now_ms)
     if output.is_json:

@@ -38,7 +38,8 @@ def create(
     if output.is_json:
         print_json(topic)
     else:
-        note(f"created {name} with {len(topic.partitions)} partitions")
+        count = len(topic.partitions)
+        note(f"created {name} with {count} partition{'s' * (count != 1)}")
 
 
 @app.command("list")

@@ -13,6 +13,9 @@ def lines_of(output: bytes) -> list[bytes]:
     return output.splitlines()
 
 
+HALF = b'{"value": 1}\n{"val'  # an input of which one record can be taken
+
+
 def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
     made = json.loads(tierlog.ok("topic", "create", "t1", "--partitions", "2"))
     assert [one["partition"] for one in made["partitions"]] == [0, 1]
@@ -110,7 +113,10 @@ def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
     batches = tierlog.ok("consume", "from", "-p", "0", "--format", "batches")
     tierlog.ok("produce", "to", "-p", "0", "--format", "batches", stdin=batches)
     assert tierlog.ok("consume", "to", "-p", "0", "--format", "batches") == batches
-    said = tierlog.fails(2, "produce", "to", "-p", "0", "--format", "batches", stdin=batches[:-1])
+    cut = tierlog.run("produce", "to", "-p", "0", "--format", "batches", stdin=batches[:-1])
+    assert cut.returncode == 2
+    before, said = cut.stderr.decode().splitlines()
+    assert "before that to: 4 records" in before
     assert "the last batch" in said
     assert "--partition" in tierlog.fails(2, "consume", "from", "--format", "batches")
 
@@ -149,8 +155,9 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert len(cached) >= len(manifest["segments"])
     assert cached[-1] == 0 or cached[-1] >= segments[-1]["size_bytes"] - 4096
     assert "--data-dir" in tierlog.fails(2, "storage", "segments", "tiers", "--cache")
-    start = json.loads(tierlog.ok("storage", "trim", "tiers", "--before", "100"))
-    assert start == {"log_start_offset": 100}
+    assert "'--partition'" in tierlog.fails(2, "storage", "trim", "tiers", "--before", "100")
+    start = json.loads(tierlog.ok("storage", "trim", "tiers", "--before", "100", "-p", "0"))
+    assert start == {"topic": "tiers", "partition": 0, "log_start_offset": 100}
     assert lines_of(tierlog.ok("consume", "tiers", "-n", "1")) == [sent[100]]
 
 
@@ -215,6 +222,14 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
     tierlog.ok("topic", "create", "short")
+    assert "did you mean 'short'?" in tierlog.fails(1, "topic", "describe", "shrot")
+    assert "did you mean 'retention.ms'?" in tierlog.fails(
+        1, "topic", "create", "bad", "--config", "retention.mss=1"
+    )
+    done = tierlog.run("produce", "short", "--format", "ndjson", "--batch-records", "1", stdin=HALF)
+    assert done.returncode == 1
+    assert "before that short: 1 records (partition 0: 0 to 0)" in done.stderr.decode()
+    tierlog.ok("storage", "trim", "short", "-p", "0", "--before", "1")
     assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")
 
 

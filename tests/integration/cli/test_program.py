@@ -36,10 +36,16 @@ def test_help_names_every_command(offline):
     ("arguments", "said"),
     [
         (("nope",), "nope"),
+        (("consme", "t"), "did you mean 'consume'?"),
         (("topic", "create"), "NAME"),
         (("consume", "t", "--colour"), "--colour"),
         (("serve", "--cache-bytes", "1"), "data.dir"),
         (("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
+        (
+            ("serve", "--data-dir", __file__, "--listen", "127.0.0.1:0"),
+            "data.dir " + __file__ + " is a file, not a folder",
+        ),
+        (("dump", str(FIXTURES)), "holds no files of a log; a partition's folder is"),
         (("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
     ],
 )

@@ -98,6 +98,7 @@ def test_sizes_and_times_are_read_as_people_write_them(name, raw, value):
         (DATA | {"cache.bytes": "-1"}, "cache.bytes lies between 0"),
         (DATA | {"offload.concurrency": "many"}, "offload.concurrency is a whole number"),
         (DATA | {"listen": "host:99999"}, "HOST:PORT"),
+        (DATA | {"listen": "8640"}, "HOST:PORT, as in 127.0.0.1:8640, not '8640'"),
         (DATA | {"listen": "0.0.0.0:8640"}, "insecure-no-auth"),
         (DATA | {"listen": "example.org:80"}, "insecure-no-auth"),
     ],
@@ -108,7 +109,7 @@ def test_a_wrong_value_is_refused_by_name(flags, said):
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="TIERLOG_CASHE_BYTES"):
+    with pytest.raises(ConfigurationError, match=r"CASHE_BYTES.*mean 'TIERLOG_CACHE_BYTES'"):
         settings.load(DATA, {"TIERLOG_CASHE_BYTES": "1"}, None)
     file = tmp_path / "t.toml"
     file.write_text("cache.size = 1\n")
