@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tierlog.setting_table import TABLE, Kind, Part, Setting
+from tierlog.setting_table import MIB, TABLE, Kind, Part, Setting
+from tierlog.settings import default_of
 
 app = typer.Typer(add_completion=False)
 
@@ -50,6 +51,18 @@ def _parameter_name(setting: Setting) -> str:
     return setting.flag_name.removeprefix("--").replace("-", "_")
 
 
+def _default(setting: Setting) -> str:
+    """As it could be written after the flag; nothing for what is off, or told in words."""
+    value = default_of(setting)
+    if value is None or isinstance(value, bool) or setting.part is Part.PRICE:
+        return ""
+    if setting.flag_kind is Kind.SECONDS and isinstance(value, int):
+        return f"{value / 1000:g}"
+    if setting.kind is Kind.BYTES and isinstance(value, int) and value % MIB == 0:
+        return f"{value // MIB}MiB"
+    return str(value)
+
+
 def _parameter(setting: Setting) -> inspect.Parameter:
     switch = setting.kind is Kind.SWITCH
     kind = setting.flag_kind or setting.kind
@@ -58,7 +71,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         help=setting.doc,
         metavar=None if switch else kind.value,
         rich_help_panel=_PANELS[setting.part],
-        show_default=False,
+        show_default=_default(setting) or False,
     )
     return inspect.Parameter(
         _parameter_name(setting),

@@ -30,6 +30,9 @@ def test_help_names_every_command(offline):
     ):
         assert f" {command} " in shown
         assert "Usage" in offline.ok(command, "--help").decode()
+    serve = offline.ok("serve", "--help").decode()
+    for default in ("127.0.0.1:8640", "8MiB", "(86400000)", "(30)"):
+        assert default in serve
 
 
 @pytest.mark.parametrize(
