@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
 from record_format import sealed_json, typed_json
+
+INTERNAL_PREFIX: Final = "__"
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +40,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def internal(self) -> bool:
-        return self.name.startswith("__")
+        return self.name.startswith(INTERNAL_PREFIX)
 
     def partition_numbers(self) -> list[int]:
         return [p for p in range(self.partitions) if p not in self.absent]

@@ -16,7 +16,7 @@ from api.http.exchange import Exchange
 from api.http.grants import EVERYTHING, NOBODY, Grant
 from api.http.host_check import check_host
 from api.http.refusals import Unauthorized
-from api.http.scopes import FOREIGN, NEEDS, OPEN_PATHS, UNLISTED
+from api.http.scopes import NEEDS, OPEN_PATHS, UNLISTED
 from api.http.settings import HttpSettings
 from api.http.strict_json import refuse_field
 from api.http.tokens import TokensFile
@@ -58,12 +58,12 @@ class Access:
     def check(self, exchange: Exchange, call: tuple[str, str] | None) -> None:
         """Whether who is there may make this call, on this topic. Raises Forbidden.
 
-        `call` is its method and the template of its path; None for what FastAPI serves.
+        `call` is its method and the template of its path; None for a path that nobody serves.
         """
         grant = exchange.grant
-        if grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
+        if call is None or grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
             return
-        need = FOREIGN if call is None else NEEDS.get(call, UNLISTED)
+        need = NEEDS.get(call, UNLISTED)
         grant.check_scope(need.scope)
         if need.whole and grant.topics:
             raise Forbidden(f"a token for topics {grant.topics!r} may not ask about all of them")

@@ -81,13 +81,15 @@ class Exchange:
         return self.number("partition", missing=lambda n: UnknownPartition(self.topic, n))
 
     def number(self, name: str, *, missing: Callable[[int], Exception] | None = None) -> int:
-        """A part of the path that is a whole number of at most 19 digits."""
+        """A part of the path that is a whole number of at most 19 digits, but for leading zeros."""
         text = self.params[name]
         digits = text.removeprefix("-")
-        if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-            problem = FieldProblem(name, f"expected a whole number, not {text[:64]!r}")
+        significant = digits.lstrip("0")
+        if not digits.isascii() or not digits.isdigit() or len(significant) > 19:
+            said = f"expected a whole number of at most 19 digits, not {text[:64]!r}"
+            problem = FieldProblem(name, said)
             raise InvalidRequest(f"{name} in the path: {problem.msg}", problems=(problem,))
-        value = int(text)
+        value = int(significant or "0") * (-1 if text.startswith("-") else 1)
         if value < 0 and missing is not None:
             raise missing(value)
         return value

@@ -92,7 +92,7 @@ async def get_group(context: Context, exchange: Exchange) -> Answer:
     offsets = await context.read(context.broker.groups.group, group)
     visible = _visible(offsets, exchange.grant)
     if offsets and not visible:
-        raise UnknownGroup(f"there is no group {group!r}")
+        raise _unknown(group)
     shown = [OffsetState(**one._asdict()) for one in visible]
     return json_answer(GroupState(group, shown))
 
@@ -118,7 +118,10 @@ async def delete_group(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     group = _group(exchange)
     if exchange.grant.topics:
-        for one in await context.read(context.broker.groups.group, group):
+        offsets = await context.read(context.broker.groups.group, group)
+        if not _visible(offsets, exchange.grant):
+            raise _unknown(group)
+        for one in offsets:
             exchange.grant.check_topic(one.topic)
     await context.change(context.broker.groups.delete, group)
     return Answer(204, [])
@@ -135,6 +138,10 @@ def _group(exchange: Exchange) -> str:
             strict_json.refuse_field("group", "the name is not percent-encoded UTF-8")
     check_group_name(name)
     return name
+
+
+def _unknown(group: str) -> UnknownGroup:
+    return UnknownGroup(f"there is no group {group!r}")
 
 
 def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:

@@ -42,12 +42,13 @@ def parse_position(
     text = str(offset)
     if text in KEYWORDS:
         return Position(keyword=text)
-    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_OFFSET:
+    digits = text.lstrip("0") or "0"  # a segment's file is named with 20
+    if not text.isascii() or not text.isdigit() or len(digits) > 19 or int(digits) > MAX_OFFSET:
         strict_json.refuse_field(
             strict_json.join(within, "offset"),
             f"expected an offset from 0 or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
         )
-    return Position(offset=int(text))
+    return Position(offset=int(digits))
 
 
 def time_of(text: str, *, loc: str) -> int:

@@ -202,6 +202,8 @@ def _detail(error: Exception, kind: Kind) -> str:
         return "the broker failed in a way it should not; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
         return error.detail
+    if isinstance(error, errors.RequestError):
+        return str(error)  # of the request: a path in it is no path of this machine
     return public(str(error))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -32,6 +33,7 @@ Member = TypeVar("Member")
 T = TypeVar("T")
 
 _QUOTE: Final = 0x22
+_without_blanks: Final = methodcaller("strip", b" \t\r")  # what JSON takes for blanks
 # What can become an object while it is parsed, for each record that is allowed in the end.
 _CANDIDATES_A_RECORD: Final = 4
 MAX_PARTITION: Final = 2**31 - 1
@@ -305,7 +307,7 @@ def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, byte
     _check_count(body.count(b"\n"), limit=records_max * _CANDIDATES_A_RECORD)
     lines = [
         (number, line)
-        for number, line in enumerate(map(bytes.strip, bytes(body).split(b"\n")), 1)
+        for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1)
         if line
     ]
     _check_count(len(lines), limit=records_max)

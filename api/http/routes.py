@@ -290,6 +290,7 @@ _RECORD_CALLS: Final = (
         tag="records",
         summary="Make an idempotent producer's id",
         answer={JSON: Body(schema=shapes.ProducerIdentity)},
+        problems=topics.NO_BODY,
     ),
 )
 
@@ -374,7 +375,13 @@ _LOG_CALLS: Final = (
         summary="Roll the active segments and upload all that is rolled",
         query=partitions.OffloadQuery,
         answer={JSON: Body(schema=shapes.Offloaded)},
-        problems=(*NO_TOPIC, "leadership-lost", "log-offline", "store-unavailable"),
+        problems=(
+            *NO_TOPIC,
+            *topics.NO_BODY,
+            "leadership-lost",
+            "log-offline",
+            "store-unavailable",
+        ),
     ),
 )
 

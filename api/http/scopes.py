@@ -28,7 +28,6 @@ class Need(NamedTuple):
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
 _DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_FILES))
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))
-FOREIGN: Final = Need(READ)  # a path that nobody serves
 UNLISTED: Final = Need(ADMIN, whole=True)
 
 _TOPIC: Final = "/v1/topics/{topic}"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, NoReturn, TypeVar, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
 from urllib.parse import unquote_plus
 
 import msgspec
+from msgspec import UnsetType
 
 from record_format.errors import FieldProblem, InvalidRequest
 
@@ -26,6 +27,9 @@ _MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", r
 _WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
 _DEEP: Final = "nested too deeply"
+# msgspec says the same of text that ends early and of an escape that is half a character.
+_CUT: Final = "Input data was truncated"
+_CUT_SHORT: Final = "JSON ends too early, or an escape has half of a surrogate pair"
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
@@ -96,6 +100,8 @@ def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
         found = pattern.match(message)
         if found:
             place, message = join(place, found.group(1)), said
+    if message == _CUT:
+        message = _CUT_SHORT
     return FieldProblem(join(within, place), message)
 
 
@@ -115,13 +121,17 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
     given = _split(query_string)
     fields = _field_kinds(cast(Hashable, struct))
     problems = [FieldProblem(name, "unknown parameter") for name in given if name not in fields]
+    values: dict[str, object] = {}
     for name, text in given.items():
-        if fields.get(name) is int and not _is_integer(text):
-            problems.append(FieldProblem(name, f"expected a whole number, not {text[:64]!r}"))
+        kind = fields.get(name, _TEXT)
+        if not kind.takes(text):
+            problems.append(FieldProblem(name, f"expected {kind.expected}, not {text[:64]!r}"))
+        elif kind.is_integer:
+            values[name] = int(text)  # leading zeros are no text to msgspec
     if problems:
         refuse_all(problems)
     try:
-        return msgspec.convert(given, struct, strict=False)
+        return msgspec.convert(given | values, struct, strict=False)
     except msgspec.ValidationError as error:
         refuse(error)
 
@@ -157,16 +167,33 @@ def _split(query_string: bytes) -> dict[str, str]:
     return given
 
 
-def _is_integer(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit()
+class _Kind(NamedTuple):
+    """What a parameter's text may be."""
+
+    takes: Callable[[str], object]
+    expected: str
+    is_integer: bool = False
+
+
+_TEXT: Final = _Kind(lambda _: True, "text")
+_INTEGER: Final = _Kind(
+    re.compile(r"-?[0-9]{1,100}", re.ASCII).fullmatch, "a whole number", is_integer=True
+)
+_BOOLEAN: Final = _Kind(re.compile("true|false|[01]", re.I).fullmatch, "true or false")
 
 
 @cache
-def _field_kinds(struct: Hashable) -> dict[str, type | None]:
-    """Each field's name, and `int` where it takes whole numbers alone."""
-    kinds: dict[str, type | None] = {}
-    for field in msgspec.structs.fields(cast(Any, struct)):
-        inner = get_args(field.type) or (field.type,)
-        kinds[field.encode_name] = int if inner[0] is int else None
-    return kinds
+def _field_kinds(struct: Hashable) -> dict[str, _Kind]:
+    fields = msgspec.structs.fields(cast(Any, struct))
+    return {field.encode_name: _kind_of(field.type) for field in fields}
+
+
+def _kind_of(wanted: Any) -> _Kind:
+    if wanted is int:
+        return _INTEGER
+    if wanted is bool:
+        return _BOOLEAN
+    parts = [part for part in get_args(wanted) if part is not UnsetType]
+    if get_origin(wanted) is Literal:
+        return _Kind(frozenset(parts).__contains__, f"one of {', '.join(parts)}")
+    return _kind_of(parts[0]) if parts else _TEXT  # of `Annotated`, or of what may be unset

@@ -13,6 +13,7 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.problems import public
 from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
+from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
@@ -43,6 +44,7 @@ class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
     """A call that takes no parameters refuses all of them by name."""
 
 
+NO_BODY: Final = ("request-too-large", "unsupported-media-type")  # what `no_body` refuses with
 _NOTHING: Final = msgspec.json.Decoder(NoQuery)
 _CREATE: Final = msgspec.json.Decoder(CreateTopic)
 _ALTER: Final = msgspec.json.Decoder(AlterTopic)
@@ -61,11 +63,14 @@ async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.
 
 async def no_body(context: Context, exchange: Exchange) -> None:
     """For a POST that takes nothing: no body, or an object without members."""
+    encoding = bodies.encoding_of(exchange)
     limit = context.settings.control_body_max_bytes
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
     ) as body:
         if body.strip():
+            media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
+            body = bodies.expand(body, encoding, max_bytes=limit)
             strict_json.decode_control(body, _NOTHING)
 
 
@@ -82,6 +87,8 @@ async def create_topic(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     wanted = await json_body(context, exchange, _CREATE)
     exchange.grant.check_topic(wanted.name)
+    if wanted.name.startswith(INTERNAL_PREFIX):  # nobody could write to it, or delete it
+        raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are internal")
     created = await context.change(
         context.broker.create_topic,
         wanted.name,

@@ -12,7 +12,7 @@ from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import JSON
-from api.http.topics import acceptable_json, no_body
+from api.http.topics import NO_BODY, acceptable_json, no_body
 from record_format.findings import VerifyReport
 
 
@@ -38,5 +38,5 @@ VERIFY_CALL: Final = Call(
     description="Problems are in the answer, each with its object or file. One at a time.",
     query=VerifyQuery,
     answer={JSON: Body(schema=VerifyReport)},
-    problems=("unknown-topic", "store-unavailable", "throttled"),
+    problems=("unknown-topic", *NO_BODY, "store-unavailable", "throttled"),
 )

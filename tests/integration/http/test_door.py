@@ -1,3 +1,4 @@
+import gzip
 import socket
 
 import httpx
@@ -51,6 +52,52 @@ def test_a_topic_that_cannot_be_is_refused_by_name(
     if loc is not None:
         assert refused["errors"][0]["loc"] == loc
     problem(api.get("/v1/topics/ok"), 404, "unknown-topic")
+
+
+@pytest.mark.parametrize("name", ["__mine", "__consumer_offsets"])
+def test_an_internal_topic_is_made_by_nobody_but_the_broker(api: Api, name: str) -> None:
+    wanted = {"name": name, "config": {"cleanup.policy": "delete"}}
+    problem(api.post("/v1/topics", json=wanted), 403, "forbidden")
+    problem(api.get(f"/v1/topics/{name}"), 404, "unknown-topic")
+
+
+@pytest.mark.parametrize("path", ["/v1/producers", "/v1/topics/{}/offload", "/v1/topics/{}/verify"])
+def test_a_call_without_a_body_takes_an_empty_object_and_no_other_type(api: Api, path: str) -> None:
+    path = path.format(api.topic())
+    for body in (b"", b" ", b"{}"):
+        assert api.post(path, content=body).status_code == 200
+    text = {"content-type": "text/plain"}
+    problem(api.post(path, content=b"{}", headers=text), 415, "unsupported-media-type")
+    packed = {"content-encoding": "gzip"}
+    assert api.post(path, content=gzip.compress(b"{}"), headers=packed).status_code == 200
+
+
+def test_whole_numbers_may_have_leading_zeros_and_the_others_are_told(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a", "b")
+    segments = f"/v1/topics/{topic}/partitions/000/segments"
+    assert api.get(f"{segments}/{0:020}?").status_code == 200
+    assert api.get(segments, params={"limit": "01", "from_offset": f"{0:020}"}).status_code == 200
+    fetched = api.fetch(topic, offset=f"{1:020}", max_bytes="0001", max_records="01")
+    assert fetched.json()["next_offset"] == 2
+    for params, said in (
+        ({"max_records": ""}, "expected a whole number, not ''"),
+        ({"max_records": "٣"}, "expected a whole number, not '٣'"),
+        ({"max_bytes": "9" * 101}, "expected a whole number"),
+        ({"encoding": "hex"}, "expected one of utf8, json, base64, not 'hex'"),
+    ):
+        refused = problem(api.fetch(topic, **params), 400, "invalid-request")
+        assert said in refused["detail"]
+    refused = problem(api.get("/v1/topics?internal=2"), 400, "invalid-request")
+    assert refused["detail"] == "internal: expected true or false, not '2'"
+    problem(api.get(f"{segments}/{'9' * 20}"), 400, "invalid-request")
+
+
+def test_what_a_client_named_is_told_whole(api: Api) -> None:
+    path = "/v1/topics/a/partitions//records"
+    assert problem(api.get(path), 404, "not-found")["detail"].startswith(f"{path} is not a path")
+    group = api.get("/v1/groups/%2Fhome%2Fa%2Fb%2Fc")
+    assert "'/home/a/b/c'" in problem(group, 404, "unknown-group")["detail"]
 
 
 def test_what_is_not_of_the_api_is_told(api: Api) -> None:

@@ -81,6 +81,7 @@ def test_ndjson_is_a_value_a_line_or_with_envelope_a_record_a_line(api: Api) -> 
     [
         (b'"a"\n"b\n', 0, "line 2"),
         (b"1\n[1,\n2]", 0, "line 2"),
+        (b"1\n2\x0b\n", 0, "line 2"),
         (b"1 2", 0, "line 1"),
         (b'{"value":1}\n\n{"valu":1}', 1, "line 3.valu"),
         (b'{"timestamp":"yesterday"}', 1, "line 1.timestamp"),

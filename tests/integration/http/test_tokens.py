@@ -156,6 +156,8 @@ def test_scopes_allow_what_they_name_and_admin_all(door: Door) -> None:
                 assert answer.status_code == 403
             else:
                 problem(answer, 403, "forbidden")
+    for token in tokens.values():
+        problem(door.call("GET", "/v1/nope", token), 404, "not-found")
 
 
 TRIM = {"before_offset": 0}
@@ -213,6 +215,7 @@ def test_a_prefix_holds_within_groups(door: Door) -> None:
     assert [one["topic"] for one in shown] == ["orders.eu"]
     problem(door.call("GET", "/v1/groups/theirs", token), 404, "unknown-group")
     problem(door.call("DELETE", "/v1/groups/mixed", token), 403, "forbidden")
+    problem(door.call("DELETE", "/v1/groups/theirs", token), 404, "unknown-group")
     assert door.call("DELETE", "/v1/groups/g", token).status_code == 204
 
 
