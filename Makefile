@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+WORKERS ?= 2
 
 SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
@@ -13,7 +14,7 @@ PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
-	@echo "make test     the tests"
+	@echo "make test     the tests, in two processes: WORKERS=4, TESTS=tests/unit"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
 	@echo "make soak     the long test, on a real S3 server: MINUTES=10"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
@@ -36,7 +37,7 @@ demo: setup
 	$(BIN)/tierlog demo $(if $(KEEP),--keep)
 
 test: setup
-	$(BIN)/pytest -q -m "not soak" $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not soak" $(TESTS)
 
 # What PySpark 4.1 leaves open is no fault of ours.
 test-spark: setup $(PYSPARK)
