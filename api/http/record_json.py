@@ -86,10 +86,25 @@ def read_page(
 ) -> Page:
     """The records from `offset` on out of what was fetched. Reads files: it may block.
 
-    `max_bytes` is over keys, values and headers. Raises CorruptBatch.
+    `max_bytes` is over keys, values and headers. A batch that fails its check ends the page before
+    it; where nothing stands before it, raises CorruptBatch.
     """
     batches: list[Columns] = []
-    room, records_left = max_bytes, max_records
+    try:
+        next_offset = _read_into(
+            batches, fetched, offset=offset, room=max_bytes, records_left=max_records
+        )
+    except CorruptBatch:
+        if not batches:
+            raise
+        next_offset = batches[-1].offsets[-1] + 1
+    return Page(batches, next_offset)
+
+
+def _read_into(
+    batches: list[Columns], fetched: Fetched, *, offset: int, room: int, records_left: int | None
+) -> int:
+    """The offset behind the records that were added. Raises CorruptBatch."""
     for piece in fetched.slices:
         data = piece.read()
         for header in _batches(data, piece):
@@ -102,11 +117,11 @@ def read_page(
             if fitting:
                 batches.append(_cut(columns, fitting))
             if fitting < len(columns.offsets):
-                return Page(batches, columns.offsets[fitting])
+                return columns.offsets[fitting]
             room -= size
             if records_left is not None:
                 records_left -= fitting
-    return Page(batches, max(fetched.next_offset, offset))
+    return max(fetched.next_offset, offset)
 
 
 def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:

@@ -310,6 +310,29 @@ def test_the_tier_is_of_what_is_answered_not_of_what_was_read(api: Api, accept: 
     assert api.fetch(topic, offset=seam - 1, max_records=1).json()["tier"] == "cold"
 
 
+def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
+    topic = api.topic()
+    for value in "abcd":
+        api.values(topic, value)
+    partition = api.broker.partition(topic, 0)
+    piece = partition.read(2, max_bytes=1).slices[0]
+    with open(piece.file.path, "r+b") as log:
+        log.seek(piece.position + piece.size_bytes - 2)
+        log.write(b"X")
+    for accept in ("application/json", NDJSON):
+        first = api.fetch(topic, accept=accept)
+        assert first.status_code == 200
+        assert first.headers["log-next-offset"] == "2"
+        assert first.headers["log-up-to-date"] == "false"
+        assert first.text.count('"offset":') == 2
+        refused = problem(api.fetch(topic, accept=accept, offset=2), 500, "corrupt-log")
+        assert refused["position"] == piece.position
+        assert api.fetch(topic, accept=accept, offset=3).text.count('"offset":') == 1
+    wanted = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
+    [one] = api.post("/v1/fetch", json=wanted).json()["partitions"]
+    assert one["next_offset"] == 2
+
+
 def test_a_store_that_is_down_makes_cold_reads_503_and_leaves_the_rest(
     api: Api, store_down: None
 ) -> None:

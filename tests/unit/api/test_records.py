@@ -85,10 +85,12 @@ def test_lines_hold_one_record_each_whatever_their_values(tmp_path: Path) -> Non
 
 
 def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
-    data = bytearray(batch(0, b"a") + batch(1, b"b"))
-    data[-2] ^= 1
+    data = bytearray(batch(0, b"a") + batch(1, b"b") + batch(2, b"c"))
+    data[2 * len(batch(0, b"a")) - 2] ^= 1
     bad = fetched(tmp_path / "log", bytes(data))
+    page = read_page(bad, offset=0, max_bytes=1000)
+    assert (page.record_count, page.next_offset) == (1, 1), "what stands before it is an answer"
     with pytest.raises(CorruptBatch) as refused:
-        read_page(bad, offset=0, max_bytes=1000)
+        read_page(bad, offset=1, max_bytes=1000)
     assert refused.value.file.endswith("log")
     assert refused.value.position == len(batch(0, b"a"))
