@@ -1,4 +1,4 @@
-"""The options that every command of a client has, told once.
+"""The options that every command of a client has.
 
 `client_command` gives a function that takes a `Client` first the options `--server`, `--token-file`
 and `--ca-file`, and opens and closes the client around it.
@@ -6,16 +6,16 @@ and `--ca-file`, and opens and closes the client around it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from record_format.errors import TierlogError, UnknownTopic
 from record_format.near_miss import did_you_mean
+from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output
 
 if TYPE_CHECKING:
@@ -44,45 +44,36 @@ OutputOption = Annotated[
     typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
 ]
 
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "server": (Server, DEFAULT_SERVER),
-    "token": (Token, None),
-    "token_file": (TokenFile, None),
-    "ca_file": (CaFile, None),
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Which broker, and how it is spoken to."""
+
+    server: Server = DEFAULT_SERVER
+    token: Token = None
+    token_file: TokenFile = None
+    ca_file: CaFile = None
 
 
 def client_command(function: Callable[..., None]) -> Callable[..., None]:
     """A command out of `function(client, ...)`."""
-    hints = get_type_hints(function, include_extras=True, localns={"Client": object})
-    own = list(inspect.signature(function).parameters.values())[1:]
+    return with_group(function, ClientOptions, _with_client)
 
-    @wraps(function)
-    def command(**arguments: Any) -> None:
-        from tierlog.client import Client
 
-        connection = {name: arguments.pop(name) for name in _OPTIONS}
-        with Client(connection.pop("server"), **connection) as client:
-            try:
-                function(client, **arguments)
-            except UnknownTopic as error:
-                error.args = (f"{error}{_near_topic(client, error.topic)}",)
-                raise
+def _with_client(options: ClientOptions, call: Callable[[Client], None]) -> None:
+    from tierlog.client import Client
 
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
-        for parameter in own
-    ]
-    parameters += [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-        )
-        for name, (annotation, default) in _OPTIONS.items()
-    ]
-    del command.__wrapped__  # its signature is another
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+    with Client(
+        options.server,
+        token=options.token,
+        token_file=options.token_file,
+        ca_file=options.ca_file,
+    ) as client:
+        try:
+            call(client)
+        except UnknownTopic as error:
+            error.args = (f"{error}{_near_topic(client, error.topic)}",)
+            raise
 
 
 def _near_topic(client: Client, topic: str) -> str:

@@ -9,23 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument
+from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, note, print_json, print_members
-from tierlog.cli.spark_options import (
-    ConfOption,
-    EndpointOption,
-    FromTimeOption,
-    MasterOption,
-    PartitionsOption,
-    RegionOption,
-    ServerOption,
-    SourceOption,
-    StoreOption,
-    TokenFileOption,
-    ToTimeOption,
-    job,
-    source_options,
-    task_bar,
-)
+from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
     from spark_reader.jobs.replay import ToTopic
@@ -36,7 +22,9 @@ Places = "One of --to-parquet, --to-json and --to-topic."
 
 
 @app.command()
+@takes(SourceOptions)
 def replay(
+    source: SourceOptions,
     topic: TopicArgument,
     *,
     to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
@@ -59,24 +47,13 @@ def replay(
     headers: Annotated[
         bool, typer.Option("--headers", help="With files: their column headers too.")
     ] = False,
-    from_time: FromTimeOption = None,
-    to_time: ToTimeOption = None,
     from_offset: Annotated[int | None, typer.Option(min=0, help="With --partition.")] = None,
     to_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; exclusive.")
     ] = None,
-    partition: PartitionsOption = None,
     step_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="How much of the log a step is.")
     ] = "4g",
-    store: StoreOption = None,
-    server: ServerOption = None,
-    s3_endpoint: EndpointOption = None,
-    s3_region: RegionOption = None,
-    token_file: TokenFileOption = None,
-    option: SourceOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Write a range of a topic elsewhere, in steps; given again, it goes on where it ended."""
@@ -88,34 +65,25 @@ def replay(
     if [to_parquet, to_json, to_topic].count(None) != 2:
         raise typer.BadParameter(f"say where to: {Places}")
     if to_topic is not None:
-        target = _to_topic(to_topic, to_server or server, token_file, notes, by_key=by_key)
+        target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
     elif to_json is not None:
         target = ToFiles(folder=_url(to_json), kind="json", base64=base64)
     else:
         target = ToFiles(folder=_url(to_parquet or ""))
-    source = source_options(
+    rows = source.of(
         topic,
-        store=store,
-        server=server,
-        endpoint=s3_endpoint,
-        region=s3_region,
-        token_file=token_file,
-        partitions=partition,
-        from_time=from_time,
-        to_time=to_time,
-        more={
-            "startingOffsets": _offsets(topic, partition, from_offset),
-            "endingOffsets": _offsets(topic, partition, to_offset),
+        {
+            "startingOffsets": _offsets(topic, source.partition, from_offset),
+            "endingOffsets": _offsets(topic, source.partition, to_offset),
             "includeHeaders": "true" if headers else None,
         },
-        option=option,
     )
     step = size("--step-bytes", step_bytes)
     with (
-        job("tierlog replay", master=master, conf=conf) as session,
+        job("tierlog replay", master=source.master, conf=source.conf) as session,
         task_bar(f"replay {topic}") as progress,
     ):
-        report = run_replay(session, source, target, step_bytes=step, progress=progress, say=note)
+        report = run_replay(session, rows, target, step_bytes=step, progress=progress, say=note)
     if output.is_json:
         print_json({name: getattr(report, name) for name in report.__dataclass_fields__})
     else:
@@ -124,21 +92,22 @@ def replay(
 
 def _to_topic(
     name: str,
-    server: str | None,
-    token_file: Path | None,
+    source: SourceOptions,
+    to_server: str | None,
     notes: str | None,
     *,
     by_key: bool,
 ) -> ToTopic:
     from spark_reader.jobs.replay import ToTopic
 
+    server = to_server or source.server
     if server is None:
         raise typer.BadParameter("--to-topic needs --to-server or --server")
     if notes is None:
         raise typer.BadParameter("--to-topic needs --notes: a folder that says what is done")
     options = {"server": server, "topic": name, "compression": "lz4"}
-    if token_file is not None:
-        options["tokenFile"] = str(token_file)
+    if source.token_file is not None:
+        options["tokenFile"] = str(source.token_file)
     return ToTopic(options=options, notes=_url(notes), keep_partitions=not by_key)
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,23 +22,6 @@ from tierlog.cli.offline import EndpointOption, RegionOption
 
 if TYPE_CHECKING:
     from spark_reader.jobs.session import Progress
-
-__all__ = [
-    "ConfOption",
-    "EndpointOption",
-    "FromTimeOption",
-    "MasterOption",
-    "PartitionsOption",
-    "RegionOption",
-    "ServerOption",
-    "SourceOption",
-    "StoreOption",
-    "ToTimeOption",
-    "TokenFileOption",
-    "job",
-    "source_options",
-    "task_bar",
-]
 
 StoreOption = Annotated[
     str | None,
@@ -78,8 +62,6 @@ PartitionsOption = Annotated[
     list[int] | None,
     typer.Option("--partition", "-p", min=0, help="One or more; all by default."),
 ]
-
-
 FromTimeOption = Annotated[
     str | None,
     typer.Option("--from-time", metavar="TIME", help="From the first record at or after it."),
@@ -90,38 +72,41 @@ ToTimeOption = Annotated[
 ]
 
 
-def source_options(
-    topic: str,
-    *,
-    store: str | None,
-    server: str | None,
-    endpoint: str | None = None,
-    region: str | None = None,
-    token_file: Path | None = None,
-    partitions: Sequence[int] | None = None,
-    from_time: str | None = None,
-    to_time: str | None = None,
-    more: Mapping[str, str | None] | None = None,
-    option: Sequence[str] | None = None,
-) -> dict[str, str]:
-    """The options of the Spark source; what is None is left out. `option` wins over all."""
-    given: dict[str, str | None] = {
-        "store": store,
-        "server": server,
-        "endpoint": endpoint,
-        "region": region,
-        "tokenFile": None if token_file is None else str(token_file),
-        "subscribe": None if partitions else topic,
-        "assign": json.dumps({topic: sorted(partitions)}) if partitions else None,
-        "tier": None if server else "cold",
-        "startingTimestamp": from_time,
-        "endingTimestamp": to_time,
-        # A partition that has nothing as new has nothing to give.
-        "startingOffsetsByTimestampStrategy": "latest" if from_time else None,
-        **(more or {}),
-        **pairs(option),
-    }
-    return {name: value for name, value in given.items() if value is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Which rows, where from, and on which cluster."""
+
+    from_time: FromTimeOption = None
+    to_time: ToTimeOption = None
+    partition: PartitionsOption = None
+    store: StoreOption = None
+    server: ServerOption = None
+    s3_endpoint: EndpointOption = None
+    s3_region: RegionOption = None
+    token_file: TokenFileOption = None
+    option: SourceOption = None
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """The options of the Spark source; what is None is left out. `--option` wins over all."""
+        given: dict[str, str | None] = {
+            "store": self.store,
+            "server": self.server,
+            "endpoint": self.s3_endpoint,
+            "region": self.s3_region,
+            "tokenFile": None if self.token_file is None else str(self.token_file),
+            "subscribe": None if self.partition else topic,
+            "assign": json.dumps({topic: sorted(self.partition)}) if self.partition else None,
+            "tier": None if self.server else "cold",
+            "startingTimestamp": self.from_time,
+            "endingTimestamp": self.to_time,
+            # A partition that has nothing as new has nothing to give.
+            "startingOffsetsByTimestampStrategy": "latest" if self.from_time else None,
+            **(more or {}),
+            **pairs(self.option),
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def pairs(given: Sequence[str] | None) -> dict[str, str]:

@@ -8,23 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument
+from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, moment, note, print_json, print_table, size
-from tierlog.cli.spark_options import (
-    ConfOption,
-    EndpointOption,
-    FromTimeOption,
-    MasterOption,
-    PartitionsOption,
-    RegionOption,
-    ServerOption,
-    SourceOption,
-    StoreOption,
-    TokenFileOption,
-    ToTimeOption,
-    job,
-    source_options,
-    task_bar,
-)
+from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
     from spark_reader.jobs.stats import HourStats
@@ -35,46 +21,25 @@ SHOWN = 48
 
 
 @app.command()
+@takes(SourceOptions)
 def stats(
+    source: SourceOptions,
     topic: TopicArgument,
     *,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw it, as SVG.")
     ] = None,
-    from_time: FromTimeOption = None,
-    to_time: ToTimeOption = None,
-    partition: PartitionsOption = None,
-    store: StoreOption = None,
-    server: ServerOption = None,
-    s3_endpoint: EndpointOption = None,
-    s3_region: RegionOption = None,
-    token_file: TokenFileOption = None,
-    option: SourceOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Records, bytes, keys and sizes by hour of the records' time and by partition."""
     from spark_reader.jobs.stats import stats as run_stats
     from spark_reader.jobs.stats_picture import picture as draw
 
-    source = source_options(
-        topic,
-        store=store,
-        server=server,
-        endpoint=s3_endpoint,
-        region=s3_region,
-        token_file=token_file,
-        partitions=partition,
-        from_time=from_time,
-        to_time=to_time,
-        option=option,
-    )
     with (
-        job("tierlog stats", master=master, conf=conf) as session,
+        job("tierlog stats", master=source.master, conf=source.conf) as session,
         task_bar(f"stats {topic}") as progress,
     ):
-        rows = run_stats(session, source, progress=progress)
+        rows = run_stats(session, source.of(topic), progress=progress)
     if picture is not None:
         picture.write_text(draw(rows, title=f"Topic {topic}"))
         note(f"drawn in {picture}")

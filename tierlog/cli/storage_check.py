@@ -17,7 +17,7 @@ import typer
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import EndpointOption, RegionOption, now_ms, opened_store
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
-from tierlog.cli.spark_options import ConfOption, MasterOption, job, source_options, task_bar
+from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -47,8 +47,10 @@ def verify(
 ) -> None:
     """Check the manifest against the objects, and both tiers against each other."""
     if spark:
-        options = source_options(topic, store=store, server=None, endpoint=endpoint, region=region)
-        report = _verify_on_spark(topic, options, master, conf)
+        source = SourceOptions(
+            store=store, s3_endpoint=endpoint, s3_region=region, master=master, conf=conf
+        )
+        report = _verify_on_spark(topic, source)
     elif store is not None:
         report = _verify_offline(topic, store, endpoint, region, deep=deep)
     else:
@@ -74,16 +76,14 @@ def _verify_offline(
     return dict(msgspec.to_builtins(report))
 
 
-def _verify_on_spark(
-    topic: str, options: Mapping[str, str], master: str | None, conf: Sequence[str] | None
-) -> dict[str, Any]:
-    if "store" not in options:
+def _verify_on_spark(topic: str, source: SourceOptions) -> dict[str, Any]:
+    if source.store is None:
         raise typer.BadParameter("--spark needs --store: executors read the bucket itself")
-    with job("tierlog storage verify", master=master, conf=conf) as session:
+    with job("tierlog storage verify", master=source.master, conf=source.conf) as session:
         from spark_reader.jobs.verify import verify as run_verify
 
         with task_bar(f"verify {topic}") as progress:
-            report = run_verify(session, options, clock=now_ms, progress=progress)
+            report = run_verify(session, source.of(topic), clock=now_ms, progress=progress)
     return dict(msgspec.to_builtins(report))
 
 

@@ -7,34 +7,23 @@ new folder.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import (
-    GRACE_MS,
-    OFFSET_GAP,
-    VERSIONS_MIN,
-    DataDirOption,
-    EndpointOption,
-    GapOption,
-    GraceOption,
-    RegionOption,
-    SingleWriterOption,
-    StoreOption,
-    TakeOverOption,
-    VersionsOption,
-    now_ms,
-    opened_owner,
-    opened_store,
-)
+from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, now_ms, opened_store
+from tierlog.cli.option_groups import takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
+from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
+
+if TYPE_CHECKING:
+    from manifest.garbage import GarbagePlan
 
 app = typer.Typer()
-
 
 GarbageDirOption = Annotated[
     Path | None,
@@ -49,23 +38,17 @@ ApplyOption = Annotated[bool, typer.Option("--apply", help="Do it; without, only
 
 
 @app.command("repair")
+@takes(OwnerOptions)
 def repair(
+    owner: OwnerOptions,
     topic: TopicArgument,
-    *,
-    store: StoreOption,
     data_dir: DataDirOption,
+    *,
     apply: ApplyOption = False,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Also cut a log whose records are nowhere else.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
-    take_over: TakeOverOption = False,
-    gap: GapOption = OFFSET_GAP,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    single_writer: SingleWriterOption = False,
-    grace_ms: GraceOption = GRACE_MS,
-    versions_min: VersionsOption = VERSIONS_MIN,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Mend what verify finds, and logs that a broker could not open.
@@ -73,19 +56,7 @@ def repair(
     Uploads again, makes indexes anew, drops what nobody has any more. What is bad on disk is set
     aside, never deleted.
     """
-    from manifest.garbage import GarbagePolicy
-
-    owner = opened_owner(
-        data_dir,
-        store,
-        endpoint=endpoint,
-        region=region,
-        take_over=take_over,
-        gap=gap,
-        allow_single_writer_store=single_writer,
-        policy=GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min),
-    )
-    with owner as broker:
+    with owner.opened(data_dir) as broker:
         steps = broker.repair(topic, apply=apply, deep=deep, accept_loss=accept_loss)
     if output.is_json:
         print_json({"topic": topic, "applied": apply, "steps": steps})
@@ -104,19 +75,13 @@ def repair(
 
 
 @app.command("gc")
+@takes(OwnerOptions)
 def gc(
+    owner: OwnerOptions,
     topic: TopicArgument,
     *,
-    store: StoreOption,
     data_dir: GarbageDirOption = None,
     apply: ApplyOption = False,
-    take_over: TakeOverOption = False,
-    gap: GapOption = OFFSET_GAP,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    single_writer: SingleWriterOption = False,
-    grace_ms: GraceOption = GRACE_MS,
-    versions_min: VersionsOption = VERSIONS_MIN,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Objects and manifest versions that nothing needs any more and whose grace is over.
@@ -124,55 +89,50 @@ def gc(
     What would go is read from the bucket alone, also beside a running broker; --apply opens the
     owner's data folder.
     """
-    from broker.data_folder import FolderInUse
-    from manifest.garbage import GarbagePolicy
-    from record_format.errors import ConfigurationError
-
-    policy = GarbagePolicy(grace_ms=grace_ms, keep_min=versions_min)
     if not apply:
-        from tierlog.cli.bucket_alone import Bucket
-
-        with opened_store(store, endpoint, region) as opened:
-            plans = Bucket(opened).garbage(topic, policy)
+        plans = _planned(owner, topic)
     elif data_dir is None:
         raise typer.BadParameter("only the owner of a bucket collects: --data-dir DIR")
     else:
-        owner = opened_owner(
-            data_dir,
-            store,
-            endpoint=endpoint,
-            region=region,
-            take_over=take_over,
-            gap=gap,
-            allow_single_writer_store=single_writer,
-            policy=policy,
-        )
-        try:
-            with owner as broker:
-                plans = broker.collect_garbage(topic, apply=apply)
-        except FolderInUse as error:
-            raise ConfigurationError(
-                f"{data_dir} is in use by a broker, which collects by itself, each hour (or each "
-                "24th of another gc.grace.ms); to collect now, stop it first"
-            ) from error
-    rows = [
-        (number, kind, name)
-        for number, plan in plans.items()
-        for kind, names in (
-            ("dropped", plan.objects),
-            ("orphan", plan.orphans),
-            ("unfinished upload", [upload.key for upload in plan.uploads]),
-            ("version", plan.versions),
-            ("pin", plan.pins),
-        )
-        for name in names
-    ]
+        plans = _collected(owner, topic, data_dir)
+    rows = [(number, *one) for number, plan in plans.items() for one in _named(plan)]
     if output.is_json:
         shown = [{"partition": number, "kind": kind, "name": name} for number, kind, name in rows]
         print_json({"topic": topic, "applied": apply, "garbage": shown})
     elif rows:
-        print_table(topic, ("partition", "what", "name"), [(n, k, str(x)) for n, k, x in rows])
+        print_table(topic, ("partition", "what", "name"), rows)
     note(f"{len(rows)} {'deleted' if apply else 'to delete; --apply does it'}")
+
+
+def _planned(owner: OwnerOptions, topic: str) -> dict[int, GarbagePlan]:
+    from tierlog.cli.bucket_alone import Bucket
+
+    with opened_store(owner.store, owner.endpoint, owner.region) as opened:
+        return Bucket(opened).garbage(topic, owner.policy())
+
+
+def _collected(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
+    """Raises ConfigurationError."""
+    from broker.data_folder import FolderInUse
+    from record_format.errors import ConfigurationError
+
+    try:
+        with owner.opened(data_dir) as broker:
+            return broker.collect_garbage(topic, apply=True)
+    except FolderInUse as error:
+        raise ConfigurationError(
+            f"{data_dir} is in use by a broker, which collects by itself, each hour (or each "
+            "24th of another gc.grace.ms); to collect now, stop it first"
+        ) from error
+
+
+def _named(plan: GarbagePlan) -> Iterator[tuple[str, str | int]]:
+    """What each thing is, and its name (a version's is a number)."""
+    yield from (("dropped", key) for key in plan.objects)
+    yield from (("orphan", key) for key in plan.orphans)
+    yield from (("unfinished upload", upload.key) for upload in plan.uploads)
+    yield from (("version", number) for number in plan.versions)
+    yield from (("pin", name) for name in plan.pins)
 
 
 @app.command("restore")

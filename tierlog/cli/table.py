@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 from unicodedata import combining, east_asian_width
 
 GAP: Final = "  "
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?%?\Z")
 
 
 class Lines(NamedTuple):
@@ -55,7 +57,7 @@ def _widths(headings: Sequence[Sequence[str]], bodies: Sequence[int]) -> list[in
 
 def _are_numbers(cells: Sequence[str]) -> bool:
     found = [one for one in cells if one != "-"]
-    return bool(found) and all(one.removeprefix("-").isdecimal() for one in found)
+    return bool(found) and all(_NUMBER.match(one) for one in found)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:

@@ -1,0 +1,64 @@
+"""Options that several commands share: a frozen dataclass whose fields are typer's options.
+
+* typer reads a command's signature, so the fields are written into it, behind the command's own.
+* The command itself takes the group as one value, its first argument (or what `call` makes of it).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from functools import partial, wraps
+from typing import Any, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command out of `function(group, ...)`."""
+    return lambda function: with_group(function, group, lambda given, rest: rest(given))
+
+
+def with_group(
+    function: Callable[..., None], group: type[T], call: Callable[[T, Callable[..., None]], None]
+) -> Callable[..., None]:
+    """A command out of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
+    own, shared = _own_parameters(function), _group_parameters(group)
+
+    @wraps(function)
+    def command(**arguments: Any) -> None:
+        given = group(**{one.name: arguments.pop(one.name) for one in shared})
+        call(given, partial(function, **arguments))
+
+    del command.__wrapped__  # its signature is another
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
+    return command
+
+
+def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
+    """All but the first; by name, so that those with a default may stand ahead of others."""
+    first, *own = inspect.signature(function).parameters.values()
+    # The first is no option; its type may be known to type checkers alone.
+    hints = get_type_hints(function, include_extras=True, localns={str(first.annotation): object})
+    return [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own
+    ]
+
+
+def _group_parameters(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[one.name],
+            default=_default(one),
+        )
+        for one in fields(group)
+    ]
+
+
+def _default(one: Field[Any]) -> Any:
+    return inspect.Parameter.empty if one.default is MISSING else one.default

@@ -1,0 +1,126 @@
+"""The options of commands that change what only a bucket's owner changes, and the owner itself.
+
+They are those of `serve`: the same names, the same variables, the same meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+    from manifest.garbage import GarbagePolicy
+
+DataDirOption = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        envvar="TIERLOG_DATA_DIR",
+        help="The owner's data folder; no broker may have it open.",
+        metavar="DIR",
+    ),
+]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option("--take-over", help="Take over partitions that another folder owns, first."),
+]
+SingleWriterOption = Annotated[
+    bool, typer.Option("--allow-single-writer-store", help="As for serve.")
+]
+
+GraceOption = Annotated[
+    int,
+    typer.Option(
+        "--gc-grace-ms",
+        envvar="TIERLOG_GC_GRACE_MS",
+        min=0,
+        help="As for serve: what is younger stays.",
+        metavar="MS",
+    ),
+]
+VersionsOption = Annotated[
+    int,
+    typer.Option(
+        "--manifest-versions-min",
+        envvar="TIERLOG_MANIFEST_VERSIONS_MIN",
+        min=1,
+        help="As for serve.",
+        metavar="N",
+    ),
+]
+GapOption = Annotated[
+    int,
+    typer.Option(
+        "--restore-offset-gap",
+        envvar="TIERLOG_RESTORE_OFFSET_GAP",
+        min=1,
+        help="As for serve: offsets left out by a take-over, so that none is given twice.",
+        metavar="COUNT",
+    ),
+]
+
+GRACE_MS: Final = 86_400_000
+VERSIONS_MIN: Final = 100
+OFFSET_GAP: Final = 1_000_000_000
+_NEVER_MS: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerOptions:
+    """How the owner is opened; its folder is the command's own option."""
+
+    store: StoreOption
+    take_over: TakeOverOption = False
+    gap: GapOption = OFFSET_GAP
+    endpoint: EndpointOption = None
+    region: RegionOption = None
+    single_writer: SingleWriterOption = False
+    grace_ms: GraceOption = GRACE_MS
+    versions_min: VersionsOption = VERSIONS_MIN
+
+    def policy(self) -> GarbagePolicy:
+        from manifest.garbage import GarbagePolicy
+
+        return GarbagePolicy(grace_ms=self.grace_ms, keep_min=self.versions_min)
+
+    @contextmanager
+    def opened(self, data_dir: Path) -> Iterator[Broker]:
+        """A broker that nobody reaches, on the owner's folder: it holds the folder's lock.
+
+        Nothing is rolled, uploaded, let go or collected meanwhile but what is asked for. Raises
+        ConfigurationError.
+        """
+        from broker.broker import Broker
+        from broker.settings import BrokerSettings
+        from cold_tier.open import open_store
+        from record_format import native
+        from record_format.errors import ConfigurationError
+        from tierlog.cli.logs import configure_logs
+
+        if not (data_dir / "meta.properties").exists():
+            raise ConfigurationError(f"{data_dir} is no broker's data folder")
+        configure_logs()
+        settings = BrokerSettings(
+            data_dir=data_dir,
+            take_over=self.take_over,
+            restore_offset_gap=self.gap,
+            allow_single_writer_store=self.single_writer,
+            retention_check_interval_ms=_NEVER_MS,
+            gc_grace_ms=self.grace_ms,
+            manifest_versions_min=self.versions_min,
+        )
+        native.load()
+        store = open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
+        broker = Broker.open(settings, store=store)
+        try:
+            yield broker
+        finally:
+            broker.close()
