@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from api.http.answers import FileAnswer
 from api.http.at_once import AtOnceProtocol
@@ -22,6 +20,7 @@ from api.http.send_turns import SendTurns
 from api.http.zerocopy import EXTENSION
 from record_format import page_cache
 from record_format.file_slice import FileSlice, OpenFile
+from tests.fakes.protocol_server import serving_protocol
 
 SIZE = 9_000_001
 
@@ -71,8 +70,8 @@ class Front:
 
 
 class Running:
-    def __init__(self, front: Front, data: bytes, sock: socket.socket) -> None:
-        self.front, self.data, self.port = front, data, sock.getsockname()[1]
+    def __init__(self, front: Front, data: bytes, port: int) -> None:
+        self.front, self.data, self.port = front, data, port
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -140,26 +139,8 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
         refusal=lambda error: b"",
     )
     bound = {"limits": limits, "turns": SendTurns(), "front": front}
-    protocol = type("P", (AtOnceProtocol,), bound)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            front,
-            http=protocol,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            proxy_headers=False,
-            **config,
-        )
-    )
-    sock = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([sock],))
-    thread.start()
-    try:
-        yield Running(front, data, sock)
-    finally:
-        server.should_exit = True
-        thread.join()
+    with serving_protocol(front, AtOnceProtocol, bound, **config) as server:
+        yield Running(front, data, server.port)
 
 
 def test_a_small_answer_needs_no_task(running):

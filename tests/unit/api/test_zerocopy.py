@@ -26,6 +26,7 @@ from api.http.limited_protocol import ConnectionLimits
 from api.http.send_turns import SendTurns
 from api.http.zerocopy import EXTENSION, ZeroCopyProtocol
 from record_format import page_cache
+from tests.fakes.protocol_server import serving_protocol
 
 SIZE = 9_000_001
 
@@ -139,28 +140,11 @@ def server(
         refusal=lambda error: f"HTTP/1.1 400 {error}\r\ncontent-length: 0\r\n\r\n".encode(),
     )
     with ThreadPoolExecutor(2) as threads:
-        protocol = type(
-            "P", (ZeroCopyProtocol,), {"limits": limits, "threads": threads, "turns": SendTurns()}
-        )
-        config = uvicorn.Config(
-            app,
-            http=protocol,
-            loop=request.param,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        yield Running(app, sock.getsockname()[1], data[:SIZE], server)
-        server.should_exit = True
-        thread.join()
+        bound = {"limits": limits, "threads": threads, "turns": SendTurns()}
+        with serving_protocol(
+            app, ZeroCopyProtocol, bound, loop=request.param, timeout_graceful_shutdown=1
+        ) as server:
+            yield Running(app, server.port, data[:SIZE], server.uvicorn)
     app.file.close()
 
 
