@@ -105,8 +105,8 @@ class Sampler:
         self.samples.append(
             Sample(
                 at_ms=self._context.settings.clock(),
-                produced_bytes=sum(totals(metrics.produced_bytes).values()),
-                produced_records=sum(totals(metrics.produced_records).values()),
+                produced_bytes=total(metrics.produced_bytes),
+                produced_records=total(metrics.produced_records),
                 hot_fetched_bytes=hot,
                 cold_fetched_bytes=sum(fetched.values()),
                 lag_bytes=report.offload_lag_bytes,
@@ -122,11 +122,11 @@ class Sampler:
         return report, time.thread_time() - started
 
 
-def totals(counter: Counter) -> dict[str, float]:
-    """A counter's values by its first label's; under "" where it has none."""
-    return {
-        next(iter(sample.labels.values()), ""): sample.value
+def total(counter: Counter) -> float:
+    """Over all of its labels."""
+    return sum(
+        sample.value
         for family in counter.collect()
         for sample in family.samples
         if sample.name.endswith("_total")
-    }
+    )
