@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from hot_tier.open_files import ReadAt
+from hot_tier.open_files import ReadAt, reader_of
 from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, parse_header
 from record_format.errors import CorruptBatch
+from record_format.file_slice import OpenFile
 
 WINDOW_BYTES = 8 * 1024
 ONE_HEADER_BYTES = 2 * HEADER_SIZE
@@ -47,6 +49,11 @@ def headers_from(
         yield header
         size_bytes = window_bytes if header.size_bytes < window_bytes else ONE_HEADER_BYTES
         position += header.size_bytes
+
+
+def headers_of(log: Path) -> Iterator[BatchHeader]:
+    """Every batch header of a `.log` that nobody has open. Raises CorruptBatch."""
+    return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
 
 
 class CheckedBatch:

@@ -7,7 +7,6 @@ is walked. Where that does not hold together, the log is opened as after a crash
 from __future__ import annotations
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.batch_walk import headers_from
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_file import floor_entry
 from hot_tier.log_folder import LogFolder
@@ -54,8 +53,7 @@ class TailFacts:
     def _walk(
         self, state: LogState, segment: Segment, position: int, *, expected: int | None
     ) -> None:
-        read_at = segment.log_reader(state.files)
-        for header in headers_from(read_at, position, end=segment.end.size_bytes):
+        for header in segment.headers(state.files, start=position):
             if expected is not None and header.last_offset != segment.base_offset + expected:
                 raise CorruptIndex("does not fit the log", file=str(segment.path(OFFSET_INDEX)))
             if header.base_offset < self.next_offset:
@@ -99,10 +97,8 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
 
 
 def first_timestamp(state: LogState, segment: Segment) -> int | None:
-    read_at = segment.log_reader(state.files)
-    for header in headers_from(read_at, 0, end=segment.end.size_bytes):
-        return header.max_timestamp
-    return None
+    first = next(segment.headers(state.files), None)
+    return None if first is None else first.max_timestamp
 
 
 def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> None:
@@ -116,6 +112,4 @@ def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> No
         start = max(0, segment.end.size_bytes - READ_BACK_BYTES)
         assert segment.offsets is not None
         entry = segment.offsets.floor(column=1, target=start)
-        read_at = segment.log_reader(state.files)
-        position = entry[1] if entry else 0
-        read_back(state.producers, headers_from(read_at, position, end=segment.end.size_bytes))
+        read_back(state.producers, segment.headers(state.files, start=entry[1] if entry else 0))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.batch_walk import headers_from
 from hot_tier.log_reader import largest_timestamp
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
@@ -81,8 +80,7 @@ def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
         return None
     firsts = []
     for segment in ready:
-        read_at = segment.log_reader(state.files)
-        first = next(headers_from(read_at, 0, end=segment.end.size_bytes), None)
+        first = next(segment.headers(state.files), None)
         if first is not None and first.max_timestamp > 0:
             firsts.append(first.max_timestamp)
     return min(firsts, default=None)

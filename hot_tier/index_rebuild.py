@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hot_tier.batch_walk import headers_from
 from hot_tier.durable_file import write_whole
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
@@ -18,8 +17,7 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     FileNotFoundError.
     """
     plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
-    read_at = segment.log_reader(state.files)
-    for header in headers_from(read_at, 0, end=segment.end.size_bytes):
+    for header in segment.headers(state.files):
         plan.take(header, position=header.position)
     plan.add_time_entry()
     write_indexes(state, segment, plan)

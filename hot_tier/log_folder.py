@@ -17,7 +17,7 @@ import errno
 import os
 from pathlib import Path
 
-from hot_tier.batch_walk import headers_from
+from hot_tier.batch_walk import headers_of
 from hot_tier.disk import Disk
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import (
@@ -34,7 +34,6 @@ from hot_tier.file_names import (
     parse_file_name,
     path_of,
 )
-from hot_tier.open_files import reader_of
 from record_format.checkpoint_files import (
     format_partition_metadata,
     format_topic_id,
@@ -42,7 +41,6 @@ from record_format.checkpoint_files import (
     parse_topic_id,
 )
 from record_format.errors import ConfigurationError, CorruptBatch
-from record_format.file_slice import OpenFile
 
 
 class LogFolder:
@@ -177,7 +175,7 @@ def _end_offset(log: Path, base_offset: int) -> int:
     """Next offset of the last whole batch in a `.log`."""
     end = base_offset
     try:
-        for header in headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size):
+        for header in headers_of(log):
             end = header.next_offset
     except CorruptBatch:
         return end

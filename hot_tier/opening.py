@@ -24,7 +24,6 @@ log is shared; no lock is taken.
 
 from __future__ import annotations
 
-from hot_tier.batch_walk import headers_from
 from hot_tier.clean_open import open_clean
 from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import OFFLINE_MARKER
@@ -133,7 +132,6 @@ def _settle(
 def _epochs_from_batches(state: LogState) -> None:
     state.epochs.cut_end(0)  # recovery noted those of the segments that it checked alone
     for segment in state.segments.items:
-        read_at = segment.log_reader(state.files)
-        for header in headers_from(read_at, 0, end=segment.end.size_bytes):
+        for header in segment.headers(state.files):
             state.epochs.note(header.leader_epoch, header.base_offset)
     state.epochs.save()

@@ -11,11 +11,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from hot_tier.batch_walk import headers_from
+from hot_tier.batch_walk import headers_of
 from hot_tier.disk import Disk, write_all
 from hot_tier.durable_file import REAL_DISK, write_durably
 from hot_tier.file_names import (
@@ -29,10 +28,8 @@ from hot_tier.file_names import (
     parse_file_name,
     path_of,
 )
-from hot_tier.open_files import reader_of
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
-from record_format.file_slice import OpenFile
 
 COPY_BYTES = 1 << 20
 
@@ -110,11 +107,6 @@ def start_empty(
     if snapshot:
         write_durably(path_of(folder, offset, SNAPSHOT), snapshot, disk=disk)
     write_durably(path_of(folder, offset, LOG), b"", disk=disk)
-
-
-def headers_of(log: Path) -> Iterator[BatchHeader]:
-    """Every batch header of a `.log`. Raises CorruptBatch."""
-    return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
 
 
 def copy_tail(source: Path, position: int, target: Path, *, disk: Disk = REAL_DISK) -> None:

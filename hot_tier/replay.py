@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hot_tier.batch_walk import headers_from
 from hot_tier.log_state import LogState
 from hot_tier.producer_state import REMEMBERED_BATCHES, ProducerStates
 from record_format.batch import BatchHeader, parse_header
@@ -19,7 +18,7 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
         if segment.base_offset >= end_offset:
             break
         read_at = segment.log_reader(state.files)
-        for header in headers_from(read_at, 0, end=segment.end.size_bytes):
+        for header in segment.headers(state.files):
             if states.end_offset <= header.base_offset < end_offset:
                 data = read_at(header.size_bytes, header.position) if header.is_control else b""
                 if (abort := take_batch(states, header, data, now_ms=state.clock())) is not None:

@@ -14,14 +14,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from hot_tier.batch_walk import headers_from
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import IndexImage
 from hot_tier.open_files import Files, ReadAt, reader_of
+from record_format.batch import BatchHeader
 from record_format.index_layouts import parse_offset_index, parse_time_index
 
 OFFSET_ENTRY: Final = Struct(">ii")  # relative offset, position
@@ -84,6 +87,13 @@ class Segment:
 
     def log_reader(self, files: Files) -> ReadAt:
         return reader_of(files.open(self.name(LOG)), files.pread)
+
+    def headers(self, files: Files, *, start: int = 0) -> Iterator[BatchHeader]:
+        """All batch headers from the position `start` on, as `headers_from` gives them.
+
+        Who looks for one offset or time goes by the indexes: see `segment_lookup`.
+        """
+        return headers_from(self.log_reader(files), start, end=self.end.size_bytes)
 
     def relative(self, offset: int) -> int:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
