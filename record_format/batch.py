@@ -286,6 +286,13 @@ def set_producer(
     return parse_header(buf, position)
 
 
+def base_timestamp_for(first: int, *, greatest: int) -> int:
+    """That of the first record, as Kafka's builder has it. The greatest, where the way to that does
+    not fit 64 bits: from -1, which no time is below, to 2^63-1.
+    """
+    return first if greatest - first < 2**63 else greatest
+
+
 def set_max_timestamp(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
     """Write the maximum timestamp and a new checksum, in place; gives the new header."""
     _I64.pack_into(buf, header.position + _MAX_TIMESTAMP_AT, timestamp)

@@ -25,6 +25,7 @@ from record_format.batch import (
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
+    base_timestamp_for,
     parse_header,
     set_max_timestamp,
 )
@@ -150,7 +151,10 @@ def _rewritten(
 ) -> Compacted:
     stamped = bool(header.attributes & LOG_APPEND_TIME_BIT)
     first = header.max_timestamp if stamped else choice.first_timestamp
-    base_timestamp = first if horizon_ms is None else horizon_ms
+    greatest = header.max_timestamp if stamped else choice.max_timestamp
+    base_timestamp = horizon_ms
+    if base_timestamp is None:
+        base_timestamp = base_timestamp_for(first, greatest=greatest)
     records = table.copy(data, header, choice, base_timestamp=base_timestamp)
     body = compress(header.codec, records)
     attributes = header.attributes & ~DELETE_HORIZON_BIT
@@ -160,7 +164,6 @@ def _rewritten(
         base_timestamp=base_timestamp,
         record_count=choice.records,
     )
-    greatest = header.max_timestamp if stamped else choice.max_timestamp
     return _sealed(changed, body, max_timestamp=greatest)
 
 

@@ -25,6 +25,7 @@ from record_format.batch import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     TRANSACTIONAL_BIT,
+    base_timestamp_for,
     parse_header,
     set_max_timestamp,
 )
@@ -70,7 +71,9 @@ def encode_batch(
     assert len(values) == len(timestamps)
     assert keys is None or len(keys) == len(values)
     assert headers is None or len(headers) == len(values)
-    records = compress(codec, _encode_records(values, keys, timestamps, headers))
+    greatest = max(timestamps)
+    base = base_timestamp_for(timestamps[0], greatest=greatest)
+    records = compress(codec, _encode_records(values, keys, timestamps, headers, base=base))
     batch = bytearray(
         HEADER.pack(
             base_offset,
@@ -80,8 +83,8 @@ def encode_batch(
             0,
             codec | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control,
             len(values) - 1,
-            timestamps[0],
-            timestamps[0],
+            base,
+            greatest,
             producer_id,
             producer_epoch,
             base_sequence,
@@ -89,7 +92,7 @@ def encode_batch(
         )
     )
     batch += records
-    set_max_timestamp(batch, parse_header(batch), timestamp=max(timestamps))
+    set_max_timestamp(batch, parse_header(batch), timestamp=greatest)
     return batch
 
 
@@ -207,11 +210,13 @@ def _encode_records(
     keys: Sequence[bytes | None] | None,
     timestamps: Sequence[int],
     headers: Sequence[Headers | None] | None,
+    *,
+    base: int,
 ) -> bytes:
     simple = keys is None and headers is None and len(values) < len(SMALL) and None not in values
     if simple and timestamps.count(timestamps[0]) == len(timestamps):
         return _encode_values([value or b"" for value in values])
-    return _encode_any(values, keys, timestamps, headers)
+    return _encode_any(values, keys, timestamps, headers, base=base)
 
 
 def _encode_values(values: Sequence[bytes]) -> bytes:
@@ -245,9 +250,10 @@ def _encode_any(
     keys: Sequence[bytes | None] | None,
     timestamps: Sequence[int],
     headers: Sequence[Headers | None] | None,
+    *,
+    base: int,
 ) -> bytes:
     parts: list[bytes] = []
-    base = timestamps[0]
     deltas: dict[int, bytes] = {base: b"\0\0"}
     none = (None,) * len(values)
     rows = zip(values, timestamps, keys or none, headers or none, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from record_format.batch import check_crc, iter_headers, parse_header
@@ -40,6 +40,7 @@ def expected(batch: Rows, *, base_offset: int = 0) -> list[Record]:
     ]
 
 
+@example(batch=Rows([b"a", b"b"], [-1, 2**63 - 1], None, None), codec=0, base=0)
 @given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)), base=st.integers(0, 2**62))
 def test_records_come_back(batch: Rows, codec: int, base: int) -> None:
     data = encode_batch(**batch._asdict(), codec=codec, base_offset=base, leader_epoch=4)

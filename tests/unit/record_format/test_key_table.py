@@ -77,6 +77,17 @@ def test_only_the_last_record_of_a_key_stays(make):
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
+def test_times_that_lie_2_to_the_63_apart_stay_what_they_are(make):
+    end = 2**63 - 1
+    batch = encode_batch([b"1", b"2", b"3"], keys=[b"a", b"b", b"a"], timestamps=[end, -1, end])
+    table = make(1 << 20)
+    fill(table, bytes(batch), 0)
+    left = compact_batch(batch, parse_header(batch), GO, table=table, clock=NOW)
+    records = decode_batch(left.body, left.header)
+    assert [(record.value, record.timestamp) for record in records] == [(b"2", -1), (b"3", end)]
+
+
+@pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
 def test_a_full_table_says_so_and_takes_no_more(make):
     table = make(40 * PLAIN_ENTRY_BYTES)
     table.clear(start_offset=0)
