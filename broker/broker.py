@@ -382,6 +382,7 @@ class Broker:
         self._topics.open_all(take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
         self.save_checkpoints()
+        self._opener.forget_take_overs()
 
     def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
         """An internal topic, made where there is none yet."""

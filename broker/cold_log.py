@@ -105,12 +105,13 @@ class ColdLog(ColdReads):
             manifest = self._manifests.claim(
                 self._claim, log_start_offset=log_start_offset, at_least=at_least
             )
+            self._publish(manifest)
             if manifest.end_offset > log_end_offset:
                 raise FencedError(
                     f"{self}: the bucket reaches to offset {manifest.end_offset}, this folder to "
-                    f"{log_end_offset}; restart the broker to go on from the bucket's end"
+                    f"{log_end_offset}: it is an older copy, or lost files; a restart of the "
+                    "broker says what can be done"
                 )
-            self._publish(manifest)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
         self.follow_log_start(log_start_offset)

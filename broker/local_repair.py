@@ -46,17 +46,23 @@ class LocalRepair:
             action = Action.SET_ASIDE
             detail = f"offsets up to {fault.next_offset} are {aside}, and read from the bucket"
         elif fault is not None:
-            end = self._damaged.recovery_point
             action = Action.CUT
-            detail = (
-                f"offsets from {fault.bad_offset} on ({end} had been flushed) are lost: the bucket "
-                f"ends at {cold_end_offset}; they are {aside}. --accept-loss does it"
-            )
+            lost = self._lost(fault, cold_end_offset)
+            detail = f"{lost}; what is left is {aside}. --accept-loss does it"
         return RepairStep(
             action=action,
             partition=self._damaged.number,
             detail=detail,
             base_offset=fault.base_offset if fault else None,
+        )
+
+    def _lost(self, fault: LocalFault, cold_end_offset: int) -> str:
+        if cold_end_offset > fault.bad_offset:
+            return f"what the bucket lacks, from its end {cold_end_offset} on, is lost"
+        end = self._damaged.recovery_point
+        return (
+            f"offsets from {fault.bad_offset} on ({end} had been flushed) are lost: the bucket "
+            f"ends at {cold_end_offset}"
         )
 
     def may_be_done(self, *, accept_loss: bool) -> bool:

@@ -3,7 +3,9 @@ topics.
 
 * An epoch is durable before the first append under it: one file, one fsync, for all that are opened
   together.
-* A log that ends below what the bucket holds starts at the bucket's end: no offset is given twice.
+* What a checkpoint says was flushed, and what the bucket holds, had been in the log. One that ends
+  below it lost files, or is an older copy, and is refused (`_check_reaches`): going on would give
+  offsets twice. Where the bucket has all of it after a clean stop, it goes on at the bucket's end.
 * The log start is what the checkpoint says, for one that is not in it what the bucket says, and
   only for a log that is nowhere but here where its first segment begins.
 * Partitions that another folder owns are taken over at a start that was told to, before anything is
@@ -42,6 +44,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from hot_tier import parting
 from hot_tier.commit_times import CommitTimes
 from hot_tier.durable_file import sync_folder
+from hot_tier.file_names import LOG, path_of
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
@@ -49,7 +52,12 @@ from hot_tier.open_files import OpenFiles
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
+from record_format.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    CorruptDataError,
+    StoreUnavailable,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -126,11 +134,17 @@ class LogOpener:
         self._epochs = folder.read_epochs()
         self.commit_times = CommitTimes()
         self._take_overs = TakeOvers(folder)
+        self._taken: list[str] = []
 
     def forget_checkpoints(self) -> None:
         """What the start did not use is of topics that are gone; a new one may get such a name."""
         self._recovery_points.clear()
         self._log_starts.clear()
+
+    def forget_take_overs(self) -> None:
+        """Those that are done, once the checkpoints are of the logs as they are now."""
+        self._take_overs.remove(self._taken)
+        self._taken.clear()
 
     def close_timer(self) -> None:
         self._timer.close()
@@ -183,9 +197,10 @@ class LogOpener:
         cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
         cold_end = cold.end_offset if cold else 0
         place = (record.name, number)
-        recovery_point = self._recovery_points.pop(place, 0)
-        if at_start and self._take_overs.get(f"{record.topic_id}-{number}"):
-            recovery_point = 0  # files may have been cut since: everything is checked
+        checkpoint = flushed_end = self._recovery_points.pop(place, 0)
+        # In the midst of a take-over files may have been cut since: everything is checked.
+        cut_since = at_start and self._take_overs.get(f"{record.topic_id}-{number}") is not None
+        recovery_point = 0 if cut_since else checkpoint
         log_start = self._log_start(place, cold)
         opened_before = False
 
@@ -200,6 +215,7 @@ class LogOpener:
                 clock=self._clock,
                 clean=self._folder.was_clean and not opened_before,
                 recovery_point=min(recovery_point, border),
+                flushed_end=min(flushed_end, border),
                 log_start_offset=max(known, default=None),
                 start_offset=cold_end,
                 jitter_seed=f"{record.topic_id}-{number}",
@@ -207,16 +223,37 @@ class LogOpener:
             )
 
         take_over = self._take_over_of(record, number, cold, open_log) if at_start else None
+        if take_over is None:
+            flushed_end = max(checkpoint, cold_end)  # nothing goes up before it was flushed
         # Where an attempt died the first segment may begin past what the bucket holds.
         in_bucket = take_over.log_start_offset if take_over is not None else None
-        opened = open_log(recovery_point, in_bucket if log_start is None else None)
+        opened = open_log(flushed_end, in_bucket if log_start is None else None)
         opened_before = True
-        if opened.log_end_offset < cold_end and take_over is None:
+        if take_over is not None:
+            return _Opened(take_over.align(opened), cold, take_over)
+        if at_start:  # else it is new, or the loss was accepted
+            self._check_reaches(opened, checkpoint, cold_end=cold_end)
+        if opened.log_end_offset < cold_end:
             log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
             opened.start_at(cold_end)
-        if take_over is not None:
-            opened = take_over.align(opened)
-        return _Opened(opened, cold, take_over)
+        return _Opened(opened, cold, None)
+
+    def _check_reaches(self, opened: PartitionLog, checkpoint: int, *, cold_end: int) -> None:
+        """Raises CorruptBatch where the log ends below what had been in it. After a clean stop,
+        which says where it ended, it may where the bucket has all.
+        """
+        end, reached = opened.log_end_offset, max(checkpoint, cold_end)
+        if end >= reached or (self._folder.was_clean and checkpoint == cold_end):
+            return
+        opened.close()
+        raise CorruptBatch(
+            f"the log ends here, but it had reached offset {reached} (the bucket ends at "
+            f"{cold_end}): files are missing, or were cut, or the folder is an older copy. "
+            "`tierlog storage restore --tail` goes on above what may be lost, `tierlog storage "
+            "repair` shows how to go on here",
+            file=str(path_of(opened.folder, opened.active_base_offset, LOG)),
+            offset=end,
+        )
 
     def _log_start(self, place: tuple[str, int], cold: ColdLog | None) -> int | None:
         checkpointed = self._log_starts.pop(place, None)
@@ -270,7 +307,7 @@ class LogOpener:
         for _ in range(ATTEMPTS):
             opened = [one for one in opened if not one.commit_take_over()]
             if not opened:
-                self._take_overs.remove(names)
+                self._taken += names
                 return
             for one in opened:
                 one.look_again()

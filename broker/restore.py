@@ -195,9 +195,10 @@ class _Restore:
             return  # it has nothing in the bucket, and never will: there is nobody to fence
         name = f"{topic.topic_id}-{number}"
         whole = None
+        if tail is not None and tail.epochs:
+            self._epochs[name] = tail.epochs
         if tail is not None and tail.whole:
             whole = (manifest.owner, manifest.leader_epoch) if manifest else NO_MANIFEST
-            self._epochs[name] = tail.epochs
         self._pending[name] = Pending(gap=self._options.gap, whole_tail_of=whole)
 
     def _write_folder(self, cluster_id: str, records: list[TopicRecord]) -> None:

@@ -6,6 +6,8 @@
 | of a folder that does not know the manifest's last epoch    | left: another owner came after it  |
 | begins above the bucket's end                               | left: there is a hole              |
 | bad below its recovery point                                | refused (CorruptBatch)             |
+| ends below the bucket's end, or below what its checkpoints  | copied, with the gap above it: more|
+| say, or was cut at a bad byte                               | may have been acknowledged         |
 | anything else                                               | whole: copied from the bucket's end|
 |                                                             | on, and no gap is needed           |
 
@@ -25,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.data_folder import (
+    HIGH_WATERMARKS,
     RECOVERY_POINTS,
     folder_lock,
     manifest_copy_path,
@@ -45,8 +48,8 @@ from record_format.errors import ConfigurationError, CorruptDataError
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """`whole`: nothing that was acknowledged is missing, so that no gap is needed. Then [start,
-    end) is what was copied, and `epochs` what the bucket does not know yet of the old folder's.
+    """[start, end) is what was copied, and `epochs` what the bucket does not know yet of the old
+    folder's. `whole`: nothing that was acknowledged is missing, so that no gap is needed.
     """
 
     whole: bool
@@ -78,6 +81,7 @@ class OldFolder:
         self._open.enter_context(folder_lock(path))
         self._epochs = read_epochs(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
+        self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
 
     def close(self) -> None:
         self._open.close()
@@ -110,6 +114,11 @@ class OldFolder:
     def recovery_point(self, target: TailTarget) -> int:
         return self._recovery_points.get((target.topic, target.partition), 0)
 
+    def reached(self, target: TailTarget) -> int:
+        """An offset up to which, at least, its log had records that were flushed."""
+        high_watermark = self._high_watermarks.get((target.topic, target.partition), 0)
+        return max(self.recovery_point(target), high_watermark)
+
 
 def take_tail(
     old: OldFolder, target: TailTarget, manifest: Manifest | None, *, snapshot: bytes | None
@@ -135,14 +144,22 @@ def take_tail(
         return Tail(whole=False, detail=f"its log does not reach down to offset {end_offset}")
     _copy(source, target, end_offset, snapshot=snapshot)
     copied = _recovered(old, target, end_offset)
+    missing = copied.recovery.cut_reason or _ends_too_soon(
+        parting.end_offset(source), max(end_offset, old.reached(target))
+    )
     in_force = manifest.leader_epoch if manifest else -1
+    taken = f"{copied.log_end_offset - end_offset} offsets taken over"
     return Tail(
-        whole=True,
-        detail=f"{copied - end_offset} offsets taken over",
+        whole=not missing,
+        detail=f"{taken}; a gap follows: {missing}" if missing else taken,
         start_offset=end_offset,
-        end_offset=copied,
+        end_offset=copied.log_end_offset,
         epochs=tuple(start for start in old.own_epochs(target) if start.epoch > in_force),
     )
+
+
+def _ends_too_soon(end_offset: int, reached: int) -> str:
+    return f"it ends at offset {end_offset}, and had {reached}" if end_offset < reached else ""
 
 
 def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes | None) -> None:
@@ -164,8 +181,8 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
         write_durably(path_of(target.folder, copied[0], SNAPSHOT), snapshot)
 
 
-def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> int:
-    """The end of the copy, once every batch of it was checked."""
+def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> PartitionLog:
+    """The copy, closed again, once every batch of it was checked."""
     opened = PartitionLog.open(
         target.folder,
         topic=target.topic,
@@ -178,4 +195,4 @@ def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> int:
         start_offset=end_offset,
     )
     opened.close()
-    return opened.log_end_offset
+    return opened

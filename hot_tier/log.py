@@ -93,6 +93,7 @@ class PartitionLog:
         clock: Clock,
         clean: bool,
         recovery_point: int = 0,
+        flushed_end: int = 0,
         log_start_offset: int | None = None,
         start_offset: int = 0,
         jitter_seed: int | str | None = None,
@@ -103,9 +104,11 @@ class PartitionLog:
         """Open the folder, recover it after an unclean stop, or make it.
 
         `clean`: the process that had it open closed it. `recovery_point`: below it everything was
-        flushed. `log_start_offset`: None where nothing is known, and the first segment begins it.
-        `start_offset`: where a new, empty log begins. `repair`: cut also where flushed bytes are
-        bad. `open_files` may be shared by many logs.
+        flushed, and is not checked. `flushed_end`: up to there everything was flushed all the same:
+        what is missing there is a loss, not what a crash leaves. `log_start_offset`: None where
+        nothing is known, and the first segment begins it. `start_offset`: where a new, empty log
+        begins. `repair`: cut also where flushed bytes are bad. `open_files` may be shared by many
+        logs.
 
         Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
         one that may not be written), DiskFull, LogOfflineError (the disk failed).
@@ -119,7 +122,10 @@ class PartitionLog:
             files=open_files or OpenFiles(),
             jitter_seed=jitter_seed,
         )
-        request = OpenRequest(clean, recovery_point, log_start_offset, start_offset, repair)
+        flushed_end = max(recovery_point, flushed_end)
+        request = OpenRequest(
+            clean, recovery_point, flushed_end, log_start_offset, start_offset, repair
+        )
         try:
             found = LogFolder.open(folder, disk=disk)
             found.check_topic_id(topic_id)

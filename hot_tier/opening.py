@@ -7,11 +7,11 @@
 | segment wholly below the recovery point | trusted to its length |
 | segment that ends exactly there | its indexes are made anew: their trim may not have been synced |
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
-| first bad byte at or above the recovery point | the file is cut there, later segments go |
-| first bad byte below the recovery point | refused (CorruptBatch): flushed bytes; `repair` cuts |
+| first bad byte above what is known to be flushed | the file is cut there, later segments go |
+| first bad byte below that | refused (CorruptBatch): flushed bytes; `repair` cuts |
 | segment above it that ends before the next begins (and no compaction) | later segments go |
 | two segments that overlap | refused (CorruptDataError) |
-| log ends below the recovery point | the point is lowered, and the report says so |
+| log ends below the recovery point | the point is lowered, and the report says so: see `broker` |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
 | `.txnindex` empty, short, unordered, garbage | made anew from the batches at the open |
 | snapshot missing or bad | an older one, or none, and a longer replay; made anew for an upload |

@@ -58,6 +58,18 @@ def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
     return bases[-1]
 
 
+def end_offset(folder: Path) -> int:
+    """Next offset of the last whole batch, or where the last segment begins; 0 without one."""
+    bases = base_offsets(folder)
+    end = bases[-1] if bases else 0
+    try:
+        for header in headers_of(path_of(folder, end, LOG)) if bases else ():
+            end = header.next_offset
+    except CorruptBatch:
+        return end
+    return end
+
+
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     """The batch of a `.log` that holds `offset`, or the first above it. Raises CorruptBatch."""
     return next((header for header in headers_of(log) if header.last_offset >= offset), None)

@@ -60,6 +60,7 @@ class OpenRequest:
 
     clean: bool
     recovery_point: int
+    flushed_end: int
     log_start_offset: int | None
     start_offset: int
     repair: bool
@@ -73,6 +74,7 @@ class Recovery:
     ) -> None:
         self._state, self._folder, self._report = state, folder, report
         self._recovery_point, self._repair = request.recovery_point, request.repair
+        self._flushed_end = request.flushed_end
         self._rewrite = folder.went_offline
 
     def run(self) -> None:
@@ -173,7 +175,7 @@ class Recovery:
 
         Compaction leaves such gaps too, but only in what it flushed.
         """
-        flushed = limit <= self._recovery_point or self._state.config.compacts
+        flushed = limit <= self._flushed_end or self._state.config.compacts
         return next_offset < limit and not flushed
 
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
@@ -188,9 +190,9 @@ class Recovery:
 
     def _cut(self, segment: Segment, position: int, *, next_offset: int, reason: str) -> None:
         path = segment.path(LOG)
-        if next_offset < self._recovery_point and not self._repair:
+        if next_offset < self._flushed_end and not self._repair:
             raise CorruptBatch(
-                f"{reason}; everything below offset {self._recovery_point} had been flushed, so "
+                f"{reason}; everything below offset {self._flushed_end} had been flushed, so "
                 "this is not what a crash leaves, and cutting here would lose records: "
                 "`tierlog storage repair` shows what can be done",
                 file=str(path),

@@ -57,6 +57,7 @@ def _truncate(state: LogState, offset: int) -> None:
     request = OpenRequest(
         clean=False,
         recovery_point=min(state.flushed.offset, kept.base_offset),
+        flushed_end=0,
         log_start_offset=state.log_start_offset,
         start_offset=0,
         repair=False,

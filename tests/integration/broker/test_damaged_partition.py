@@ -1,6 +1,7 @@
 """One partition whose flushed bytes are bad: it says so, is kept as it is, and the others serve."""
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,84 @@ def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
     assert step.action == "set-aside"
     assert [record.value for record in house.records("t")] == before
     assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
+
+
+@pytest.fixture
+def filled(house):
+    """Offsets 0 to 19 in the bucket, up to 39 on disk alone, in two segments of 10 each."""
+    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    for number in range(4):
+        if number == 2:
+            assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+            house.broker._copying.stop(10)
+        house.produce("t", [b"%d" % number * 60] * 10)
+    return house
+
+
+def lose_the_last_segment(house):
+    max((house.root / "data" / "t-0").glob("*.log")).unlink()
+
+
+def lose_the_folder(house):
+    shutil.rmtree(house.root / "data" / "t-0")
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(("lose", "end"), [(lose_the_last_segment, 30), (lose_the_folder, 20)])
+def test_a_log_that_lost_flushed_records_is_refused_and_gives_no_offset_twice(
+    filled, lose, end, is_clean
+):
+    if is_clean:
+        filled.broker.close()
+    else:
+        filled.broker.save_checkpoints()
+        crash(filled)
+    lose(filled)
+    for _ in range(2):
+        filled.restart()
+        with pytest.raises(CorruptBatch, match=f"offset {end}: .* it had reached offset 40"):
+            filled.broker.partition("t", 0)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("cut", False)
+    assert f"offsets from {end} on (40 had been flushed) are lost" in step.detail
+    (step,) = [one for one in filled.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert filled.produce("t", [b"on it goes"]).base_offset == end
+    filled.restart()
+    assert [record.offset for record in filled.records("t")] == list(range(end + 1))
+
+
+def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, tmp_path):
+    """It knows the epoch in force, and not all that was written under it."""
+    data = filled.root / "data"
+    filled.broker.save_checkpoints()
+    shutil.copytree(data, tmp_path / "older")
+    filled.produce("t", [b"4" * 60] * 10)
+    filled.broker.partition("t", 0).log.roll(reason="test")
+    filled.broker.copier.run_round()
+    assert filled.broker.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
+    filled.broker.close()
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "older", data)
+    filled.broker = filled.open()
+    partition = filled.broker.partition("t", 0)
+    filled.wait_for(lambda: partition.leadership_lost is not None)
+    assert "the bucket reaches to offset 50, this folder to 40" in partition.leadership_lost
+    filled.restart()
+    with pytest.raises(CorruptBatch, match="it had reached offset 50"):
+        filled.broker.partition("t", 0)
+    (step,) = [one for one in filled.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert "what the bucket lacks, from its end 50 on, is lost" in step.detail
+    assert filled.produce("t", [b"on it goes"]).base_offset == 50
+    assert [record.offset for record in filled.records("t")] == list(range(51))
+
+
+def test_a_folder_that_went_is_begun_anew_where_the_bucket_has_all_of_it(filled):
+    filled.broker.copier.run_round()
+    assert filled.broker.offload("t", wait_ms=10_000)
+    filled.broker.copier.run_round()
+    assert filled.broker.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
+    filled.broker.close()
+    lose_the_folder(filled)
+    filled.broker = filled.open()
+    assert filled.produce("t", [b"on it goes"]).base_offset == 40
+    assert [record.offset for record in filled.records("t")] == list(range(41))

@@ -7,6 +7,7 @@ import pytest
 
 from broker import restore as restoring
 from broker import restore_tail, take_over
+from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
 from broker.groups import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
@@ -249,6 +250,61 @@ def test_a_tail_whose_folder_went_on_after_it_was_taken_is_set_apart(lost, tmp_p
     new.broker = new.open()
     assert [record.offset for record in new.records("t")] == list(range(120))
     assert new.produce("t", [b"x"]).base_offset == 120 + GAP
+
+
+def last_log(folder):
+    return max((folder / "t-0").glob("*.log"))
+
+
+def lose_the_last_segment(folder):
+    last_log(folder).unlink()
+
+
+def flip_a_byte_past_the_checkpoints(folder):
+    for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
+        (folder / checkpoint).unlink()
+    last = last_log(folder)
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "kept", "words"),
+    [
+        (lose_the_last_segment, 80, "it ends at offset 80, and had 100"),
+        (flip_a_byte_past_the_checkpoints, 90, "10 offsets taken over; a gap follows"),
+    ],
+)
+def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
+    lost, tmp_path, opened, harm, kept, words
+):
+    harm(lost.root / "data")
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert (tail.whole, tail.end_offset) == (False, kept)
+    assert words in tail.detail
+    assert [record.offset for record in new.records("t")] == list(range(kept))
+    assert new.produce("t", [b"x"]).base_offset == kept + GAP
+    assert new.broker.verify("t", deep=True).ok
+
+
+def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opened):
+    """It knows the epoch in force, and not all that was written under it."""
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 80)
+    offload(house)
+    older = tmp_path / "older"
+    shutil.copytree(house.root / "data", older)
+    fill(house, 80)
+    offload(house)
+    fill(house, 10, mark=b"acknowledged")
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=older)
+    opened.append(new)
+    assert "it ends at offset 80, and had 160" in new.report.partitions[0].tail.detail
+    assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
 def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tmp_path):

@@ -16,6 +16,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.decode import iter_records
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.integration.broker.conftest import House
+from tests.integration.broker.test_compaction import put
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000
@@ -87,6 +88,7 @@ def shared_tail(house, tmp_path):
     copy = copy_of(house, tmp_path / "copy")
     copy.broker._copy_round()
     assert copy.broker.copier.wait_until_idle(timeout_s=10)
+    copy.broker._copying.stop(10)
     fill(copy, 60, mark=b"copy")
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     fill(house, 20, mark=b"original")
@@ -226,7 +228,9 @@ def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, mo
 
     def uploads_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
-        offload(copy)
+        copy.broker.partition("t", 0).log.roll(reason="test")
+        copy.broker.copier.run_round()
+        assert copy.broker.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
         return real(self, files)
 
     monkeypatch.setattr(ColdLog, "upload", uploads_first)
@@ -398,6 +402,28 @@ def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
     offload(house)
     assert len(house.records("t")) == 170
     assert house.broker.partition("t", 0).cold.claimed
+
+
+def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(house):
+    """Everything is checked then, also what was flushed; the topic compacts no more."""
+    house.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.claimed)
+    house.broker._copying.stop(10)
+    for number in range(30):
+        key = b"once %d" % number if number % 5 == 0 else b"again and again"
+        put(house, "t", [(key, b"v" * 40)] * 10)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.compactor.run_round()
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    before = house.records("t")
+    assert len(before) == 7
+    topic_id = house.broker.topic("t").record.topic_id
+    house.broker.close()
+    (house.root / "data" / ".kafka_cleanshutdown").unlink()
+    pending = {f"{topic_id}-0": take_over.Pending(gap=GAP)}
+    take_over.write_marker(take_over.marker_path(house.root / "data"), pending)
+    house.broker = house.open()
+    assert house.records("t") == before
 
 
 def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(parted, monkeypatch):
