@@ -49,6 +49,7 @@ from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
+from hot_tier.segment_gaps import first_gap
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
 from record_format import checkpoint_files
@@ -228,6 +229,7 @@ class LogOpener:
         # Where an attempt died the first segment may begin past what the bucket holds.
         in_bucket = take_over.log_start_offset if take_over is not None else None
         opened = open_log(flushed_end, in_bucket if log_start is None else None)
+        _tell_of_cut(opened)
         opened_before = True
         if take_over is not None:
             return _Opened(take_over.align(opened), cold, take_over)
@@ -365,6 +367,10 @@ class LogOpener:
                     f"{topic}-{partition}: Kafka's cleaner worked on it and Kafka was not stopped "
                     "cleanly; start and stop Kafka on this folder once, then adopt it"
                 )
+        for topic, folders in found.items():
+            for partition, path in folders.items():
+                if (topic, partition) not in self._recovery_points:
+                    _refuse_gap(path)
 
     def _adopted(self, topic: str, folders: Mapping[int, Path]) -> TopicRecord:
         count = max(folders) + 1
@@ -402,6 +408,31 @@ class LogOpener:
         """Delete what a deleted topic left on disk, once it was set aside."""
         for path in aside:
             shutil.rmtree(path)
+
+
+def _refuse_gap(folder: Path) -> None:
+    """Where nothing says how far the log was flushed. Raises ConfigurationError."""
+    gap = first_gap(folder)
+    if gap is not None:
+        raise ConfigurationError(
+            f"{folder.name}: a segment ends before offset {gap.next_offset}, the next begins at "
+            f"{gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; "
+            f"{RECOVERY_POINTS} and .kafka_cleanshutdown tell which: copy Kafka's whole folder"
+        )
+
+
+def _tell_of_cut(opened: PartitionLog) -> None:
+    report = opened.recovery
+    if report.cut_reason:
+        log.warning(
+            "log was cut",
+            partition=str(opened),
+            file=report.cut_file,
+            position=report.cut_position,
+            cut_bytes=report.cut_bytes,
+            removed_segments=report.removed_segments,
+            reason=report.cut_reason,
+        )
 
 
 def _topic_id_of(folders: Iterable[Path]) -> str | None:

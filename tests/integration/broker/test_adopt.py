@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from record_format.errors import ConfigurationError
 from tests.integration.broker.conftest import House
@@ -76,6 +77,31 @@ def test_an_unclean_folder_that_the_cleaner_worked_on_is_refused_not_cut(tmp_pat
         House(root)
     after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     assert after == before
+
+
+def test_a_folder_of_which_nothing_says_whether_its_gaps_are_the_cleaners_is_refused(tmp_path):
+    folder = tmp_path / "kafka" / "data" / "compacted-codec-0"
+    shutil.copytree(KAFKA / folder.name, folder)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    refusal = "compacted-codec-0: a segment ends before offset 632, the next begins at 654"
+    with pytest.raises(ConfigurationError, match=refusal):
+        House(tmp_path / "kafka")
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_folder_alone_without_gaps_is_recovered_and_a_cut_is_told(tmp_path):
+    folder = tmp_path / "kafka" / "data" / "keyed-0"
+    shutil.copytree(KAFKA / folder.name, folder)
+    last = max(folder.glob("*.log"))
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - 1)
+    with capture_logs() as lines:
+        house = House(tmp_path / "kafka")
+    house.broker.close()
+    [told] = [line for line in lines if line["event"] == "log was cut"]
+    assert (told["log_level"], told["partition"], told["file"]) == ("warning", "keyed-0", str(last))
+    assert told["cut_bytes"] > 0
+    assert "batch takes" in told["reason"]
 
 
 def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):

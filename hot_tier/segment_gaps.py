@@ -1,0 +1,47 @@
+"""Offsets that no segment of a folder has, found by headers alone, before anything is opened.
+
+A crash can keep a later file and lose the end of an earlier one; a cleaner leaves the same. The
+folder does not say which it was: its recovery point does.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from hot_tier.batch_walk import headers_from
+from hot_tier.file_names import LOG, parse_file_name, path_of
+from hot_tier.open_files import reader_of
+from record_format.errors import CorruptBatch
+from record_format.file_slice import OpenFile
+
+
+class Gap(NamedTuple):
+    """A segment ends below `next_offset`, and the one behind it begins at `base_offset`."""
+
+    next_offset: int
+    base_offset: int
+
+
+def first_gap(folder: Path) -> Gap | None:
+    """The first between two segments. What is no batch is not looked behind. Raises OSError."""
+    names = [parse_file_name(path.name) for path in folder.iterdir()]
+    bases = sorted(name.offset for name in names if name and name.suffix == LOG and not name.stage)
+    for base_offset, following in pairwise(bases):
+        next_offset = _next_offset(folder, base_offset)
+        if next_offset is not None and next_offset < following:
+            return Gap(next_offset, following)
+    return None
+
+
+def _next_offset(folder: Path, base_offset: int) -> int | None:
+    """Behind the segment's last batch; None where its bytes are no batches."""
+    path = path_of(folder, base_offset, LOG)
+    next_offset = base_offset
+    try:
+        for header in headers_from(reader_of(OpenFile(path)), 0, end=path.stat().st_size):
+            next_offset = header.next_offset
+    except CorruptBatch:
+        return None
+    return next_offset
