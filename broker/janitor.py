@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -144,11 +145,11 @@ class Janitor:
         if not config.deletes:
             return
         limits = Limits(config.retention_ms, config.retention_bytes)
-        segments = facts_of(partition)
-        end = expired_end(segments, limits, now_ms=self._clock())
+        local = local_facts(partition)
+        end = expired_end(chain(cold_facts(partition, local), local), limits, now_ms=self._clock())
         if end is None:
             return
-        if segments[-1].active and end == segments[-1].end_offset:
+        if local and local[-1].active and end == local[-1].end_offset:
             partition.log.roll(reason="retention")
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
@@ -217,21 +218,21 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
     ]
 
 
-def facts_of(partition: Partition) -> list[SegmentFacts]:
-    """Both tiers, oldest first: the cold ones below the local log start, then the local ones."""
-    local = local_facts(partition)
+def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:
+    """Those below the local ones, oldest first; a page of the manifest is read when it is reached.
+
+    Where nothing is known of a segment's age it stays.
+    """
     if partition.cold is None:
-        return local
+        return
     local_start = local[0].base_offset if local else partition.log.log_end_offset
-    cold = [
-        SegmentFacts(
+    for entry in partition.cold.entries(partition.log.log_start_offset):
+        if entry.base_offset >= local_start:
+            return
+        yield SegmentFacts(
             base_offset=entry.base_offset,
             end_offset=entry.next_offset,
             size_bytes=entry.size_bytes,
-            age_timestamp=entry.age_timestamp,
+            age_timestamp=entry.age_timestamp if entry.age_timestamp >= 0 else NEVER_OLD,
             active=False,
         )
-        for entry in partition.cold.entries(partition.log.log_start_offset)
-        if entry.base_offset < local_start
-    ]
-    return cold + local

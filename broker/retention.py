@@ -8,7 +8,7 @@ The active segment stays unless it has expired.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 UNLIMITED = -1
@@ -27,14 +27,20 @@ class Limits(NamedTuple):
     retention_bytes: int
 
 
-def expired_end(segments: Sequence[SegmentFacts], limits: Limits, *, now_ms: int) -> int | None:
+def expired_end(segments: Iterable[SegmentFacts], limits: Limits, *, now_ms: int) -> int | None:
     """End offset of the last segment that `limits` let go; None where all stay.
 
     An empty active segment never goes. Where the active segment has expired too, its end is
-    returned: the caller rolls it first.
+    returned: the caller rolls it first. Only a limit of bytes looks behind the first that stays:
+    the cold tier may have a million.
     """
+    if limits == (UNLIMITED, UNLIMITED):
+        return None
     end: int | None = None
-    left_bytes = sum(segment.size_bytes for segment in segments)
+    left_bytes = 0
+    if limits.retention_bytes != UNLIMITED:
+        segments = list(segments)
+        left_bytes = sum(segment.size_bytes for segment in segments)
     for segment in segments:
         too_old = limits.retention_ms != UNLIMITED and (
             now_ms - segment.age_timestamp > limits.retention_ms

@@ -24,7 +24,6 @@ from record_format.record_walk import Fields
 from record_format.varint import encoded, read_varint, read_varlong, zigzag
 
 PLAIN_ENTRY_BYTES: Final = 160  # a dict's entry, a bytes object of 16, an int
-LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor
 MAX_SPAN: Final = 0xFFFFFFFF  # offsets of one round: the compiled table keeps 32 bits
 
 

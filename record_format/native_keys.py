@@ -15,9 +15,9 @@ from record_format.compacting import Choice
 from record_format.decode import located
 from record_format.errors import CorruptBatch
 from record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy_records
-from record_format.key_table import LOAD_FACTOR
 
 SLOT_BYTES: Final = 12
+LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor
 _VARINT_GROWTH: Final = 16  # how much longer a record can get by another timestamp delta
 
 

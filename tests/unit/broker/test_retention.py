@@ -1,4 +1,8 @@
+from types import SimpleNamespace
+
+from broker.janitor import cold_facts
 from broker.retention import Limits, SegmentFacts, expired_end
+from tests.fakes.manifests import entry
 
 NOW_MS = 1_000_000
 
@@ -30,6 +34,15 @@ def test_an_old_segment_behind_a_young_one_stays():
     assert expired_end(young_first, Limits(50, -1), now_ms=NOW_MS) is None
 
 
+def test_by_time_nothing_behind_the_first_that_stays_is_looked_at():
+    four = iter(segments(5, 5, 5, 5))
+    assert expired_end(four, Limits(250, -1), now_ms=NOW_MS) == 10
+    assert len(list(four)) == 2
+    unlimited = iter(segments(5, 5))
+    assert expired_end(unlimited, Limits(-1, -1), now_ms=NOW_MS) is None
+    assert len(list(unlimited)) == 2
+
+
 def test_by_size_what_remains_still_reaches_the_limit():
     assert expired_end(segments(5, 5, 5, 5), Limits(-1, 10), now_ms=NOW_MS) == 20
     assert expired_end(segments(5, 5, 5, 5), Limits(-1, 11), now_ms=NOW_MS) == 10
@@ -56,3 +69,20 @@ def test_an_empty_active_segment_stays():
 
 def test_an_empty_segment_that_kafkas_cleaner_left_holds_up_nothing():
     assert expired_end(segments(5, 0, 5, 5), Limits(150, -1), now_ms=NOW_MS) == 20
+
+
+def test_a_cold_segment_goes_by_its_records_else_by_its_file_else_it_stays():
+    def facts(**of_the_second):
+        entries = [entry(0, records=10), entry(10, records=10, **of_the_second), entry(20)]
+        partition = SimpleNamespace(
+            cold=SimpleNamespace(entries=lambda start: iter(entries)),
+            log=SimpleNamespace(log_start_offset=0, log_end_offset=30),
+        )
+        return cold_facts(partition, [SegmentFacts(20, 30, 5, NOW_MS, True)])
+
+    limits = Limits(50, -1)
+    timeless = {"max_timestamp": -1, "min_timestamp": None}
+    assert expired_end(facts(), limits, now_ms=NOW_MS) == 20
+    assert expired_end(facts(**timeless, modified_ms=50), limits, now_ms=NOW_MS) == 20
+    assert expired_end(facts(**timeless, modified_ms=NOW_MS), limits, now_ms=NOW_MS) == 10
+    assert expired_end(facts(**timeless), limits, now_ms=NOW_MS) == 10

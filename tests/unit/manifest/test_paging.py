@@ -17,7 +17,6 @@ from manifest.paging import (
     live_size_bytes,
     names_object,
 )
-from manifest.retention import RetentionLimits, expired_before
 from manifest.state import Manifest, PageRef, RemovedPageKind
 from manifest.store import ManifestStore
 from manifest.transitions import add_segments, drop_expired, replace, trim
@@ -212,40 +211,10 @@ def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> N
     assert len(encode_manifest(full)) <= 256 * 1024
 
 
-def test_retention_by_time_stops_at_the_first_segment_that_stays(store: PlainStore) -> None:
-    manifests, state = filled(store, 1000, step=100)
-    limits = RetentionLimits(retention_ms=1_000, retention_bytes=-1)
-    # The newest time stamp of a segment is 1,100 above its base offset.
-    for now_ms, expected in [(2_100, 0), (2_101, 100), (52_200, 50_100), (10**9, 100_000)]:
-        before = expired_before(state, limits, pages=manifests, now_ms=now_ms)
-        assert before == expected
-        after = drop_expired(state, before, pages=manifests, now_ms=now_ms)
-        assert after.segment_count == 1000 - expected // 100
-
-
-def test_retention_by_size_counts_what_is_newer(store: PlainStore) -> None:
+def test_what_retention_drops_reaches_into_pages(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     assert live_size_bytes(state) == 1_000_000
-    for newer, limit, expected in [
-        (0, -1, 0),
-        (0, 1_000_000, 0),
-        (0, 999_000, 100),
-        (500_000, 900_500, 59_900),
-        (0, 0, 100_000),
-    ]:
-        limits = RetentionLimits(retention_ms=-1, retention_bytes=limit, newer_bytes=newer)
-        assert expired_before(state, limits, pages=manifests, now_ms=0) == expected
-
-
-def test_a_segment_without_times_goes_by_its_file(store: PlainStore) -> None:
-    manifests = manifest_store(store)
-    state = manifests.claim(claim(), log_start_offset=0)
-    timeless = [
-        entry(0, max_timestamp=-1, min_timestamp=None, modified_ms=50),
-        entry(100, max_timestamp=-1, min_timestamp=None),
-    ]
-    state = manifests.commit(state, lambda s: add_segments(s, timeless))
-    limits = RetentionLimits(retention_ms=10, retention_bytes=-1)
-    assert expired_before(state, limits, pages=manifests, now_ms=60) == 0
-    assert expired_before(state, limits, pages=manifests, now_ms=61) == 100
-    assert expired_before(state, limits, pages=manifests, now_ms=10**9) == 100
+    for before in (0, 100, 50_100, 100_000):
+        after = drop_expired(state, before, pages=manifests, now_ms=0)
+        assert after.segment_count == 1000 - before // 100
+        assert live_size_bytes(after) == 1_000_000 - before * 10

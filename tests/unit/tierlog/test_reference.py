@@ -1,11 +1,13 @@
-"""What docs/reference says is what the tables say."""
+"""What docs/reference says is what the tables say, and pages hang together."""
 
+import re
 import runpy
 from pathlib import Path
 
 from api.http.metric_table import METRICS
 
-GENERATE = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "generate.py"))
+ROOT = Path(__file__).parents[3]
+GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
 def test_the_reference_is_up_to_date():
@@ -26,3 +28,18 @@ def test_every_setting_is_in_the_reference():
     assert "`--retention-check-interval` (seconds)" in page
     assert page.count("TIERLOG_") > 40
     assert "`segment.bytes`" in GENERATE["topic_settings_page"]()
+
+
+def test_a_decision_has_a_number_of_its_own_and_says_it():
+    numbers = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        numbers.append(int(page.name[:4]))
+        assert re.match(rf"# 0*{numbers[-1]}[.:] ", page.read_text()), page.name
+    assert len(numbers) == len(set(numbers))
+
+
+def test_what_a_page_points_to_is_there():
+    pages = (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"))
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), (page.name, target)
