@@ -182,18 +182,17 @@ class Partition:
     ) -> Fetched | None:
         """None where it may not wait for the disk and would have to."""
         self.check_leadership()
-        seen = self._seen()
+        seen = self._seen() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
-        next_offset = hot_offset = offset
+        next_offset, hot_offset = offset, 0
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
             assert self.cold is not None, "only the manifest lets a local segment go"
             cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=cold_end)
             slices, next_offset = cold.slices, cold.next_offset
-            hot_offset = next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
             read_hot = self.log.read if wait else self.log.try_read
@@ -202,7 +201,7 @@ class Partition:
                 return None
             # Of the hot tier too a first batch comes whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
-                tier = "mixed" if slices else "hot"
+                tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
                 slices, next_offset = slices + hot.slices, hot.next_offset
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
         if offset < self.log.log_start_offset:
