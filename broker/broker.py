@@ -30,8 +30,8 @@ from broker.groups import Groups
 from broker.janitor import Janitor
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
-from broker.mending import telling_what_helps
 from broker.partition import Partition
+from broker.remedies import telling_what_helps
 from broker.repair import RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry

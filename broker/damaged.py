@@ -13,7 +13,7 @@ import errno
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from broker.mending import with_mend
+from broker.remedies import with_remedy
 from record_format.errors import CorruptDataError, LogOfflineError, TierlogError
 
 Places = Mapping[tuple[str, int], int]
@@ -39,7 +39,7 @@ class Damaged(NamedTuple):
 def reason_of(error: Exception, partition: str) -> TierlogError | None:
     """What the partition's calls answer; None where the fault is not of this partition alone."""
     if isinstance(error, CorruptDataError):
-        return with_mend(error)
+        return with_remedy(error)
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return LogOfflineError(f"{partition}: its log could not be read: {error.strerror}")
     return None

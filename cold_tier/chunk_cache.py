@@ -190,11 +190,6 @@ class ChunkCache:
         with self._room:
             return chunk.key in self._entries
 
-    def chunks_of(self, unique: str) -> int:
-        """How many chunks of one segment are cached."""
-        with self._room:
-            return sum(1 for name, _ in self._entries if name == unique)
-
     def usage(self) -> CacheUsage:
         with self._room:
             self._settle_closed()

@@ -55,7 +55,6 @@ COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600
 PUBLISH_ATTEMPTS = 100  # a delete may take the empty folder away between mkdir and link
 
-_NOT_A_FOLDER = (errno.ENOTDIR, errno.EISDIR)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

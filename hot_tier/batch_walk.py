@@ -1,4 +1,11 @@
-"""Walking the batch headers of a `.log` file without reading the records between them."""
+"""Walking the batches of a `.log` file, by their headers alone or read and checked.
+
+* `headers_from` believes headers and reads no records: for bytes that were checked before (below
+  the recovery point, or sealed). `checked_batches` reads all of it and believes nothing: recovery,
+  compaction, and what has to be vouched for.
+* Neither knows offsets or indexes, or decides anything: they stop with CorruptBatch where the bytes
+  are no batch, and name the position in the file.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ NO_HEADERS: Final[Headers] = ()
 # attributes, and four bytes each for the record's, the key's and the value's length
 _FIXED_OVERHEAD: Final = 13
 _HEADER_OVERHEAD: Final = 10
-_TABLED: Final = len(SMALL) - 64  # a value this long makes a record whose length is in the table
 
 
 class EncodedRange(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,8 +26,6 @@ for part in (storage_manifest, storage_check, storage_repair, storage_pins):
 Partition = Annotated[
     int | None, typer.Option("--partition", "-p", min=0, help="One partition; all by default.")
 ]
-
-
 Cache = Annotated[
     bool,
     typer.Option("--cache", help="How much of each local file is in this machine's memory."),
@@ -36,6 +34,8 @@ CacheFolder = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="The broker's data folder, for --cache."),
 ]
+
+SEGMENT_COLUMNS: Final = ("partition", "offsets", "records", "size", "from", "to", "tier", "crc32c")
 
 
 @app.command("report")
@@ -88,37 +88,28 @@ def segments(
             }
         )
         return
-    columns: tuple[str, ...] = (
-        "partition",
-        "offsets",
-        "records",
-        "size",
-        "from",
-        "to",
-        "tier",
-        "crc32c",
-    )
-    rows: list[tuple[object, ...]] = [
-        (
-            one,
-            f"{segment.base_offset} - {segment.last_offset}",
-            segment.records,
-            size(segment.size_bytes),
-            moment(segment.min_timestamp),
-            moment(segment.max_timestamp),
-            segment.tier + (" active" if segment.active else ""),
-            segment.crc32c,
-        )
-        for one, listed in found.items()
-        for segment in listed
-    ]
+    columns: tuple[str, ...] = SEGMENT_COLUMNS
+    rows = [_segment_row(one, segment) for one, listed in found.items() for segment in listed]
     if cache:
         columns = (*columns, "in memory")
         in_memory = [
             b for one, listed in found.items() for b in _cached(data_dir, topic, one, listed)
         ]
-        rows = [(*row, _share(b)) for row, b in zip(rows, in_memory, strict=True)]
+        rows = [(*row, size(b)) for row, b in zip(rows, in_memory, strict=True)]
     print_table(topic, columns, rows)
+
+
+def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:
+    return (
+        partition,
+        f"{segment.base_offset} - {segment.last_offset}",
+        segment.records,
+        size(segment.size_bytes),
+        moment(segment.min_timestamp),
+        moment(segment.max_timestamp),
+        segment.tier + (" active" if segment.active else ""),
+        segment.crc32c,
+    )
 
 
 def _cached(
@@ -137,10 +128,6 @@ def _cached(
         except FileNotFoundError:
             found.append(None)
     return found
-
-
-def _share(cached_bytes: int | None) -> str | None:
-    return None if cached_bytes is None else size(cached_bytes)
 
 
 def _offline_segments(

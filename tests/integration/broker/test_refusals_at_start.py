@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from broker.broker import Broker
 from broker.data_folder import CLEAN_SHUTDOWN
-from broker.mending import MENDS, with_mend
+from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from hot_tier.durable_file import REAL_DISK
@@ -102,18 +102,18 @@ def append_keyed(house, value: bytes) -> None:
 
 def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
     data = shelf(house)
-    for name in sorted(MENDS.keys() - {"take-over.json"}):
+    for name in sorted(REMEDIES.keys() - {"take-over.json"}):
         path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
         good = path.read_bytes()
         # Garbage in the epochs of a log is made anew; one of an unknown version is not.
         path.write_bytes(b"1\n0\n" if name == "leader-epoch-checkpoint" else b"garbage\n")
         message = refusal(house)
         assert f"{name}: " in message
-        assert MENDS[name] in message
-        if "`rm`" in MENDS[name]:
+        assert REMEDIES[name] in message
+        if "`rm`" in REMEDIES[name]:
             path.unlink()
-        elif "`cp " in MENDS[name]:
-            subprocess.run(MENDS[name].split("`")[1].split(), cwd=data, check=True)
+        elif "`cp " in REMEDIES[name]:
+            subprocess.run(REMEDIES[name].split("`")[1].split(), cwd=data, check=True)
         else:
             path.write_bytes(good)
         assert refusal(house) == "", name
@@ -135,7 +135,7 @@ def refusal(house) -> str:
 
 def test_a_file_of_a_newer_tierlog_is_not_to_be_removed():
     newer = UnknownFormatVersion("format version 9", file="data/tierlog/topics.json")
-    assert with_mend(newer) is newer
+    assert with_remedy(newer) is newer
 
 
 def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, monkeypatch):

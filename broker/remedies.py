@@ -28,7 +28,7 @@ from record_format.errors import (
     UnknownFormatVersion,
 )
 
-MENDS: Final = {
+REMEDIES: Final = {
     RECOVERY_POINTS: (
         f"`cp {HIGH_WATERMARKS} {RECOVERY_POINTS}` puts it back: both say how far was flushed"
     ),
@@ -50,14 +50,14 @@ MENDS: Final = {
 }
 
 
-def with_mend(error: CorruptDataError) -> CorruptDataError:
+def with_remedy(error: CorruptDataError) -> CorruptDataError:
     """The error, and what helps where that is known."""
     name = Path(error.file).name
     is_newer = isinstance(error, UnknownFormatVersion) and name.endswith(".json")
-    if is_newer or name not in MENDS:
+    if is_newer or name not in REMEDIES:
         return error
     return type(error)(
-        f"{error.detail}; {MENDS[name]}",
+        f"{error.detail}; {REMEDIES[name]}",
         file=error.file,
         position=error.position,
         offset=error.offset,
@@ -69,6 +69,6 @@ def telling_what_helps() -> Iterator[None]:
     try:
         yield
     except CorruptDataError as error:
-        raise with_mend(error) from error
+        raise with_remedy(error) from error
     except DiskFull as error:
         raise ConfigurationError(f"{error}: make room on its disk, then start again") from error
