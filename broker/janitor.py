@@ -87,13 +87,14 @@ class Janitor:
         if partition.leadership_lost:
             return
         partition.log.maybe_roll(self._clock())
-        if partition.cold is not None:
-            partition.cold.follow_log_start(partition.log.log_start_offset)
-        self._retain(partition)
         self._retain_local(partition)
         partition.log.reap(self._clock())
         idle_ms = self._settings.producer_id_expiration_ms
         partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
+        # What may ask the store comes after what does not.
+        if partition.cold is not None:
+            partition.cold.follow_log_start(partition.log.log_start_offset)
+        self._retain(partition)
         if partition.cold is not None:
             partition.cold.merge_pages()  # last: what fails here holds up no retention
 

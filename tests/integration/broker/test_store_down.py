@@ -46,6 +46,24 @@ def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trim
         partition.read(0, max_bytes=1)
 
 
+def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
+    """Retention of both tiers looks at what is old in the bucket; that of the disk does not."""
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
+    fill(house)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    partition = house.broker.partition("t", 0)
+    assert partition.cold.manifest.pages
+    assert partition.offsets().local_log_start_offset == 0
+    house.broker.janitor.run_round()
+    assert partition.offsets().local_log_start_offset > 0
+
+
 def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house)
