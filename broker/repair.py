@@ -4,6 +4,8 @@
 |--------|------------|---------------------------|-----------------------------------------------|
 | good   | bad        |                           | `make-indexes`, out of the log object         |
 | bad    | any        | the manifest's CRC-32C    | `upload-again`, under a new name              |
+| bad    | any        | what compaction made of   | `none`: they are going up in their place      |
+|        |            | them                      |                                               |
 | bad    | any        | not there, or other       | `drop`: the offsets are lost, and it says so  |
 
 A manifest, page or pin that is bad is said (`none`), and nothing is done about it.
@@ -12,6 +14,8 @@ A manifest, page or pin that is bad is said (`none`), and nothing is done about 
 * A segment is put up again only when its bytes have the CRC-32C that the manifest holds: repair
   never changes a record. Nothing is overwritten; what is replaced goes after its grace.
 * Each step is one commit, and may be repeated; a step whose segment went meanwhile does nothing.
+* Before anything is dropped it is looked at once more, byte by byte: a store may have had a bad
+  moment.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from broker.partition import Partition
 from broker.rebuilt_segment import PIECE_BYTES, object_pieces, rebuilt_segment
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
+from cold_tier.segment_check import check_segment
 from manifest import repairs
 from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
@@ -130,12 +135,16 @@ class Repair:
 
     def _step(self, entry: SegmentEntry, problems: list[Problem]) -> RepairStep:
         log_key = self._store.full_key(entry.log_key)
-        log_bad = any(p.object_key == log_key and p.kind in WHOLE_LOG_KINDS for p in problems)
         kinds = ", ".join(sorted({problem.kind for problem in problems}))
-        if not log_bad:
+        if not self._is_log_bad(entry, problems):
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
         elif self._is_local(entry):
             action, detail = Action.UPLOAD_AGAIN, f"{kinds}: the local log has the same bytes"
+        elif not self._partition.log.mirrored:
+            action, detail = (
+                Action.NONE,
+                f"{kinds}: what compaction made of it goes up in its place",
+            )
         else:
             lost = f"offsets {entry.base_offset} to {entry.last_offset} ({entry.record_count} "
             action, detail = Action.DROP, f"{kinds}: {lost}records) are lost"
@@ -147,6 +156,10 @@ class Repair:
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
+
+    def _is_log_bad(self, entry: SegmentEntry, problems: list[Problem]) -> bool:
+        log_key = self._store.full_key(entry.log_key)
+        return any(p.object_key == log_key and p.kind in WHOLE_LOG_KINDS for p in problems)
 
     def _collection(self, garbage: GarbagePlan) -> RepairStep | None:
         count = len(garbage.objects) + len(garbage.orphans)
@@ -180,6 +193,11 @@ class Repair:
             self._cold.collect(self._policy)
         elif step.action is Action.DROP:
             assert entry is not None
+            again = check_segment(self._store, entry, partition=step.partition, deep=True)
+            if not self._is_log_bad(entry, again.problems):
+                return msgspec.structs.replace(
+                    step, detail="the store has it again: nothing is lost"
+                )
             self._cold.commit(
                 lambda manifest: repairs.drop_lost(
                     manifest, entry, pages=self._cold.pages, now_ms=self._clock()

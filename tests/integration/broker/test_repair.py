@@ -9,6 +9,14 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.errors import ConfigurationError, CorruptManifest
+from tests.integration.broker.test_compaction import (
+    COMPACT,
+    cold_records,
+    compacted,
+    fill,
+    last_of,
+    offload,
+)
 from tests.integration.broker.test_verify import cut, entries, filled, flip, path_of
 
 __all__ = ["filled"]
@@ -73,6 +81,37 @@ def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
     cold = filled.broker.partition("t", 0).cold
     assert [(gap.start_offset, gap.end_offset) for gap in cold.manifest.gaps] == [(50, 100)]
     assert filled.records("t") == [one for one in before if not 50 <= one.offset < 100]
+
+
+def test_what_is_there_again_is_not_dropped(filled, monkeypatch):
+    """The store said for a moment that it had no such object."""
+    entry, head = entries(filled)[1], filled.store.head
+    asked = []
+
+    def forgetful(key):
+        asked.append(key)
+        return None if key == entry.log_key and asked.count(key) == 1 else head(key)
+
+    monkeypatch.setattr(filled.store, "head", forgetful, raising=False)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("drop", False)
+    assert "nothing is lost" in step.detail
+    assert filled.broker.verify("t", deep=True).ok
+
+
+def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 400)
+    offload(house, "t")
+    house.broker._copying.stop(10)
+    compacted(house, "t")
+    lost = entries(house)[1]
+    path_of(house, lost.log_key).unlink()
+    assert ("none", lost.base_offset) in steps(house, apply=True)
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    assert last_of(cold_records(house, "t")) == last
+    assert house.broker.verify("t", deep=True).ok
 
 
 def test_a_local_segment_with_other_bytes_is_not_put_in_place_of_the_lost_ones(filled):
