@@ -49,9 +49,15 @@ def open_store(
         return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
+    written = f"; this folder is written {Path(url).absolute().as_uri()}" if _is_path(url) else ""
     raise ConfigurationError(
         f"store {url!r}: begins with none of s3://bucket/prefix, file:///folder, memory://name"
+        + written
     )
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../")) or Path(text).is_dir()
 
 
 def _redacted(url: str) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -29,24 +31,24 @@ Option = str | int | float | bool | Mapping[str, object]
 def read_arrow(
     topics: str | Sequence[str],
     *,
-    store: str | None = None,
+    store: str | PathLike[str] | None = None,
     server: str | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     on_data_loss: Callable[[str], None] | None = None,
     **options: Option,
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
-    `store` is the bucket's URL, `server` the broker's; without a server only what is in the bucket
-    is read. `options` are those of the Spark source under the same names (`startingTimestamp=`,
-    `endingOffsets={"flights": {"0": 500}}`, `pin=`); `columns` are among those of its schema, all
-    but `headers` by default. With `failOnDataLoss=False`, `on_data_loss` is told what is gone
-    (default: to standard error).
+    `store` is the bucket's URL, or a path where it is a folder; `server` is the broker's URL:
+    without it only what is in the bucket is read. `options` are those of the Spark source under the
+    same names (`startingTimestamp=`, `endingOffsets={"flights": {"0": 500}}`, `pin=`); `columns`
+    are among those of its schema, all but `headers` by default. With `failOnDataLoss=False`,
+    `on_data_loss` is told what is gone (default: to standard error).
 
     The plan is made now and reads what there is now; rows come as the reader is read. Raises
     InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
     """
-    wanted = tuple(columns) if columns is not None else COLUMNS[:-1]
+    wanted = COLUMNS[:-1] if columns is None else tuple(_each(columns))
     unknown = [name for name in wanted if name not in COLUMNS]
     if unknown:
         raise InvalidOption(f"columns {', '.join(unknown)}: there are {', '.join(COLUMNS)}")
@@ -59,21 +61,25 @@ def read_arrow(
 
 def _texts(
     topics: str | Sequence[str],
-    store: str | None,
+    store: str | PathLike[str] | None,
     server: str | None,
     options: Mapping[str, Option],
 ) -> dict[str, str]:
     """As Spark would hand them over."""
-    names = topics if isinstance(topics, str) else ",".join(topics)
     given = {name: _text(value) for name, value in options.items()}
-    given["subscribe"] = names
+    given["subscribe"] = ",".join(_each(topics))
     if store is not None:
-        given["store"] = store
+        given["store"] = store if isinstance(store, str) else Path(store).absolute().as_uri()
     if server is not None:
         given["server"] = server
     else:
         given.setdefault("tier", "cold")
     return given
+
+
+def _each(names: str | Sequence[str]) -> Sequence[str]:
+    """One name alone is not its letters."""
+    return [names] if isinstance(names, str) else names
 
 
 def _text(value: Option) -> str:

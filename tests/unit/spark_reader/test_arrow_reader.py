@@ -1,9 +1,11 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cold_tier.open import open_store
+from record_format.errors import ConfigurationError
 from spark_reader.arrow_reader import read_arrow
 from spark_reader.option_values import InvalidOption
 from tests.fakes.bucket import put_topic
@@ -40,7 +42,14 @@ def test_takes_the_options_of_the_spark_source(url):
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
         read_arrow("many", store=url, startingOffset=1)
     with pytest.raises(InvalidOption, match="columns offsets: there are key"):
-        read_arrow("many", store=url, columns=["offsets"])
+        read_arrow("many", store=url, columns="offsets")
+
+
+def test_a_folder_may_be_a_path_and_one_column_a_name(url):
+    folder = Path(url.removeprefix("file://"))
+    assert read_arrow("many", store=folder, columns="offset").read_all().column_names == ["offset"]
+    with pytest.raises(ConfigurationError, match=f"this folder is written file://{folder}"):
+        read_arrow("many", store=str(folder))
 
 
 def test_needs_no_pyspark():
