@@ -61,13 +61,15 @@ from record_format.errors import (
     FencedError,
     ManifestConflict,
     MissingObject,
+    StoreUnavailable,
     UnknownManifestVersion,
 )
 from record_format.sealed_json import is_cut
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
-CUT_VERSIONS_MAX = 16
+CUT_NOW_MAX = 4  # by one commit: then the connection is not fit for it
+CUT_VERSIONS_MAX = 1024  # in a row, by many: nobody deletes them, for their numbers were taken
 
 Transition = Callable[[Manifest], Manifest]
 
@@ -310,6 +312,7 @@ class ManifestStore:
         folded = fold(after, unique=self._options.unique)
         for key, body in folded.objects:
             self._put_page(key, body)
+        cut_now = 0
         for version in range(before.version + 1, before.version + 1 + CUT_VERSIONS_MAX):
             stamped = altered(
                 folded.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
@@ -320,6 +323,9 @@ class ManifestStore:
                 return None
             if created is Created.OURS:
                 return self._published(before, stamped, started_ms=started_ms)
+            cut_now += created is Created.CUT
+            if cut_now == CUT_NOW_MAX:
+                raise StoreUnavailable(f"{where(before)}: no version arrives whole")
         raise ManifestConflict(f"{where(before)}: {CUT_VERSIONS_MAX} cut versions follow it")
 
     def _published(

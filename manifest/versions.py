@@ -67,11 +67,14 @@ class Objects(Protocol):
 
 
 class Created(Enum):
-    """How a conditional PUT ended: ours, another's, or a cut, void object is in the place."""
+    """How a conditional PUT ended: ours, another's, or a cut, void object is in the place: since
+    just now, or since before.
+    """
 
     OURS = auto()
     LOST = auto()
     CUT = auto()
+    VOID = auto()
 
 
 class VersionStat(NamedTuple):
@@ -168,7 +171,9 @@ class VersionChain:
             return Created.LOST if lost else None
         if there == body:
             return Created.OURS
-        return Created.CUT if is_cut(there) else Created.LOST
+        if not is_cut(there):
+            return Created.LOST
+        return Created.VOID if lost else Created.CUT
 
     def delete(self, versions: Sequence[int]) -> None:
         if versions:

@@ -98,6 +98,23 @@ def test_a_cut_version_is_stepped_over_by_readers_and_writers(store: PlainStore)
     assert manifest_store(store).load(at_least=3) == after
 
 
+def test_a_line_that_cuts_every_put_for_a_while_keeps_nobody_from_committing(
+    store: PlainStore,
+) -> None:
+    manifests, state = owned(store)
+    store.faults = lambda call, _: Fault.CUT if call == "put" else None
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable, match="no version arrives whole"):
+            manifests.commit(state, adding(0))
+    store.faults = lambda call, key: None
+    after = manifests.commit(state, adding(0))
+    assert after.version == state.version + 41
+    assert manifest_store(store).load() == after
+    store.calls.clear()
+    assert manifests.commit(after, adding(100)).version == after.version + 1
+    assert store.calls == {"put": 1}
+
+
 def test_a_first_version_that_was_cut_is_no_manifest(store: PlainStore) -> None:
     store.faults = once(Fault.CUT)
     _, state = owned(store)

@@ -68,7 +68,7 @@ def test_creation_tells_ours_from_anothers() -> None:
 def test_a_cut_object_in_the_place_is_told() -> None:
     store, chain = chain_of([])
     store.objects[chain.key(1)] = (b'{"format_version":1,"ki', 0)
-    assert chain.create(1, b'{"n":1}') is Created.CUT
+    assert chain.create(1, b'{"n":1}') is Created.VOID
 
 
 def test_attempts_are_bounded() -> None:
