@@ -30,10 +30,13 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
 
 
 def _name_of(url: str) -> str:
+    """Empty where it is more than a host and a port, which is none (RFC 9110, 7.2)."""
     try:
-        return (urlsplit(url).hostname or "").rstrip(".")
+        parts = urlsplit(url)
+        name = (parts.hostname or "").rstrip(".")
     except ValueError:
         return ""
+    return "" if "@" in parts.netloc or parts.path or parts.query or parts.fragment else name
 
 
 @lru_cache(maxsize=256)  # the same few come with every request

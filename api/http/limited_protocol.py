@@ -6,7 +6,8 @@
 * Bytes that are not HTTP are answered behind the answers that are under way, and end the
   connection. It is closed once the client had time to read that.
 * What is left of a body that nobody reads, behind a refusal, is let go by: so far and so long that
-  its sender finds the answer, then the connection ends.
+  its sender finds the answer, then the connection ends. Where it ends in any case, its sending side
+  is closed first.
 * Beyond a number of connections another application answers, and beyond twice that nobody.
 """
 
@@ -51,7 +52,8 @@ class LimitedProtocol(OneProtocol):
     _head_bytes = 0
     _framing_bytes = 0  # since the last byte of a body
     _refusal = b""  # the last answer of this connection, behind those under way
-    _is_refused = False  # nothing that comes is read any more
+    _ends = False  # with the answer under way, though its request's body may still be coming
+    _is_deaf = False  # nothing that comes is read any more
     _head_deadline: Deadline
     _rest_deadline: Deadline
     _unread_bytes = 0
@@ -82,7 +84,7 @@ class LimitedProtocol(OneProtocol):
     # --- the head -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_deaf:
             self._let_go_by(len(data))
             return
         if self._in_head:
@@ -93,7 +95,7 @@ class LimitedProtocol(OneProtocol):
         self._was_read()
 
     def _was_read(self) -> None:
-        if self._is_refused:
+        if self._is_deaf:
             return
         size = self._head_bytes if self._in_head else self._framing_bytes
         if size > self.limits.header_max_bytes:
@@ -148,7 +150,7 @@ class LimitedProtocol(OneProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer, behind the answers that are under way, and end the connection."""
         self._head_arrived()
-        self._is_refused = True
+        self._is_deaf = True
         refusal = self.limits.refusal(error)
         active, last = self._active, self.cycle
         if active is not None and active is last and active.more_body:  # it is in its body
@@ -168,11 +170,16 @@ class LimitedProtocol(OneProtocol):
             return
         self._say_last(refusal)
 
+    def end_behind_answer(self) -> None:
+        """In place of a close, which would cut off a client that still sends its body."""
+        self._ends = True
+
     def _nothing_more_comes(self) -> None:
         """The requests under way are the last ones."""
 
     def _say_last(self, refusal: bytes) -> None:
         """Unread bytes would turn the end into a reset, and that could undo the answer."""
+        self._is_deaf = True
         self.transport.write(refusal)
         if not self.transport.can_write_eof():
             self.transport.close()
@@ -200,7 +207,7 @@ class LimitedProtocol(OneProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        elif self._refusal:
+        elif self._refusal or self._ends:
             self._say_last(self._refusal)
         else:
             self._rest()

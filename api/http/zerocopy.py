@@ -87,8 +87,13 @@ class ZeroCopyCycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
+        if self.waiting_for_100_continue and self.more_body:
+            self.keep_alive = False  # whether the body comes nobody knows (RFC 9110, 10.1.1)
         self.response_started, self.waiting_for_100_continue = True, False
         self.held_head = self._head(message["status"], message.get("headers", ()))
+        if not self.keep_alive and self.more_body:
+            self.keep_alive = True
+            self.protocol.end_behind_answer()
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         lines = [*self.default_headers, *headers]
@@ -222,6 +227,8 @@ class ZeroCopyProtocol(LimitedProtocol):
         assert isinstance(cycle, ZeroCopyCycle)
         cycle.protocol = self
         cycle.sending_ended = self._sending_ended
+        if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False  # it knows no such answer
         super()._start_asgi_task(cycle, app)
 
     # --- files ----------------------------------------------------------------------------------

@@ -149,7 +149,16 @@ def test_each_answer_has_a_request_id(api: Api) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "", "[::2]"],
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "",
+        "[::2]",
+        "evil.example@localhost",
+        "localhost/evil.example",
+    ],
 )
 def test_foreign_names_are_forbidden(api: Api, name: str) -> None:
     problem(api.get("/v1/topics", headers={"host": name}), 403, "forbidden")
