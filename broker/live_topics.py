@@ -2,6 +2,7 @@
 
 * A topic exists once the registry says so, durably, and is gone once it says `deleted`: files and
   objects follow in the background, and a crash half way is finished later.
+* One that could not be made whole (a full disk) is deleted again, by who tries next at the latest.
 * One lock for whatever changes what there is, and for whatever takes folders away: nothing is made
   under a name whose old folder is just going. Looking takes no lock.
 * What else has to hear of a change (checkpoints, groups, the copier) the broker tells.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
+import structlog
 
 from broker.damaged import Damaged
 from broker.log_opener import LogOpener
@@ -26,9 +29,12 @@ from record_format.errors import (
     InvalidPartitionCount,
     InvalidRequest,
     ShuttingDown,
+    TierlogError,
     TopicExists,
     UnknownTopic,
 )
+
+log = structlog.get_logger(__name__)
 
 MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
 
@@ -106,6 +112,7 @@ class LiveTopics:
             self._check_open()
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} exists")
+            self._abandon(name)
             self._forget(name)
             record = TopicRecord(
                 name=name,
@@ -115,9 +122,21 @@ class LiveTopics:
                 created_ms=self._created_ms(name),
             )
             self._registry.put(record)
-            topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
+            try:
+                topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
+            except (TierlogError, OSError):
+                with suppress(OSError):
+                    self._abandon(name)
+                raise
             self._topics[name] = topic
         return topic.describe()
+
+    def _abandon(self, name: str) -> None:
+        """Delete what is there of a topic that could not be made. Raises OSError."""
+        record = self._registry.by_name(name)
+        if record is not None:
+            self._registry.put(msgspec.structs.replace(record, deleted=True, dirty=True))
+            self._opener.set_aside(record)
 
     def _created_ms(self, name: str) -> int:
         """Later than of every topic of the name that the bucket may still have as a live one: a
@@ -156,7 +175,10 @@ class LiveTopics:
             del self._topics[name]
             for partition in topic.partitions.values():
                 partition.retire()
-                partition.log.close()
+                try:
+                    partition.log.close()
+                except TierlogError as error:  # what it could not flush goes anyway
+                    log.warning("log not closed", partition=str(partition), error=str(error))
             self._opener.set_aside(topic.record)
 
     def finish_deletions(

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,7 @@ from record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     StoreUnavailable,
+    TierlogError,
 )
 
 log = structlog.get_logger(__name__)
@@ -158,11 +160,20 @@ class LogOpener:
         At the start of a broker those of another owner are taken over, where that was told.
         A log that is there and cannot be opened is Damaged; the others go on.
         """
-        opened = list(self._executor.map(lambda one: self._open(one, at_start=at_start), wanted))
+        opened = self._open_side_by_side(wanted, at_start=at_start)
         whole = [one for one in opened if isinstance(one, _Opened)]
-        self._begin_epochs(whole)
-        self._take_over([one for one in whole if one.take_over is not None])
+        with _closed_on_failure(whole):
+            self._begin_epochs(whole)
+            self._take_over([one for one in whole if one.take_over is not None])
         return [one if isinstance(one, Damaged) else self._partition(one) for one in opened]
+
+    def _open_side_by_side(
+        self, wanted: Iterable[Wanted], *, at_start: bool
+    ) -> list[_Opened | Damaged]:
+        opening = [self._executor.submit(self._open, one, at_start=at_start) for one in wanted]
+        wait(opening)
+        with _closed_on_failure(one.result() for one in opening if one.exception() is None):
+            return [one.result() for one in opening]
 
     def reopen(
         self, record: TopicRecord, damaged: Damaged, *, end_offset: int
@@ -433,6 +444,19 @@ def _tell_of_cut(opened: PartitionLog) -> None:
             removed_segments=report.removed_segments,
             reason=report.cut_reason,
         )
+
+
+@contextmanager
+def _closed_on_failure(opened: Iterable[_Opened | Damaged]) -> Iterator[None]:
+    """All of them go on, or none stays open."""
+    try:
+        yield
+    except Exception:
+        for one in opened:
+            if isinstance(one, _Opened):
+                with suppress(TierlogError):
+                    one.log.close()
+        raise
 
 
 def _topic_id_of(folders: Iterable[Path]) -> str | None:

@@ -4,7 +4,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import topic_deletion
+from broker.groups import NewOffset
 from cold_tier.object_store import Unfinished
+from hot_tier.log import PartitionLog
+from record_format.errors import DiskFull, LogOfflineError, UnknownGroup
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
@@ -42,3 +45,42 @@ def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, 
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())
     assert aborted == (left if go else left[:2])
+
+
+@pytest.mark.parametrize("failing", ["t-0", "t-1"])
+def test_a_topic_that_found_no_room_half_way_is_made_anew_and_the_next_start_goes_well(
+    house, monkeypatch, failing
+) -> None:
+    opened = PartitionLog.open
+
+    def full(folder, **options):
+        if folder.name == failing:
+            raise DiskFull("no room", retry_after_s=1)
+        return opened(folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "open", full)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                house.broker.create_topic("t", partitions=2)
+    house.broker.create_topic("t", partitions=2)
+    house.produce("t", [b"there is room"])
+    house.restart()
+    assert [record.value for record in house.records("t")] == [b"there is room"]
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    assert [record.name for record in house.broker.registry.live()] == ["t"]
+
+
+def test_what_groups_committed_goes_also_where_a_log_cannot_be_closed(house, monkeypatch) -> None:
+    house.broker.create_topic("t", partitions=2)
+    house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
+
+    def fails(_log):
+        raise LogOfflineError("the disk failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "close", fails)
+        house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    with pytest.raises(UnknownGroup):
+        house.broker.groups.group("g")
