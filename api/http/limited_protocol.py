@@ -54,6 +54,7 @@ class LimitedProtocol(OneProtocol):
     _refusal = b""  # the last answer of this connection, behind those under way
     _ends = False  # with the answer under way, though its request's body may still be coming
     _is_deaf = False  # nothing that comes is read any more
+    _has_said_last = False  # only the client's end is waited for
     _head_deadline: Deadline
     _rest_deadline: Deadline
     _unread_bytes = 0
@@ -177,9 +178,16 @@ class LimitedProtocol(OneProtocol):
     def _nothing_more_comes(self) -> None:
         """The requests under way are the last ones."""
 
+    def shutdown(self) -> None:
+        """As uvicorn's; nobody waits for a client that was told all."""
+        if self._has_said_last:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def _say_last(self, refusal: bytes) -> None:
         """Unread bytes would turn the end into a reset, and that could undo the answer."""
-        self._is_deaf = True
+        self._is_deaf = self._has_said_last = True
         self.transport.write(refusal)
         if not self.transport.can_write_eof():
             self.transport.close()

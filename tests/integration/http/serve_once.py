@@ -11,7 +11,7 @@ from broker.settings import BrokerSettings
 
 
 def main() -> None:
-    settings = HttpSettings(shutdown_timeout_ms=5000)
+    settings = HttpSettings(shutdown_timeout_ms=30_000)
     broker = Broker.open(
         BrokerSettings(data_dir=Path(sys.argv[1]), disk_reserve_bytes=0), store=None
     )

@@ -1,4 +1,5 @@
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -8,6 +9,9 @@ from pathlib import Path
 import httpx
 
 SCRIPT = Path(__file__).with_name("serve_once.py")
+MALFORMED = (
+    b"POST /v1/fetch HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+)
 ROOT = Path(__file__).parents[3]
 
 
@@ -39,11 +43,16 @@ def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Pa
             while "in_progress 2.0" not in client.get("/metrics").text:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            process.send_signal(signal.SIGTERM)
-            waiting.join()
+            with socket.create_connection(
+                (client.base_url.host, client.base_url.port or 0)
+            ) as refused:
+                refused.sendall(MALFORMED)
+                assert refused.recv(12) == b"HTTP/1.1 400"
+                process.send_signal(signal.SIGTERM)
+                waiting.join()
+                assert process.wait(10) == 0
         assert answers[0].status_code == 200
         assert answers[0].json()["records"] == []
-        assert process.wait(20) == 0
     finally:
         process.kill()
         process.wait()
