@@ -11,6 +11,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -71,8 +72,36 @@ def _new_session(name: str, master: str | None, config: Mapping[str, str]) -> Sp
         builder = builder.master(master or HERE)
     for key, value in config.items():
         builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    with _interrupted_later():
+        session: SparkSession = builder.getOrCreate()
     return session
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C waits until Spark has started; a second one does not.
+
+    Broken off before, PySpark leaves the JVM behind for ever, with our pipes in its hands.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        sys.stderr.write("tierlog: ends once Spark has started\n")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:  # Spark's own cancels what runs: it stays
+            signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _is_elsewhere(session: SparkSession) -> bool:

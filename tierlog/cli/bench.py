@@ -134,10 +134,20 @@ def _measured(
         progress(work.records)
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(connections) as pool:
+    with _threads(connections) as pool:
         for _ in pool.map(run, plan):
             pass
     return _figures(phase, done, time.perf_counter() - began)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Whoever is interrupted, or fails, waits for what is under way and not for the whole plan."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _fetch(
@@ -165,7 +175,7 @@ def _fetch(
                 return
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(connections) as pool:
+    with _threads(connections) as pool:
         for _ in pool.map(read, range(partitions)):
             pass
     return _figures("fetch", done, time.perf_counter() - began)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -104,19 +105,21 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))
     stage = Stage(folder, _environment())
     signal.signal(signal.SIGTERM, _stop)
-    with ExitStack() as stack:
-        stack.callback(_stop_all, stage)
-        _say(f"logs and data in {folder}")
-        flights = load_flights()
-        _start(stage, port)
-        expected = delays_by_carrier(flights)
-        _tell(stage, flights, expected)
-        if keep:
-            _leave_running(stage)
-            stack.pop_all()
+    try:
+        with ExitStack() as stack:
+            stack.callback(_stop_all, stage)
+            _say(f"logs and data in {folder}")
+            flights = load_flights()
+            _start(stage, port)
+            expected = delays_by_carrier(flights)
+            _tell(stage, flights, expected)
+            if keep:
+                _leave_running(stage)
+                stack.pop_all()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if not keep:
-        import shutil
-
         shutil.rmtree(folder)
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,11 +131,17 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
     except ImportError as error:
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
+    logging.getLogger().addFilter(_is_no_interrupt)
     try:
         with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
             yield session
     except PySparkException as error:
         raise ConfigurationError(_last_line(str(error))) from error
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """py4j logs a traceback of the Ctrl-C that ends the command."""
+    return "KeyboardInterrupt while sending command" not in record.getMessage()
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:
