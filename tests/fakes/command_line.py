@@ -15,7 +15,11 @@ from tests.fakes.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("TIERLOG_")},
+    **{
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TIERLOG_") and name != "COLUMNS"  # which pytest's workers set
+    },
     "PYTHONPATH": str(ROOT),
     **quick_java.ENVIRONMENT,
 }
