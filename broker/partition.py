@@ -5,7 +5,8 @@
 * The cold tier answers only below the local log start; where both have an offset the hot one does.
 * What was found counts where the log start has not passed it meanwhile: the manifest forgets with
   it, and would give the next segment instead.
-* An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty.
+* An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty;
+  one that neither tier has, because files were lost, is CorruptDataError.
 * Everything here may block but `try_read`, `append` and `offsets`.
 """
 
@@ -18,11 +19,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from broker.cold_log import ColdLog
+from cold_tier.cold_reader import ColdRead
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_state import Offsets
-from record_format.errors import FencedError, OffsetPastEnd, OffsetTrimmed, UnknownTopic
+from record_format.errors import (
+    CorruptDataError,
+    FencedError,
+    OffsetPastEnd,
+    OffsetTrimmed,
+    UnknownTopic,
+)
 from record_format.file_slice import FileSlice
 from record_format.index_layouts import AbortedTxn
 from record_format.produced import ProducedBatches
@@ -190,8 +198,7 @@ class Partition:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            assert self.cold is not None, "only the manifest lets a local segment go"
-            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=cold_end)
+            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end)
             slices, next_offset = cold.slices, cold.next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
@@ -224,6 +231,18 @@ class Partition:
             tier=tier,
             aborted=aborted,
             hot_offset=hot_offset,
+        )
+
+    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
+        if self.cold is not None:
+            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            if cold.slices or cold.next_offset > offset:
+                return cold
+        _check_range(offset, self.offsets())
+        raise CorruptDataError(
+            f"{self}: offsets {offset} to {end_offset - 1} are in neither tier: files were lost; "
+            "`tierlog storage repair` makes a gap of what the bucket lacks",
+            offset=offset,
         )
 
     def _seen(self) -> tuple[int, int]:

@@ -7,6 +7,8 @@
 | bad    | any        | what compaction made of   | `none`: they are going up in their place      |
 |        |            | them                      |                                               |
 | bad    | any        | not there, or other       | `drop`: the offsets are lost, and it says so  |
+|        |            | begin above the bucket's  | `drop`: the offsets between become a gap      |
+|        |            | end                       |                                               |
 
 A manifest, page or pin that is bad is said (`none`), and nothing is done about it.
 
@@ -38,7 +40,8 @@ from cold_tier.segment_check import check_segment
 from manifest import repairs
 from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
-from manifest.state import SegmentEntry
+from manifest.state import Manifest, SegmentEntry
+from manifest.transitions import record_gap
 from record_format.errors import CorruptDataError, OffsetTrimmed
 from record_format.findings import Problem, ProblemKind
 
@@ -119,11 +122,30 @@ class Repair:
             if problems := by_base.get(entry.base_offset):
                 planned.append(Planned(self._step(entry, problems), entry, before))
             before = entry
+        if manifest is not None and (hole := self._hole(manifest)) is not None:
+            planned.append(Planned(hole, None, None))
         if manifest is not None and self._cold.claimed:
             garbage = self._cold.collection_plan(self._policy)
             if (step := self._collection(garbage)) is not None:
                 planned.append(Planned(step, None, None))
         return planned
+
+    def _hole(self, manifest: Manifest) -> RepairStep | None:
+        """What lies between the end of the bucket and the first local segment; nothing behind it
+        goes up before that is explained.
+        """
+        log_ = self._partition.log
+        start = max(manifest.end_offset, log_.log_start_offset)
+        if start >= log_.first_local_offset:
+            return None
+        last_offset = log_.first_local_offset - 1
+        return RepairStep(
+            action=Action.DROP,
+            partition=self._partition.number,
+            detail=f"offsets {start} to {last_offset} are in neither tier: they are lost",
+            base_offset=start,
+            last_offset=last_offset,
+        )
 
     def _unrepaired(self, problem: Problem) -> RepairStep:
         return RepairStep(
@@ -191,8 +213,10 @@ class Repair:
             return step
         if step.action is Action.COLLECT:
             self._cold.collect(self._policy)
+        elif entry is None:
+            end_offset = self._partition.log.first_local_offset
+            self._cold.commit(lambda manifest: record_gap(manifest, end_offset=end_offset))
         elif step.action is Action.DROP:
-            assert entry is not None
             again = check_segment(self._store, entry, partition=step.partition, deep=True)
             if not self._is_log_bad(entry, again.problems):
                 return msgspec.structs.replace(
@@ -204,7 +228,6 @@ class Repair:
                 )
             )
         else:
-            assert entry is not None
             local = step.action is Action.UPLOAD_AGAIN
             self._put_up_again(entry, before, local=local)
         log.info("repaired", partition=str(self._partition), step=step.action, detail=step.detail)

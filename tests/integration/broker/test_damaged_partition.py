@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hot_tier.log import PartitionLog
-from record_format.errors import CorruptBatch, LogOfflineError
+from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError
 
 CLEAN_MARKER = ".kafka_cleanshutdown"
 
@@ -178,6 +178,23 @@ def test_a_log_that_lost_flushed_records_is_refused_and_gives_no_offset_twice(
     assert filled.produce("t", [b"on it goes"]).base_offset == end
     filled.restart()
     assert [record.offset for record in filled.records("t")] == list(range(end + 1))
+
+
+def test_offsets_that_neither_tier_has_are_told_and_repaired_into_a_gap(filled):
+    """The first of the segments that only the disk had is gone."""
+    filled.broker.close()
+    for base in (0, 10, 20):
+        (filled.root / "data" / "t-0" / f"{base:020d}.log").unlink()
+    filled.broker = filled.open()
+    assert len(filled.broker.partition("t", 0).read(0, max_bytes=1 << 20).slices) > 0
+    with pytest.raises(CorruptDataError, match="offsets 20 to 29 are in neither tier"):
+        filled.broker.partition("t", 0).read(20, max_bytes=1)
+    (step,) = filled.broker.repair("t", apply=True)
+    assert (step.action, step.base_offset, step.last_offset, step.done) == ("drop", 20, 29, True)
+    assert [record.offset for record in filled.records("t")] == [*range(20), *range(30, 40)]
+    assert filled.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    assert filled.broker.verify("t", deep=True).ok
+    assert filled.broker.repair("t") == []
 
 
 def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, tmp_path):
