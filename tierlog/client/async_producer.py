@@ -124,18 +124,26 @@ class AsyncProducer:
             raise RuntimeError("the producer is closed")
 
     async def _work(self) -> None:
-        while (pending := await self._next()) is not None:
-            steps = deliver(pending, self._sequences, self._batching, self._client.retries)
-            try:
-                await self._client.run(steps)
-            except BaseException as error:  # cancelled, a bug, or its client was closed
-                self._failure = error
-                self._waiting.fail_all(error)
-                raise
-            finally:
-                async with self._changed:
-                    self._waiting.finish(pending)
-                    self._changed.notify_all()
+        try:
+            while (pending := await self._next()) is not None:
+                await self._send(pending)
+        except BaseException as error:  # cancelled, a bug, or its client was closed
+            self._failure = error
+            self._waiting.fail_all(error)
+            raise
+
+    async def _send(self, pending: Pending) -> None:
+        steps = deliver(pending, self._sequences, self._batching, self._client.retries)
+        try:
+            await self._client.run(steps)
+        except BaseException as error:
+            self._failure = error
+            self._waiting.fail_all(error)  # before it is finished: it is one of them
+            raise
+        finally:
+            async with self._changed:
+                self._waiting.finish(pending)
+                self._changed.notify_all()
 
     async def _next(self) -> Pending | None:
         async with self._changed:

@@ -151,10 +151,16 @@ class Accumulator:
 
     def fail_all(self, error: BaseException) -> None:
         """For who can send no more: of all that waits and is under way, nobody waits for ever."""
+        lost = 0
         for pending in (*self._under_way.values(), *itertools.chain(*self._queues.values())):
             for delivery in pending.deliveries:
                 if not delivery.done():
                     delivery.set_exception(error)
+                    lost += 1
+        if lost:
+            log.warning(
+                "%d records of a producer were not sent, or not seen to be: %r", lost, error
+            )
         for queue in self._queues.values():
             while queue:
                 self.held_bytes -= queue.popleft().size_bytes - HEADER_SIZE

@@ -5,11 +5,13 @@ One thread sends; any number may call `send`. Nothing is decided here: see `batc
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 from record_format.encode import NO_HEADERS
 from record_format.errors import Throttled
@@ -30,6 +32,15 @@ from tierlog.client.times import Time
 
 T = TypeVar("T")
 
+FLUSH_AT_EXIT_S: Final = 10.0
+_open: Final[WeakSet[Producer]] = WeakSet()
+
+
+@atexit.register
+def _flush_what_is_open() -> None:
+    for producer in list(_open):
+        producer.end()
+
 
 class Runner(Protocol):
     """What a producer needs of a client."""
@@ -47,7 +58,8 @@ def wall_clock_ms() -> int:
 class Producer:
     """Gathers records into batches and sends them, each exactly once; a context manager.
 
-    Leaving the context flushes. `send` gives a future of where the record was appended.
+    Leaving the context flushes. `send` gives a future of where the record was appended. One that
+    nobody closes is flushed when the interpreter ends, for `FLUSH_AT_EXIT_S` at most.
     """
 
     def __init__(
@@ -71,6 +83,7 @@ class Producer:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
         self._thread.start()
+        _open.add(self)
 
     def send(
         self,
@@ -116,11 +129,18 @@ class Producer:
 
     def close(self) -> None:
         """Flush, and end the thread. Whoever wants to know looks at the futures."""
+        _open.discard(self)
         self.flush()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+
+    def end(self) -> None:
+        """The interpreter ends: what was handed over goes out, or is said not to."""
+        if self._thread.is_alive() and not self.flush(FLUSH_AT_EXIT_S):
+            with self._changed:
+                self._waiting.fail_all(RuntimeError("the interpreter ended"))
 
     def __enter__(self) -> Self:
         return self

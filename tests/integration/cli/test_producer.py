@@ -1,9 +1,12 @@
 """The producer against a real broker, over a connection that loses answers: exactly once."""
 
 import random
+import subprocess
+import sys
 
 import httpx
 
+from tests.fakes.command_line import ENVIRONMENT
 from tierlog.client import Batching, Client, RetryPolicy
 
 
@@ -44,3 +47,18 @@ def test_records_are_there_once_and_in_order_whatever_answers_are_lost(broker):
         for record in found:
             by_key.setdefault(record.key, []).append(int(record.value or b""))
         assert all(values == sorted(values) for values in by_key.values())
+
+
+def test_a_producer_that_nobody_closes_is_flushed_when_the_interpreter_ends(broker):
+    script = """
+import sys, tierlog
+producer = tierlog.Client(sys.argv[1]).producer(tierlog.Batching(linger_ms=60_000))
+for n in range(1000):
+    producer.send("left-open", str(n), partition=0)
+"""
+    with Client(broker.server) as plain:
+        plain.create_topic("left-open")
+        command = [sys.executable, "-c", script, broker.server]
+        subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60)
+        found = [int(record.value or b"") for record in plain.consume("left-open")]
+    assert found == list(range(1000))

@@ -270,3 +270,14 @@ def test_options_that_promise_nothing_are_refused():
     with pytest.raises(errors.InvalidRequest, match="acks=0"):
         Batching(acks="0")
     assert Batching().codec == 0
+
+
+def test_what_a_cancelled_producer_held_is_said(caplog):
+    async def leave_open():
+        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        producer = client.producer(Batching(linger_ms=60_000))
+        return await producer.send("t", b"v", partition=0)
+
+    placed = asyncio.run(leave_open())
+    assert "1 records of a producer were not sent" in caplog.text
+    assert placed.cancelled() or placed.exception() is not None
