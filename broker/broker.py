@@ -131,7 +131,7 @@ class Broker:
     def _bringing_back(self, bucket: Bucket) -> BringBack:
         return BringBack(
             bucket,
-            scratch=self.folder.path / "tierlog" / "bring-back",
+            scratch=self.folder.scratch("bring-back"),
             clock=self.clock,
             check_room=self._reserve.refuse_without_room,
         )

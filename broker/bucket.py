@@ -284,6 +284,7 @@ class Bucket:
             deletion.run(_topic_object(record))
         for partition in range(record.partitions):
             self._folder.manifest_copy(record.topic_id, partition).unlink(missing_ok=True)
+            self._notes.forget(PartitionKeys(record.name, record.topic_id, partition).segments)
 
     def _publish(self, record: TopicRecord) -> None:
         self._topics.write(_topic_object(record), check=lambda: self._check_not_foreign(record))

@@ -13,6 +13,7 @@
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/uploads/                     uploads that may go on after a crash
+    <data>/tierlog/scratch/                     what nothing of outlives the process
     <data>/tierlog/cache/                       chunks of cold segments
 
 * Files that Kafka has too are byte for byte Kafka's; what is ours alone lies below `tierlog/`.
@@ -27,6 +28,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -99,6 +101,7 @@ class DataFolder:
             self.cluster_id = self._read_or_make_identity()
             self.owner = self._read_or_make_owner()
             self.was_clean = self._consume_clean_marker()
+            shutil.rmtree(self.scratch(), ignore_errors=True)
         except BaseException as error:
             os.close(self._lock_fd)
             if isinstance(error, OSError):
@@ -112,6 +115,9 @@ class DataFolder:
     @property
     def uploads(self) -> Path:
         return self.path / "tierlog" / "uploads"
+
+    def scratch(self, name: str = "") -> Path:
+        return self.path / "tierlog" / "scratch" / name
 
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"

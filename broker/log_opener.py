@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -135,6 +136,7 @@ class LogOpener:
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
         self._epochs = folder.read_epochs()
+        self._epochs_lock = threading.Lock()  # around each change: a repair may open a log any time
         self.commit_times = CommitTimes()
         self._take_overs = TakeOvers(folder)
         self._taken: list[str] = []
@@ -333,6 +335,10 @@ class LogOpener:
 
     def _begin_epochs(self, opened: Iterable[_Opened]) -> None:
         """Take the next epoch of each log; durable before this returns."""
+        with self._epochs_lock:
+            self._begin_epochs_of(opened)
+
+    def _begin_epochs_of(self, opened: Iterable[_Opened]) -> None:
         epochs = dict(self._epochs)
         for one in opened:
             history = epochs.get(one.name, ())
@@ -348,6 +354,18 @@ class LogOpener:
                 )
         self._folder.write_epochs(epochs)
         self._epochs = epochs
+
+    def forget_epochs_but(self, topic_ids: Collection[str]) -> None:
+        """Of topics that are there no more: what they left in the bucket is gone."""
+        with self._epochs_lock:
+            kept = {
+                name: history
+                for name, history in self._epochs.items()
+                if name.rpartition("-")[0] in topic_ids
+            }
+            if len(kept) != len(self._epochs):
+                self._folder.write_epochs(kept)
+                self._epochs = kept
 
     # --- folders that no topic names --------------------------------------------------------------
 

@@ -66,6 +66,10 @@ class TopicRegistry:
     def deleted(self) -> list[TopicRecord]:
         return [record for record in self._by_id.copy().values() if record.deleted]
 
+    def ids(self) -> frozenset[str]:
+        """Of all, also of those that are being deleted."""
+        return frozenset(self._by_id.copy())
+
     def by_name(self, name: str) -> TopicRecord | None:
         return next((record for record in self.live() if record.name == name), None)
 

@@ -138,4 +138,4 @@ class Upkeep:
 
     @property
     def _scratch(self) -> Path:
-        return self._folder.path / "tierlog" / "repair"
+        return self._folder.scratch("repair")

@@ -163,7 +163,7 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     restored.broker.compactor.run_round()
     assert partition.log.first_local_offset == entries[2].base_offset
     assert restored.broker.compactor._waits
-    assert not list((restored.root / "data" / "tierlog" / "bring-back").glob("*"))
+    assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
 def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):

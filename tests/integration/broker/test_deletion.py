@@ -6,7 +6,9 @@ from structlog.testing import capture_logs
 from broker import topic_deletion
 from broker.groups import NewOffset
 from cold_tier.object_store import Unfinished
+from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier.log import PartitionLog
+from manifest.keys import PartitionKeys
 from record_format.errors import DiskFull, LogOfflineError, UnknownGroup
 
 
@@ -84,3 +86,27 @@ def test_what_groups_committed_goes_also_where_a_log_cannot_be_closed(house, mon
     house.broker.create_topic("t")
     with pytest.raises(UnknownGroup):
         house.broker.groups.group("g")
+
+
+def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
+    kept = house.broker.create_topic("kept").topic_id
+    gone = house.broker.create_topic("gone", partitions=2).topic_id
+    house.produce("gone", [b"x"])
+    assert house.broker.offload("gone", wait_ms=10_000).remaining_segments == 0
+    keys = PartitionKeys("gone", gone, 1)
+    content = LogContent(size_bytes=1, crc32c=2, part_bytes=3)
+    notes = UploadNotes(house.broker.folder.uploads, kept_ms=1000, clock=house.broker.clock)
+    notes.write(keys.segments, f"{keys.segments}broken-off.log", content, upload_id="u")
+    house.broker.delete_topic("gone")
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    house.wait_for(lambda: list(house.broker.folder.read_epochs()) == [f"{kept}-0"])
+    named = (house.root / "data" / "tierlog").rglob(f"{gone}*")
+    assert [*named, *house.broker.folder.uploads.iterdir()] == []
+
+
+def test_what_a_crash_left_of_a_segment_that_was_made_anew_goes_at_the_next_start(house) -> None:
+    scratch = house.broker.folder.scratch("bring-back")
+    scratch.mkdir(parents=True)
+    (scratch / "half.log").write_bytes(b"half")
+    house.restart()
+    assert not scratch.exists()
