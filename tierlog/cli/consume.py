@@ -40,8 +40,11 @@ def consume(
         int | None, typer.Option("--partition", "-p", min=0, help="All in turn by default.")
     ] = None,
     offset: Annotated[
-        str, typer.Option(metavar="OFFSET", help="A number, earliest, latest or earliest-local.")
-    ] = "earliest",
+        str | None,
+        typer.Option(
+            metavar="OFFSET", help="A number, earliest (default), latest or earliest-local."
+        ),
+    ] = None,
     timestamp: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
@@ -57,7 +60,9 @@ def consume(
     """Print records; ends at the high watermark unless --follow."""
     from tierlog.client import Limits
 
-    start = parse_offset(offset)
+    if offset is not None and timestamp is not None:
+        raise typer.BadParameter("--timestamp stands in place of --offset: give one of them")
+    start = parse_offset(offset or "earliest")
     limits = Limits(max_bytes=MAX_FETCH_BYTES)
     if format_ is Format.BATCHES:
         _batches(client, topic, partition, start=start, timestamp=timestamp)

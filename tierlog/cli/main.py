@@ -100,7 +100,16 @@ def load_command(name: str) -> Any:
     module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
     command = typer.main.get_command(module.app)
     command.name = name
+    _unwrap_help(command)
     return command
+
+
+def _unwrap_help(command: Any) -> None:
+    """A docstring is wrapped for who reads the code; the terminal wraps for its own width."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    for part in getattr(command, "commands", {}).values():
+        _unwrap_help(part)
 
 
 app = typer.Typer(

@@ -49,7 +49,12 @@ def produce(
     ] = 1000,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Append records from a file or a pipe."""
+    """Append records from a file or a pipe.
+
+    Formats: lines, a value each; ndjson, a JSON value each; envelope, an object each, with value
+    and, if wanted, key, headers, timestamp, partition; csv and parquet, a JSON object a row;
+    batches, Kafka's record batches as they are.
+    """
     if acks not in {"0", "1", "all"}:
         raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
     wanted = cast("Acks", acks)

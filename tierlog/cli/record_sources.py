@@ -76,8 +76,12 @@ def envelopes(source: IO[bytes]) -> Iterator[NewRecord]:
 
 
 def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
-    """A JSON object a row, all text, named by the first row; empty cells are null."""
-    rows = csv.DictReader(io.TextIOWrapper(source, "utf-8", newline=""), restkey="", strict=True)
+    """A JSON object a row, all text, named by the first row; empty cells are null.
+
+    A byte order mark, which spreadsheets write, is no part of the first name.
+    """
+    text = io.TextIOWrapper(source, "utf-8-sig", newline="")
+    rows = csv.DictReader(text, restkey="", strict=True)
     try:
         for row in rows:
             if "" in row:

@@ -70,7 +70,8 @@ def test_keys_decide_the_partition(tierlog):
 
 def test_formats_are_read_as_what_they_are(tierlog, tmp_path):
     tierlog.ok("topic", "create", "formats")
-    (tmp_path / "rows.csv").write_text("name,city\nanna,Köln\nben,\n")
+    # With the mark that spreadsheets begin a file with.
+    (tmp_path / "rows.csv").write_text("name,city\nanna,Köln\nben,\n", "utf-8-sig")
     tierlog.ok("produce", "formats", tmp_path / "rows.csv")
     tierlog.ok("produce", "formats", "--format", "ndjson", stdin=b'{"a": 1.50}\n\n[1,\t2]\n')
     enveloped = {
@@ -221,6 +222,8 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "KEY=VALUE" in tierlog.fails(2, "topic", "create", "bad", "--config", "nothing")
     assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
+    both = ("--offset", "1", "--timestamp", "1")
+    assert "give one of them" in tierlog.fails(2, "consume", "missing", *both)
     tierlog.ok("topic", "create", "short")
     assert "did you mean 'short'?" in tierlog.fails(1, "topic", "describe", "shrot")
     assert "did you mean 'retention.ms'?" in tierlog.fails(
