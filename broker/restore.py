@@ -14,6 +14,8 @@
   from being given twice come with the first start (`take_over`), which looks at the bucket again:
   an old owner that is still alive may have gone on.
 * Records below the bucket's end stay in the bucket, and are read from there.
+* A topic of which an object cannot be read is left, whole, and reported: it keeps no other from
+  being restored. What is believed instead of it would be an older state, or an older topic.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, load_cluster, restorable
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError
+from record_format.errors import ConfigurationError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 
@@ -68,11 +70,14 @@ class RestoredPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """In the bucket, and not restored: deleted, or an older topic of a name."""
+    """In the bucket, and not restored: deleted, or an older topic of a name, or not to be read:
+    `unreadable` says what.
+    """
 
     name: str
     topic_id: str
-    deleted: bool
+    deleted: bool = False
+    unreadable: str = ""
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +90,7 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
     """Fill a new data folder. Nothing in the bucket or in the old folder is changed.
 
     Raises ConfigurationError (the folder is in use, the bucket is no cluster's), StoreUnavailable,
-    CorruptDataError (a manifest that cannot be trusted is not restored from).
+    CorruptDataError (the tail).
     """
     cluster = load_cluster(store)
     if cluster is None:
@@ -122,30 +127,59 @@ class _Restore:
         self._data_dir = options.data_dir
         self._pending: dict[str, Pending] = {}
         self._epochs: dict[str, tuple[EpochStart, ...]] = {}
+        self._unreadable: list[OtherTopic] = []
+        self._manifest_options = StoreOptions(clock=options.clock)
 
     def run(self, cluster_id: str) -> RestoreReport:
-        objects = TopicObjects(self._store)
-        loaded = (objects.load(name, topic_id) for name, topic_id in objects.scan())
-        chosen, others = restorable([topic for topic in loaded if topic is not None])
-        partitions = [
-            self._partition(topic, number)
-            for topic in chosen.values()
-            for number in range(topic.partitions)
+        chosen, others = restorable(self._topics())
+        of_unreadable = {bad.name for bad in self._unreadable}  # which may be newer
+        older = [topic for topic in chosen.values() if topic.name in of_unreadable]
+        restored: list[TopicObject] = []
+        partitions: list[RestoredPartition] = []
+        for topic in chosen.values():
+            if topic.name in of_unreadable:
+                continue
+            try:
+                partitions += self._partitions(topic)
+                restored.append(topic)
+            except CorruptManifest as bad:
+                self._leave(topic.name, topic.topic_id, bad)
+        self._write_folder(cluster_id, [_record(topic) for topic in restored])
+        left = [
+            OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
+            for one in (*others, *older)
         ]
-        self._write_folder(cluster_id, [_record(topic) for topic in chosen.values()])
         return RestoreReport(
-            cluster_id=cluster_id,
-            partitions=partitions,
-            others=[
-                OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
-                for one in others
-            ],
+            cluster_id=cluster_id, partitions=partitions, others=[*left, *self._unreadable]
         )
 
-    def _partition(self, topic: TopicObject, number: int) -> RestoredPartition:
-        keys = PartitionKeys(topic.name, topic.topic_id, number)
-        manifests = ManifestStore(self._store, keys, StoreOptions(clock=self._options.clock))
-        manifest = manifests.load()
+    def _topics(self) -> list[TopicObject]:
+        objects, found = TopicObjects(self._store), []
+        for name, topic_id in objects.scan():
+            try:
+                topic = objects.load(name, topic_id)
+            except CorruptManifest as bad:
+                self._leave(name, topic_id, bad)
+                continue
+            if topic is not None:
+                found.append(topic)
+        return found
+
+    def _leave(self, name: str, topic_id: str, bad: CorruptManifest) -> None:
+        log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
+        self._unreadable.append(OtherTopic(name=name, topic_id=topic_id, unreadable=str(bad)))
+
+    def _partitions(self, topic: TopicObject) -> list[RestoredPartition]:
+        """All, or none where one cannot be read."""
+        keys = [PartitionKeys(topic.name, topic.topic_id, n) for n in range(topic.partitions)]
+        stores = [ManifestStore(self._store, one, self._manifest_options) for one in keys]
+        loaded = [(manifests, manifests.load()) for manifests in stores]
+        return [self._partition(topic, manifests, manifest) for manifests, manifest in loaded]
+
+    def _partition(
+        self, topic: TopicObject, manifests: ManifestStore, manifest: Manifest | None
+    ) -> RestoredPartition:
+        number = manifests.keys.partition
         if manifest is not None:
             copy = manifest_copy_path(self._data_dir, topic.topic_id, number)
             write_durably(copy, encode_manifest(manifest))

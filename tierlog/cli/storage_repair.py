@@ -21,6 +21,7 @@ from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_t
 from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
 
 if TYPE_CHECKING:
+    from broker.restore import RestoreReport
     from manifest.garbage import GarbagePlan
 
 app = typer.Typer()
@@ -160,7 +161,15 @@ def restore(
         report = restore_folder(opened, options)
     if output.is_json:
         print_json(msgspec.to_builtins(report))
-        return
+    else:
+        _print_restored(report)
+        note(f"tierlog serve --data-dir {data_dir} --store {store} goes on from there")
+    if any(other.unreadable for other in report.others):
+        note("before anything is served: put what is unreadable back from a copy, restore again")
+        raise typer.Exit(FOUND_PROBLEMS)
+
+
+def _print_restored(report: RestoreReport) -> None:
     rows = [
         (
             f"{one.topic}-{one.partition}",
@@ -175,5 +184,4 @@ def restore(
     print_table(f"cluster {report.cluster_id}", columns, rows)
     for other in report.others:
         why = "deleted" if other.deleted else "older than the topic of that name"
-        note(f"not restored: {other.name} ({other.topic_id}), {why}")
-    note(f"tierlog serve --data-dir {data_dir} --store {store} goes on from there")
+        note(f"not restored: {other.name} ({other.topic_id}), {other.unreadable or why}")

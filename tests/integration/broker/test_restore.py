@@ -382,6 +382,32 @@ def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, opened):
     assert [(one.topic_id, one.deleted) for one in new.report.others] == [(topic_id, True)]
 
 
+def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tmp_path, opened):
+    """Nor is an older state, or an older topic of its name, taken in its place."""
+    lost.broker = lost.open()
+    ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
+    lost.broker.copier.run_round()
+    lost.wait_for(lambda: all(one.cold.claimed for one in lost.broker.partitions()))
+    lost.wait_for(lambda: not any(one.dirty for one in lost.broker.registry.live()))
+    before = lost.records("t")
+    lost.broker.close()
+    objects = restoring.TopicObjects(store_of(lost))
+    whole = objects.load("bad-topic", ids["bad-topic"])
+    older = msgspec.structs.replace(whole, topic_id="older", created_ms=0)
+    objects.write(older, check=lambda: None)
+    topics = lost.root / "bucket" / "topics"
+    for folder in (f"bad-topic/{ids['bad-topic']}/topic", "bad-manifest/*/0/manifest"):
+        (newest,) = [max(one.iterdir()) for one in topics.glob(folder)]
+        newest.write_bytes(newest.read_bytes().replace(b"crc32c", b"crc32x"))
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    unreadable = {one.topic_id for one in new.report.others if one.unreadable}
+    assert unreadable == set(ids.values())
+    assert [one.topic_id for one in new.report.others if not one.unreadable] == ["older"]
+    assert [topic.name for topic in new.broker.list_topics()] == ["t"]
+    assert new.records("t") == before[:80]
+
+
 def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
     house, tmp_path, opened, monkeypatch
 ):

@@ -143,6 +143,13 @@ def test_a_lost_folder_is_restored_and_served(place):
         shown = run.ok("consume", "t", "--format", "json").splitlines()
     read = [(one["offset"], one["value"]) for one in map(json.loads, shown)]
     assert read[-2:] == [(2, "three"), (1003, "four")]
+    bad = place / "bucket" / "topics" / "bad" / "some-id" / "topic" / f"{1:020d}.json"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("rotten")
+    done = offline.run("storage", "restore", *on(place, data_dir="another"))
+    assert done.returncode == 3
+    (left,) = json.loads(done.stdout)["others"]
+    assert (left["name"], "is no sealed" in left["unreadable"]) == ("bad", True), left
 
 
 def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place):
