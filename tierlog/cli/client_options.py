@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
     return with_group(function, ClientOptions, _with_client)
 
 
-def _with_client(options: ClientOptions, call: Callable[[Client], None]) -> None:
+def _with_client(options: ClientOptions, call: partial[None]) -> None:
     from tierlog.client import Client
 
     with Client(
@@ -72,7 +73,8 @@ def _with_client(options: ClientOptions, call: Callable[[Client], None]) -> None
         try:
             call(client)
         except UnknownTopic as error:
-            error.args = (f"{error}{_near_topic(client, error.topic)}",)
+            if call.keywords.get("store") is None:  # with --store no broker was asked
+                error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
 
 

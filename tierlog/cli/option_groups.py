@@ -21,7 +21,7 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def with_group(
-    function: Callable[..., None], group: type[T], call: Callable[[T, Callable[..., None]], None]
+    function: Callable[..., None], group: type[T], call: Callable[[T, partial[None]], None]
 ) -> Callable[..., None]:
     """A command out of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
     own, shared = _own_parameters(function), _group_parameters(group)
