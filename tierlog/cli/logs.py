@@ -1,4 +1,5 @@
-"""Where a broker's log lines go: stderr; coloured on a terminal, JSON lines elsewhere.
+"""Where a broker's log lines go: stderr; coloured on a terminal (but for NO_COLOR), JSON lines
+elsewhere.
 
 Libraries' own warnings (uvicorn, botocore, asyncio) come in the same form: who collects JSON lines
 gets nothing else. A traceback never shows what variables held: there may be tokens, keys, records.
@@ -7,6 +8,7 @@ gets nothing else. A traceback never shows what variables held: there may be tok
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -17,7 +19,10 @@ def configure_logs(*, verbose: bool = False) -> None:
     level = logging.DEBUG if verbose else logging.INFO
     human = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        structlog.dev.ConsoleRenderer(
+            colors=not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if human
         else structlog.processors.JSONRenderer()
     )

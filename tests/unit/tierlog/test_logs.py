@@ -35,9 +35,10 @@ def test_every_line_is_json_and_no_traceback_shows_what_variables_held():
     assert "secret" not in run.stderr
 
 
-def test_a_terminal_does_not_show_it_either():
+def shown_on_a_terminal(**environment: str) -> bytes:
     ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", PROGRAM], stderr=theirs, check=True)
+    command = [sys.executable, "-c", PROGRAM]
+    subprocess.run(command, stderr=theirs, check=True, env={**os.environ, **environment})
     os.close(theirs)
     shown = b""
     try:
@@ -46,5 +47,12 @@ def test_a_terminal_does_not_show_it_either():
     except OSError:  # how Linux says that the other side is closed
         pass
     os.close(ours)
+    return shown
+
+
+def test_a_terminal_does_not_show_it_either():
+    shown = shown_on_a_terminal(NO_COLOR="")
     assert shown.count(b"ValueError: a bug") == 2
     assert b"secret" not in shown
+    assert b"\x1b[" in shown
+    assert b"\x1b[" not in shown_on_a_terminal(NO_COLOR="1")
