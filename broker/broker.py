@@ -111,7 +111,12 @@ class Broker:
             check_room=self._reserve.refuse_when_breached,
         )
         self._topics = LiveTopics(
-            self.registry, self._opener, new_id=new_id, clock=clock, forget=self._forget_rows
+            folder,
+            self.registry,
+            self._opener,
+            new_id=new_id,
+            clock=clock,
+            forget=self._forget_rows,
         )
         self._upkeep = Upkeep(
             folder,

@@ -31,7 +31,7 @@ import secrets
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -266,3 +266,13 @@ def _take_lock(path: Path) -> int:
             f"data folder {path.parent} is in use by another broker: stop it, or choose another"
         ) from None
     return fd
+
+
+def topic_id_of(folders: Iterable[Path]) -> str | None:
+    """What the first of these partition folders that says it says; None where none does."""
+    for folder in folders:
+        path = folder / "partition.metadata"
+        if path.exists():
+            topic_id = checkpoint_files.parse_partition_metadata(path.read_bytes(), file=str(path))
+            return checkpoint_files.format_topic_id(topic_id)
+    return None

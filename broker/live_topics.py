@@ -18,7 +18,10 @@ from typing import Final
 import msgspec
 import structlog
 
+from broker import deleted_folders
+from broker.adoption import adopt
 from broker.damaged import Damaged
+from broker.data_folder import DataFolder
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -44,6 +47,7 @@ class LiveTopics:
 
     def __init__(
         self,
+        folder: DataFolder,
         registry: TopicRegistry,
         opener: LogOpener,
         *,
@@ -52,17 +56,17 @@ class LiveTopics:
         forget: Callable[[str], None],
     ) -> None:
         """`forget`: durably, what files say by name of a topic that is there no more."""
-        self._registry, self._opener, self._new_id, self._clock = registry, opener, new_id, clock
-        self._forget = forget
+        self._folder, self._registry, self._opener = folder, registry, opener
+        self._new_id, self._clock, self._forget = new_id, clock, forget
         self._topics: dict[str, Topic] = {}
         self._lock = threading.RLock()
         self._closed = False
 
     def open_all(self, *, take_over: bool) -> None:
         """At the start: adopt what Kafka left, clear away what was deleted, open all the rest."""
-        self._opener.adopt_found_folders(self._registry)
+        adopt(self._folder, self._registry, clock=self._clock)
         for record in self._registry.deleted():
-            self._opener.set_aside(record)
+            deleted_folders.set_aside(self._folder, record)
         if take_over:  # then a version of each topic object is to be ours (`topic_deletion`)
             self._registry.put(
                 *(msgspec.structs.replace(record, dirty=True) for record in self._registry.live())
@@ -136,7 +140,7 @@ class LiveTopics:
         record = self._registry.by_name(name)
         if record is not None:
             self._registry.put(msgspec.structs.replace(record, deleted=True, dirty=True))
-            self._opener.set_aside(record)
+            deleted_folders.set_aside(self._folder, record)
 
     def _created_ms(self, name: str) -> int:
         """Later than of every topic of the name that the bucket may still have as a live one: a
@@ -179,7 +183,7 @@ class LiveTopics:
                     partition.log.close()
                 except TierlogError as error:  # what it could not flush goes anyway
                     log.warning("log not closed", partition=str(partition), error=str(error))
-            self._opener.set_aside(topic.record)
+            deleted_folders.set_aside(self._folder, topic.record)
 
     def finish_deletions(
         self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
@@ -191,8 +195,8 @@ class LiveTopics:
             if is_busy(record.topic_id):
                 continue  # its last object would stay behind
             with self._lock:  # a new topic of the name may be half made
-                aside = self._opener.set_aside(record)
-            self._opener.remove(aside)
+                aside = deleted_folders.set_aside(self._folder, record)
+            deleted_folders.remove(aside)
             delete_objects(record)
             self._registry.forget(record.topic_id)
             with self._lock:  # a new topic stands in the registry before it takes an epoch

@@ -1,5 +1,4 @@
-"""Opens the logs of a data folder, each under a new leader epoch, and discards those of deleted
-topics.
+"""Opens the logs of a data folder, each under a new leader epoch.
 
 * An epoch is durable before the first append under it: one file, one fsync, for all that are opened
   together.
@@ -10,20 +9,15 @@ topics.
   only for a log that is nowhere but here where its first segment begins.
 * Partitions that another folder owns are taken over at a start that was told to, before anything is
   served (`take_over`).
-* A folder that Kafka wrote and that no topic names is adopted. What is Kafka's own business stays
-  as it is: its brokers' internal topics, and folders on their way out or in (`-delete`, `-future`,
-  `-stray`).
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -32,29 +26,23 @@ from broker.bucket import Bucket
 from broker.cold_log import ColdLog
 from broker.damaged import Damaged, reason_of
 from broker.data_folder import (
-    CLEANER_CHECKPOINT,
-    DIVERGED,
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
-    new_id,
 )
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topic_registry import TopicRecord
 from hot_tier import parting
 from hot_tier.commit_times import CommitTimes
-from hot_tier.durable_file import sync_folder
 from hot_tier.file_names import LOG, path_of
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
-from hot_tier.segment_gaps import first_gap
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
-from record_format import checkpoint_files
 from record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -367,88 +355,6 @@ class LogOpener:
                 self._folder.write_epochs(kept)
                 self._epochs = kept
 
-    # --- folders that no topic names --------------------------------------------------------------
-
-    def adopt_found_folders(self, registry: TopicRegistry) -> None:
-        """Make topics of the partition folders that Kafka left here."""
-        known = {record.name for record in registry.live()} | {r.name for r in registry.deleted()}
-        found: dict[str, dict[int, Path]] = {}
-        for path in sorted(self._folder.path.iterdir()):
-            match = _PARTITION_FOLDER.match(path.name)
-            if DIVERGED.search(path.name):
-                continue  # what a take-over set apart is of nobody
-            if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
-                found.setdefault(match["topic"], {})[int(match["partition"])] = path
-        self._refuse_unclean_compacted(found)
-        for topic, folders in found.items():
-            registry.put(self._adopted(topic, folders))
-            log.info("topic adopted", topic=topic, partitions=sorted(folders))
-
-    def _refuse_unclean_compacted(self, found: Mapping[str, Mapping[int, Path]]) -> None:
-        """An adopted topic deletes by retention; its recovery would take the gaps that Kafka's
-        cleaner left above the recovery point for a lost tail, and cut there.
-        """
-        if self._folder.was_clean:
-            return
-        for topic, partition in self._folder.read_checkpoint(CLEANER_CHECKPOINT):
-            if partition in found.get(topic, {}):
-                raise ConfigurationError(
-                    f"{topic}-{partition}: Kafka's cleaner worked on it and Kafka was not stopped "
-                    "cleanly; start and stop Kafka on this folder once, then adopt it"
-                )
-        for topic, folders in found.items():
-            for partition, path in folders.items():
-                if (topic, partition) not in self._recovery_points:
-                    _refuse_gap(path)
-
-    def _adopted(self, topic: str, folders: Mapping[int, Path]) -> TopicRecord:
-        count = max(folders) + 1
-        return TopicRecord(
-            name=topic,
-            topic_id=_topic_id_of(folders.values()) or new_id(),
-            partitions=count,
-            config=dict(_KEPT_WHOLE),
-            created_ms=self._clock(),
-            absent=tuple(number for number in range(count) if number not in folders),
-        )
-
-    # --- deleted topics ---------------------------------------------------------------------------
-
-    def set_aside(self, record: TopicRecord) -> list[Path]:
-        """Rename a deleted topic's folders out of the way of a new one of its name.
-
-        Not while a topic is being made: a folder that does not say yet whose it is is taken for
-        the deleted one's.
-
-        The new name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
-        """
-        aside = []
-        for number in range(record.partitions):
-            path = self._folder.partition_folder(record.name, number)
-            gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
-            if path.exists() and _topic_id_of([path]) in (record.topic_id, None):
-                path.rename(gone)
-            if gone.exists():
-                aside.append(gone)
-        sync_folder(self._folder.path)
-        return aside
-
-    def remove(self, aside: Iterable[Path]) -> None:
-        """Delete what a deleted topic left on disk, once it was set aside."""
-        for path in aside:
-            shutil.rmtree(path)
-
-
-def _refuse_gap(folder: Path) -> None:
-    """Where nothing says how far the log was flushed. Raises ConfigurationError."""
-    gap = first_gap(folder)
-    if gap is not None:
-        raise ConfigurationError(
-            f"{folder.name}: a segment ends before offset {gap.next_offset}, the next begins at "
-            f"{gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; "
-            f"{RECOVERY_POINTS} and .kafka_cleanshutdown tell which: copy Kafka's whole folder"
-        )
-
 
 def _tell_of_cut(opened: PartitionLog) -> None:
     report = opened.recovery
@@ -475,12 +381,3 @@ def _closed_on_failure(opened: Iterable[_Opened | Damaged]) -> Iterator[None]:
                 with suppress(TierlogError):
                     one.log.close()
         raise
-
-
-def _topic_id_of(folders: Iterable[Path]) -> str | None:
-    for folder in folders:
-        path = folder / "partition.metadata"
-        if path.exists():
-            topic_id = checkpoint_files.parse_partition_metadata(path.read_bytes(), file=str(path))
-            return checkpoint_files.format_topic_id(topic_id)
-    return None

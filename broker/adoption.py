@@ -1,0 +1,98 @@
+"""Partition folders that Kafka left in a data folder become topics.
+
+* What is Kafka's own business stays as it is: its brokers' internal topics, and folders on their
+  way out or in (`-delete`, `-future`, `-stray`). So does what a take-over set apart.
+* A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail: where
+  nothing tells which it is, the start is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    DIVERGED,
+    RECOVERY_POINTS,
+    DataFolder,
+    new_id,
+    topic_id_of,
+)
+from broker.topic_registry import TopicRecord, TopicRegistry
+from hot_tier.segment_gaps import first_gap
+from record_format.errors import ConfigurationError
+
+log = structlog.get_logger(__name__)
+
+_PARTITION_FOLDER: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,9})\Z")
+_KAFKAS_OWN: Final = frozenset(
+    {"__cluster_metadata", "__transaction_state", "__remote_log_metadata", "__share_group_state"}
+)
+_KEPT_WHOLE: Final = {"retention.ms": -1, "retention.bytes": -1}
+
+Found = Mapping[str, Mapping[int, Path]]
+"""Folders by topic and partition."""
+
+
+def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], int]) -> None:
+    """Make topics of what no topic names. Raises ConfigurationError."""
+    found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
+    if not folder.was_clean:
+        _refuse_unclean_compacted(folder, found)
+    for topic, folders in found.items():
+        registry.put(_record(topic, folders, created_ms=clock()))
+        log.info("topic adopted", topic=topic, partitions=sorted(folders))
+
+
+def _found(folder: DataFolder, known: set[str]) -> Found:
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.path.iterdir()):
+        match = _PARTITION_FOLDER.match(path.name)
+        if DIVERGED.search(path.name):
+            continue
+        if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
+            found.setdefault(match["topic"], {})[int(match["partition"])] = path
+    return found
+
+
+def _refuse_unclean_compacted(folder: DataFolder, found: Found) -> None:
+    """An adopted topic deletes by retention: its recovery knows of no gaps."""
+    for topic, partition in folder.read_checkpoint(CLEANER_CHECKPOINT):
+        if partition in found.get(topic, {}):
+            raise ConfigurationError(
+                f"{topic}-{partition}: Kafka's cleaner worked on it and Kafka was not stopped "
+                "cleanly; start and stop Kafka on this folder once, then adopt it"
+            )
+    flushed = folder.read_checkpoint(RECOVERY_POINTS)
+    for topic, folders in found.items():
+        for partition, path in folders.items():
+            if (topic, partition) not in flushed:
+                _refuse_gap(path)
+
+
+def _refuse_gap(folder: Path) -> None:
+    """Where nothing says how far the log was flushed. Raises ConfigurationError."""
+    gap = first_gap(folder)
+    if gap is not None:
+        raise ConfigurationError(
+            f"{folder.name}: a segment ends before offset {gap.next_offset}, the next begins at "
+            f"{gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; "
+            f"{RECOVERY_POINTS} and .kafka_cleanshutdown tell which: copy Kafka's whole folder"
+        )
+
+
+def _record(topic: str, folders: Mapping[int, Path], *, created_ms: int) -> TopicRecord:
+    count = max(folders) + 1
+    return TopicRecord(
+        name=topic,
+        topic_id=topic_id_of(folders.values()) or new_id(),
+        partitions=count,
+        config=dict(_KEPT_WHOLE),
+        created_ms=created_ms,
+        absent=tuple(number for number in range(count) if number not in folders),
+    )

@@ -1,0 +1,36 @@
+"""What a deleted topic leaves on disk: out of the way at once, and gone later."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from broker.data_folder import DataFolder, topic_id_of
+from broker.topic_registry import TopicRecord
+from hot_tier.durable_file import sync_folder
+
+
+def set_aside(folder: DataFolder, record: TopicRecord) -> list[Path]:
+    """Rename a deleted topic's folders out of the way of a new one of its name.
+
+    Not while a topic is being made: a folder that does not say yet whose it is is taken for the
+    deleted one's. The new name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours
+    leave alone.
+    """
+    aside = []
+    for number in range(record.partitions):
+        path = folder.partition_folder(record.name, number)
+        gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
+        if path.exists() and topic_id_of([path]) in (record.topic_id, None):
+            path.rename(gone)
+        if gone.exists():
+            aside.append(gone)
+    sync_folder(folder.path)
+    return aside
+
+
+def remove(aside: Iterable[Path]) -> None:
+    """Delete what was set aside."""
+    for path in aside:
+        shutil.rmtree(path)
