@@ -152,6 +152,9 @@ class Partition:
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
                     raise
+            except (CorruptDataError, OSError):
+                self.check_leadership()  # of a topic that was deleted meanwhile nothing is bad
+                raise
             else:
                 assert found is not None, "a read that may wait finds what there is"
                 return found
@@ -213,6 +216,8 @@ class Partition:
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
+        if self._is_deleted:  # what was found by name may be of the next topic of its name
+            raise UnknownTopic(self.topic)
         if committed and self._seen() != seen:
             # Compaction, and who lets a segment go, forget an aborted transaction together with its
             # records, which these slices may still hold.

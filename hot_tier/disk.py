@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 if sys.platform == "darwin":
     import fcntl
@@ -65,6 +66,17 @@ class Disk:
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+
+def _refused(*_: object) -> NoReturn:
+    raise OSError(errno.EBADF, "the log is closed")
+
+
+class ClosedDisk(Disk):
+    """Of a log that was closed: its folder's name may be another log's by now. Every call fails."""
+
+    open = write_at = truncate = reserve = _refused  # type: ignore[assignment]
+    sync_bytes = sync_folder = rename = unlink = _refused  # type: ignore[assignment]
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> int:

@@ -122,6 +122,7 @@ class PartitionLog:
             files=open_files or OpenFiles(),
             jitter_seed=jitter_seed,
         )
+        state.files.forget_folder(folder)
         flushed_end = max(recovery_point, flushed_end)
         request = OpenRequest(
             clean, recovery_point, flushed_end, log_start_offset, start_offset, repair
@@ -256,7 +257,7 @@ class PartitionLog:
     def roll(self, *, reason: str) -> bool:
         """Seal the active segment unless it is empty, and flush. `reason` is for the caller's log.
 
-        Raises DiskFull, LogOfflineError.
+        Raises DiskFull, LogOfflineError (also where it was closed).
         """
         assert reason
         with self._state.lock:
@@ -465,10 +466,7 @@ class PartitionLog:
         try:
             return self._close_clean()
         finally:
-            self._state.active.close()
-            for sealed in self._state.unflushed:
-                sealed.close()
-            self._state.files.forget_all()
+            self._state.shut_down()
 
     def _close_clean(self) -> bool:
         if self.offline:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import Disk
+from hot_tier.disk import ClosedDisk, Disk
 from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import OFFLINE_MARKER
 from hot_tier.log_config import LogConfig
@@ -99,7 +99,8 @@ class LogState:
         self.offline: str | None = None
         self.replacements = 0  # see `steady`
         self.unmirrored: bool | None = None  # see `segment_swap`; None: not looked at yet
-        self.closed = False
+        self.closed = False  # nothing is begun any more
+        self.shut = False  # its files are closed, and their names may be another log's
         self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s
 
     @property
@@ -152,6 +153,8 @@ class LogState:
 
         Also for a fault of ours: what is in memory may not be what is on disk any more.
         """
+        if self.shut:
+            return self._shut_error()
         if self.offline is None:
             reason = "the disk failed" if isinstance(error, OSError) else "a write broke down"
             self.offline = f"{self.name}: {reason}: {error}"
@@ -162,6 +165,24 @@ class LogState:
     def offline_error(self) -> LogOfflineError:
         return LogOfflineError(f"{self.offline}; the log stays offline until a restart")
 
+    def _shut_error(self) -> LogOfflineError:
+        return LogOfflineError(f"{self.name}: the log was closed")
+
+    def shut_down(self) -> None:
+        """From now on nothing of the log changes the disk: who looks after it comes too late."""
+        with self.lock:
+            self.shut = True
+            self.active.close()
+            for sealed in self.unflushed:
+                sealed.close()
+            self.disk = ClosedDisk()
+            self.files.forget_all()
+
+    def check_shut(self) -> None:
+        if self.shut:
+            raise self._shut_error()
+
     def check_online(self) -> None:
+        self.check_shut()
         if self.offline is not None:
             raise self.offline_error()

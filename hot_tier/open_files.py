@@ -88,9 +88,20 @@ class OpenFiles:
             self._forgotten += 1
             self._files.pop(name, None)
 
+    def forget_folder(self, folder: Path) -> None:
+        """Whatever lay there was another log's."""
+        below = f"{folder}/"
+        self.images.forget_folder(below)
+        with self._lock:
+            self._forgotten += 1
+            for known in (self._files, self._pinned):
+                for name in [name for name in known if name.startswith(below)]:
+                    del known[name]
+
     def forget_all(self) -> None:
         self.images.forget_all()
         with self._lock:
+            self._forgotten += 1
             self._files.clear()
             self._pinned.clear()
 

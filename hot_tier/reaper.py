@@ -29,6 +29,8 @@ class Reaper:
         """Rename the segments that end at or below `before_offset`; their base offsets."""
         state = self._state
         with state.lock:
+            if state.shut:
+                return []
             items = state.segments.items
             count = 0
             while count < len(items) - 1 and items[count].end.next_offset <= before_offset:
@@ -77,6 +79,8 @@ class Reaper:
         """Unlink what was deleted long enough ago; how many segments."""
         state = self._state
         with state.lock:
+            if state.shut:
+                return 0
             delay_ms = 0 if at_once else state.config.file_delete_delay_ms
             # A clock that was set back is no reason to keep them for as long as it was ahead.
             waiting = [one for one in self._deleted if 0 <= now_ms - one[0] < delay_ms]

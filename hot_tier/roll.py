@@ -30,7 +30,7 @@ def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
         )
     except OSError:
         for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-            segment.path(suffix).unlink(missing_ok=True)
+            state.disk.unlink(segment.path(suffix))
         raise
     state.folder_changed = True
     return active

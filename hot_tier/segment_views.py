@@ -173,8 +173,11 @@ class SegmentViews:
         return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
 
     def files(self, base_offset: int) -> SegmentFiles:
-        """Raises UnknownSegment where it is not sealed and flushed, or was deleted."""
+        """Raises UnknownSegment where it is not sealed and flushed, or was deleted, LogOfflineError
+        where the log was closed.
+        """
         state = self._state
+        state.check_shut()
         segment = self._sealed(base_offset)
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")

@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -8,8 +9,9 @@ from broker.groups import NewOffset
 from cold_tier.object_store import Unfinished
 from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier.log import PartitionLog
+from hot_tier.open_files import OpenFiles
 from manifest.keys import PartitionKeys
-from record_format.errors import DiskFull, LogOfflineError, UnknownGroup
+from record_format.errors import DiskFull, LogOfflineError, UnknownGroup, UnknownTopic
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
@@ -110,3 +112,62 @@ def test_what_a_crash_left_of_a_segment_that_was_made_anew_goes_at_the_next_star
     (scratch / "half.log").write_bytes(b"half")
     house.restart()
     assert not scratch.exists()
+
+
+ON_DISK = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": False}
+
+
+def fill(house, mark: bytes) -> None:
+    for _ in range(5):
+        house.produce("t", [mark * 100])
+
+
+@pytest.mark.parametrize("call", ["look_after", "relieve_disk", "roll", "snapshot"])
+def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call) -> None:
+    """A round over all partitions takes its time; a topic may go, and come again, meanwhile."""
+    house.broker.create_topic("t", config={**ON_DISK, "retention.bytes": 1})
+    fill(house, b"old")
+    old = house.broker.partition("t", 0)
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"new")
+    folder = house.root / "data" / "t-0"
+    before = sorted(path.name for path in folder.iterdir())
+    with suppress(LogOfflineError):
+        match call:
+            case "look_after":
+                house.broker.janitor.look_after(old)
+            case "relieve_disk":
+                old.log.delete_local(10)
+                old.log.reap(0, at_once=True)
+            case "roll":
+                old.log.roll(reason="test")
+            case "snapshot":
+                (folder / f"{2:020d}.snapshot").unlink()
+                old.log.sealed_segment_files(0)
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
+    house.restart()
+    assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
+
+
+def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
+    house, monkeypatch
+) -> None:
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"old")
+    old = house.broker.partition("t", 0)
+    forget = OpenFiles.forget_all
+
+    def reading_on(files: OpenFiles) -> None:
+        forget(files)
+        monkeypatch.undo()
+        assert old.log.read(0, max_bytes=1 << 20).slices
+
+    monkeypatch.setattr(OpenFiles, "forget_all", reading_on)
+    house.broker.delete_topic("t")
+    with pytest.raises(UnknownTopic):
+        old.read(0, max_bytes=1)
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"new")
+    assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
