@@ -252,12 +252,19 @@ class Bucket:
         return True
 
     def _publish_ours(self, record: TopicRecord, registry: TopicRegistry) -> None:
-        """Tell the bucket of the topic; one that another folder owns now is left as that has it."""
+        """Tell the bucket of the topic; one that another folder owns now is left as that has it.
+
+        Where it is the topic that fails, and not the store, the others and all uploads go on.
+        """
         try:
             self._publish(record)
         except FencedError as error:
             self._of_others.add(record.topic_id)  # until a take-over, which begins with a restart
             log.error("topic not told to the bucket", topic=record.name, reason=str(error))
+        except StoreUnavailable:
+            raise
+        except TierlogError as error:  # it stays dirty: the next round tries again
+            log.warning("topic not told to the bucket yet", topic=record.name, error=str(error))
         else:
             registry.settled(record)
 

@@ -97,10 +97,10 @@ class ColdLog(ColdReads):
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> None:
         """Become the owner in the bucket; at once where that is done. Raises FencedError."""
-        if self.claimed:
-            return
         assert self._claim is not None, "the opener prepares a claim"
-        with self._fencing():
+        with self._lock, self._fencing():  # an operator may ask for it while the copier does
+            if self.claimed:
+                return
             at_least = self.manifest.version if self.manifest else 0
             manifest = self._manifests.claim(
                 self._claim, log_start_offset=log_start_offset, at_least=at_least

@@ -84,7 +84,7 @@ class Janitor:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
         tidy the manifest's pages.
         """
-        if partition.leadership_lost:
+        if partition.is_over:
             return
         partition.log.maybe_roll(self._clock())
         self._retain_local(partition)
@@ -123,7 +123,8 @@ class Janitor:
         now_ms = self._clock()
         last_ms = self._collected_ms.setdefault(partition, now_ms)
         # Also after a clock was set back, that had been ahead.
-        if partition.cold is None or 0 <= now_ms - last_ms < self._collect_every_ms:
+        is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
+        if partition.cold is None or partition.is_over or not is_due:
             return
         self._collected_ms[partition] = now_ms
         try:

@@ -188,19 +188,32 @@ class LiveTopics:
     def finish_deletions(
         self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
     ) -> None:
-        """Files, then objects, then the debt itself: each step may be done again."""
+        """Files, then objects, then the debt itself: each step may be done again. A topic that
+        fails does not hold up the others; the first error is raised in the end.
+        """
         with self._lock:  # a deletion under way closes its logs before their folders go
             deleted = self._registry.deleted()
+        failures: list[Exception] = []
         for record in deleted:
             if is_busy(record.topic_id):
                 continue  # its last object would stay behind
-            with self._lock:  # a new topic of the name may be half made
-                aside = deleted_folders.set_aside(self._folder, record)
-            deleted_folders.remove(aside)
-            delete_objects(record)
-            self._registry.forget(record.topic_id)
-            with self._lock:  # a new topic stands in the registry before it takes an epoch
-                self._opener.forget_epochs_but(self._registry.ids())
+            try:
+                self._finish_deletion(record, delete_objects)
+            except (TierlogError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _finish_deletion(
+        self, record: TopicRecord, delete_objects: Callable[[TopicRecord], None]
+    ) -> None:
+        with self._lock:  # a new topic of the name may be half made
+            aside = deleted_folders.set_aside(self._folder, record)
+        deleted_folders.remove(aside)
+        delete_objects(record)
+        self._registry.forget(record.topic_id)
+        with self._lock:  # a new topic stands in the registry before it takes an epoch
+            self._opener.forget_epochs_but(self._registry.ids())
 
     def _find_ours(self, name: str) -> Topic:
         """Raises FencedError where another folder owns a partition of it now."""

@@ -11,7 +11,14 @@ from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
 from manifest.keys import PartitionKeys
-from record_format.errors import DiskFull, LogOfflineError, UnknownGroup, UnknownTopic
+from manifest.topic_objects import TopicObjects
+from record_format.errors import (
+    DiskFull,
+    LogOfflineError,
+    ManifestConflict,
+    UnknownGroup,
+    UnknownTopic,
+)
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
@@ -171,3 +178,40 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
     house.broker.create_topic("t", config=ON_DISK)
     fill(house, b"new")
     assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
+
+
+def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
+    for name in ("a-fails", "b-goes"):
+        house.broker.create_topic(name)
+    house.broker._copying.stop(10)
+    for name in ("a-fails", "b-goes"):
+        house.broker.delete_topic(name)
+    delete = house.broker.bucket.delete_topic
+
+    def failing(record) -> None:
+        if record.name == "a-fails":
+            raise ManifestConflict("races lost in a row")
+        delete(record)
+
+    monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
+    with pytest.raises(ManifestConflict):
+        house.broker._copy_round()
+    assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
+
+
+def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeypatch) -> None:
+    house.broker._copying.stop(10)
+    write = TopicObjects.write
+
+    def failing(objects, topic, *, check):
+        if topic.name == "a-fails":
+            raise ManifestConflict("races lost in a row")
+        return write(objects, topic, check=check)
+
+    monkeypatch.setattr(TopicObjects, "write", failing)
+    for name in ("a-fails", "b-goes"):
+        house.broker.create_topic(name)
+    house.broker._copy_round()
+    assert house.broker.copier.wait_until_idle(timeout_s=10)
+    assert all(partition.cold.claimed for partition in house.broker.partitions())
+    assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
