@@ -44,7 +44,7 @@ from manifest.epochs import recorded_pairs
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptDataError
+from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,10 @@ class OldFolder:
         self._open.enter_context(folder_lock(path))
         self._epochs = read_epochs(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
-        self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
+        try:
+            self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
+        except CorruptSnapshot:  # they only say once more what the recovery points say
+            self._high_watermarks = {}
 
     def close(self) -> None:
         self._open.close()

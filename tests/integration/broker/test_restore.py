@@ -290,6 +290,12 @@ def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
     assert new.broker.verify("t", deep=True).ok
 
 
+def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp_path):
+    (lost.root / "data" / HIGH_WATERMARKS).write_bytes(b"rotten")
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
+    assert [one.tail.whole for one in new.report.partitions] == [True, True]
+
+
 def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opened):
     """It knows the epoch in force, and not all that was written under it."""
     house.broker.create_topic("t", config=CONFIG)
