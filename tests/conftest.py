@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         structlog.configure(logger_factory=factory)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         wanted = getattr(item, "fixturenames", ())
