@@ -37,7 +37,7 @@ demo: setup
 	$(BIN)/tierlog demo $(if $(KEEP),--keep)
 
 test: setup
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not soak" $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --no-loadscope-reorder -m "not soak" $(TESTS)
 
 # What PySpark 4.1 leaves open is no fault of ours.
 test-spark: setup $(PYSPARK)

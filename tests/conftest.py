@@ -5,12 +5,15 @@ long to start stays together, and so do the tests of one file. And where brokers
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import structlog
+from xdist.scheduler import LoadScopeScheduling
 
-SHARED = ("spark", "kafka", "chromium")
-"""Fixtures of a whole session."""
+LONGEST = "tests/integration/spark/"
+SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
+"""One Spark session, one Kafka from Maven, one browser."""
 
 
 class ShownWithItsTest:
@@ -33,9 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
         structlog.configure(logger_factory=factory)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
+class RoomsAndFiles(LoadScopeScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = nodeid.partition("::")[0]
+        return next((room for room in SHARED if file.startswith(room)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RoomsAndFiles:
+    return RoomsAndFiles(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        wanted = getattr(item, "fixturenames", ())
-        group = next((name for name in SHARED if name in wanted), str(item.path))
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Whoever has the longest room begins with it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
