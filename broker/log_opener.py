@@ -13,12 +13,10 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
-from typing import Final
 
 import structlog
 
@@ -52,12 +50,6 @@ from record_format.errors import (
 )
 
 log = structlog.get_logger(__name__)
-
-_PARTITION_FOLDER: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,9})\Z")
-_KAFKAS_OWN: Final = frozenset(
-    {"__cluster_metadata", "__transaction_state", "__remote_log_metadata", "__share_group_state"}
-)
-_KEPT_WHOLE: Final = {"retention.ms": -1, "retention.bytes": -1}
 
 Wanted = tuple[TopicRecord, int]
 
