@@ -63,6 +63,20 @@ def headers_of(log: Path) -> Iterator[BatchHeader]:
     return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
 
 
+def end_offset_of(log: Path, base_offset: int) -> int:
+    """Next offset of the last whole batch of a `.log` that nobody has open; its base without one.
+
+    Bytes that are no batch end it.
+    """
+    end = base_offset
+    try:
+        for header in headers_of(log):
+            end = header.next_offset
+    except CorruptBatch:
+        return end
+    return end
+
+
 class CheckedBatch:
     """A batch whose checksum holds: `header.position` is of the file, `start` is of `chunk`."""
 

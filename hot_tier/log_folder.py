@@ -17,7 +17,7 @@ import errno
 import os
 from pathlib import Path
 
-from hot_tier.batch_walk import headers_of
+from hot_tier.batch_walk import end_offset_of
 from hot_tier.disk import Disk
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import (
@@ -40,7 +40,7 @@ from record_format.checkpoint_files import (
     parse_partition_metadata,
     parse_topic_id,
 )
-from record_format.errors import ConfigurationError, CorruptBatch
+from record_format.errors import ConfigurationError
 
 
 class LogFolder:
@@ -125,7 +125,7 @@ class LogFolder:
         """Compaction's last step: the new segment takes the place of those it was made of."""
         if LOG in suffixes:
             swap_log = self.path / (path_of(self.path, base_offset, LOG).name + SWAP)
-            end_offset = _end_offset(swap_log, base_offset)
+            end_offset = end_offset_of(swap_log, base_offset)
             for old in [old for old in self.log_sizes if base_offset <= old < end_offset]:
                 self.remove_segment(old, keep_snapshot=old == base_offset)
         for suffix in sorted(suffixes, key=lambda suffix: suffix == LOG):  # the .log last
@@ -169,17 +169,6 @@ class LogFolder:
                 f"{path}: belongs to topic id {format_topic_id(found)}, not to {topic_id}; "
                 "move the folder out of the data folder, or restore the topic it belongs to"
             )
-
-
-def _end_offset(log: Path, base_offset: int) -> int:
-    """Next offset of the last whole batch in a `.log`."""
-    end = base_offset
-    try:
-        for header in headers_of(log):
-            end = header.next_offset
-    except CorruptBatch:
-        return end
-    return end
 
 
 def staged(path: Path, stage: str = DELETED) -> Path:

@@ -14,7 +14,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from hot_tier.batch_walk import headers_of
+from hot_tier.batch_walk import end_offset_of, headers_of
 from hot_tier.disk import Disk, write_all
 from hot_tier.durable_file import REAL_DISK, write_durably
 from hot_tier.file_names import (
@@ -61,13 +61,7 @@ def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
 def end_offset(folder: Path) -> int:
     """Next offset of the last whole batch, or where the last segment begins; 0 without one."""
     bases = base_offsets(folder)
-    end = bases[-1] if bases else 0
-    try:
-        for header in headers_of(path_of(folder, end, LOG)) if bases else ():
-            end = header.next_offset
-    except CorruptBatch:
-        return end
-    return end
+    return end_offset_of(path_of(folder, bases[-1], LOG), bases[-1]) if bases else 0
 
 
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:

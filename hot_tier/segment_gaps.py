@@ -10,11 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from hot_tier.batch_walk import headers_from
-from hot_tier.file_names import LOG, parse_file_name, path_of
-from hot_tier.open_files import reader_of
+from hot_tier.batch_walk import headers_of
+from hot_tier.file_names import LOG, path_of
+from hot_tier.parting import base_offsets
 from record_format.errors import CorruptBatch
-from record_format.file_slice import OpenFile
 
 
 class Gap(NamedTuple):
@@ -26,9 +25,7 @@ class Gap(NamedTuple):
 
 def first_gap(folder: Path) -> Gap | None:
     """The first between two segments. What is no batch is not looked behind. Raises OSError."""
-    names = [parse_file_name(path.name) for path in folder.iterdir()]
-    bases = sorted(name.offset for name in names if name and name.suffix == LOG and not name.stage)
-    for base_offset, following in pairwise(bases):
+    for base_offset, following in pairwise(base_offsets(folder)):
         next_offset = _next_offset(folder, base_offset)
         if next_offset is not None and next_offset < following:
             return Gap(next_offset, following)
@@ -37,10 +34,9 @@ def first_gap(folder: Path) -> Gap | None:
 
 def _next_offset(folder: Path, base_offset: int) -> int | None:
     """Behind the segment's last batch; None where its bytes are no batches."""
-    path = path_of(folder, base_offset, LOG)
     next_offset = base_offset
     try:
-        for header in headers_from(reader_of(OpenFile(path)), 0, end=path.stat().st_size):
+        for header in headers_of(path_of(folder, base_offset, LOG)):
             next_offset = header.next_offset
     except CorruptBatch:
         return None
