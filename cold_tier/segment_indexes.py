@@ -30,21 +30,26 @@ LOADS_MAX: Final = 8
 OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
 
 
-class ColdSegment(Protocol):
-    """What a manifest says of a segment, as far as reading it goes."""
+class NamedSegment(Protocol):
+    """As far as a chunk table can be compared with it."""
 
     @property
     def base_offset(self) -> int: ...
     @property
-    def last_offset(self) -> int: ...
-    @property
     def size_bytes(self) -> int: ...
-    @property
-    def log_key(self) -> str: ...
     @property
     def log_crc32c(self) -> int: ...
     @property
     def indexes_key(self) -> str: ...
+
+
+class ColdSegment(NamedSegment, Protocol):
+    """What a manifest says of a segment, as far as reading it goes."""
+
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def log_key(self) -> str: ...
     @property
     def indexes_size_bytes(self) -> int: ...
     @property
@@ -177,19 +182,6 @@ def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
         ChunkRef(log_key, (unique, number), chunk.position, chunk.size_bytes, chunk.crc32c)
         for number, chunk in enumerate(table.chunks)
     )
-
-
-class NamedSegment(Protocol):
-    """As far as a chunk table can be compared with it."""
-
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def log_crc32c(self) -> int: ...
-    @property
-    def indexes_key(self) -> str: ...
 
 
 def check_table(table: ChunkTable, segment: NamedSegment) -> None:
