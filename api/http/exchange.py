@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from api.http import timings
+from api.http import strict_json, timings
 from api.http.grants import NOBODY, Grant
 from api.http.refusals import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
@@ -83,13 +83,13 @@ class Exchange:
     def number(self, name: str, *, missing: Callable[[int], Exception] | None = None) -> int:
         """A part of the path that is a whole number of at most 19 digits, but for leading zeros."""
         text = self.params[name]
-        digits = text.removeprefix("-")
-        significant = digits.lstrip("0")
-        if not digits.isascii() or not digits.isdigit() or len(significant) > 19:
+        value = strict_json.natural(text.removeprefix("-"))
+        if value is None:
             said = f"expected a whole number of at most 19 digits, not {text[:64]!r}"
             problem = FieldProblem(name, said)
             raise InvalidRequest(f"{name} in the path: {problem.msg}", problems=(problem,))
-        value = int(significant or "0") * (-1 if text.startswith("-") else 1)
+        if text.startswith("-"):
+            value = -value
         if value < 0 and missing is not None:
             raise missing(value)
         return value

@@ -42,13 +42,13 @@ def parse_position(
     text = str(offset)
     if text in KEYWORDS:
         return Position(keyword=text)
-    digits = text.lstrip("0") or "0"  # a segment's file is named with 20
-    if not text.isascii() or not text.isdigit() or len(digits) > 19 or int(digits) > MAX_OFFSET:
+    value = strict_json.natural(text)  # a segment's file is named with 20
+    if value is None or value > MAX_OFFSET:
         strict_json.refuse_field(
             strict_json.join(within, "offset"),
             f"expected an offset from 0 or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
         )
-    return Position(offset=int(digits))
+    return Position(offset=value)
 
 
 def time_of(text: str, *, loc: str) -> int:
