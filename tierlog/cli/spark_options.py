@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from record_format.errors import ConfigurationError
+from tierlog.cli.client_options import TokenFile
 from tierlog.cli.offline import EndpointOption, RegionOption
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ ServerOption = Annotated[
         help="The broker, for what is not in the bucket yet; without it the bucket alone is read.",
         metavar="URL",
     ),
-]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", envvar="TIERLOG_TOKEN_FILE", help="File that holds a token."),
 ]
 MasterOption = Annotated[
     str | None,
@@ -84,7 +80,7 @@ class SourceOptions:
     server: ServerOption = None
     s3_endpoint: EndpointOption = None
     s3_region: RegionOption = None
-    token_file: TokenFileOption = None
+    token_file: TokenFile = None
     option: SourceOption = None
     master: MasterOption = None
     conf: ConfOption = None
