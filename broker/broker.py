@@ -39,6 +39,8 @@ from broker.topics import Topic, TopicDescription, TopicSummary
 from broker.upkeep import Upkeep
 from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
+from hot_tier.disk import Disk
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.errors import (
@@ -70,6 +72,7 @@ class Broker:
         *,
         bucket: Bucket | None,
         clock: Callable[[], int],
+        disk: Disk = REAL_DISK,
     ) -> None:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json")
@@ -109,6 +112,7 @@ class Broker:
             self._appenders,
             clock=clock,
             check_room=self._reserve.refuse_when_breached,
+            disk=disk,
         )
         self._topics = LiveTopics(
             folder,
@@ -158,7 +162,6 @@ class Broker:
         ]
 
     @classmethod
-    @telling_what_helps()
     def open(
         cls,
         settings: BrokerSettings,
@@ -171,21 +174,41 @@ class Broker:
         Raises ConfigurationError where the folder is in use, or where the store's prefix belongs to
         another cluster; CorruptDataError where a file of the folder cannot be trusted.
         """
+        broker = cls.open_idle(settings, store=store, clock=clock)
+        broker.start()
+        return broker
+
+    @classmethod
+    @telling_what_helps()
+    def open_idle(
+        cls,
+        settings: BrokerSettings,
+        *,
+        store: ObjectStore | None,
+        clock: Callable[[], int] = wall_clock_ms,
+        disk: Disk = REAL_DISK,
+    ) -> Broker:
+        """As `open`, without background work: nothing is rolled, uploaded, let go or collected but
+        what is asked for.
+        """
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
         try:
             bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
-            broker = cls(folder, settings, bucket=bucket, clock=clock)
+            broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()
         except BaseException as error:
             folder.close(clean=False)
             if isinstance(error, OSError):
                 raise refused(folder.path, error) from error
             raise
-        for task in broker._tasks:
-            task.start()
-        broker._group_keeping.wake()
         return broker
+
+    def start(self) -> None:
+        """The background work of a broker that was opened idle."""
+        for task in self._tasks:
+            task.start()
+        self._group_keeping.wake()
 
     # --- topics -----------------------------------------------------------------------------------
 

@@ -106,15 +106,31 @@ class ColdLog(ColdReads):
                 self._claim, log_start_offset=log_start_offset, at_least=at_least
             )
             self._publish(manifest)
-            if manifest.end_offset > log_end_offset:
-                raise FencedError(
-                    f"{self}: the bucket reaches to offset {manifest.end_offset}, this folder to "
-                    f"{log_end_offset}: it is an older copy, or lost files; a restart of the "
-                    "broker says what can be done"
-                )
+            self._check_reaches(manifest, log_end_offset)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
         self.follow_log_start(log_start_offset)
+
+    def check_claim(self, *, log_end_offset: int) -> None:
+        """Raises FencedError where a claim would; nothing is changed. What cannot be read keeps
+        nobody from a claim.
+        """
+        assert self._claim is not None, "the opener prepares a claim"
+        try:
+            newest = self.load_newest()
+        except CorruptDataError:
+            return
+        if newest is not None:
+            transitions.check_recorded(newest, self._claim.recorded)
+            self._check_reaches(newest, log_end_offset)
+
+    def _check_reaches(self, manifest: Manifest, log_end_offset: int) -> None:
+        if manifest.end_offset > log_end_offset:
+            raise FencedError(
+                f"{self}: the bucket reaches to offset {manifest.end_offset}, this folder to "
+                f"{log_end_offset}: it is an older copy, or lost files; a restart of the "
+                "broker says what can be done"
+            )
 
     def load_newest(self) -> Manifest | None:
         """The manifest in force, asked of the bucket; None where there is none. Not published."""
@@ -253,10 +269,9 @@ class ColdLog(ColdReads):
         """What transitions of this partition's manifest read its pages by."""
         return self._manifests
 
-    def collection_plan(self, policy: GarbagePolicy) -> GarbagePlan:
-        """What `collect` would delete now."""
-        assert self.manifest is not None, "only a claimed partition collects"
-        return self._collector(policy).plan(self.manifest, now_ms=self._clock())
+    def collection_plan(self, manifest: Manifest, policy: GarbagePolicy) -> GarbagePlan:
+        """What `collect` would delete now; `manifest` is the one in force."""
+        return self._collector(policy).plan(manifest, now_ms=self._clock())
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
         under_way = self._going_up.__contains__

@@ -34,6 +34,8 @@ from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
 from broker.topic_registry import TopicRecord
 from hot_tier import parting
 from hot_tier.commit_times import CommitTimes
+from hot_tier.disk import Disk
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
@@ -107,7 +109,9 @@ class LogOpener:
         *,
         clock: Callable[[], int],
         check_room: Callable[[], None],
+        disk: Disk = REAL_DISK,
     ) -> None:
+        self._disk = disk
         self._folder, self._settings, self._bucket = folder, settings, bucket
         self._executor, self._clock = executor, clock
         self._check_room = check_room
@@ -213,6 +217,7 @@ class LogOpener:
                 log_start_offset=max(known, default=None),
                 start_offset=cold_end,
                 jitter_seed=f"{record.topic_id}-{number}",
+                disk=self._disk,
                 open_files=self._files,
             )
 

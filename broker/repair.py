@@ -124,8 +124,8 @@ class Repair:
             before = entry
         if manifest is not None and (hole := self._hole(manifest)) is not None:
             planned.append(Planned(hole, None, None))
-        if manifest is not None and self._cold.claimed:
-            garbage = self._cold.collection_plan(self._policy)
+        if manifest is not None:
+            garbage = self._cold.collection_plan(manifest, self._policy)
             if (step := self._collection(garbage)) is not None:
                 planned.append(Planned(step, None, None))
         return planned

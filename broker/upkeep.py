@@ -1,8 +1,9 @@
 """What an operator asks for: verify a topic, repair it, collect its garbage.
 
 * One verification at a time: it may read every byte of both tiers.
-* Repair and collection write to the bucket, so that each partition is claimed first. A log that
-  could not be opened is mended on disk alone, and then served without a restart.
+* Repair and collection write to the bucket, so that each partition is claimed first; a plan writes
+  nothing, and only looks whether a claim would be refused. A log that could not be opened is mended
+  on disk alone, and then served without a restart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from broker.damaged import Damaged
 from broker.data_folder import DataFolder
 from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
+from broker.partition import Partition
 from broker.repair import Action, Repair, RepairStep
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
@@ -67,7 +69,7 @@ class Upkeep:
         ]
         if steps and self._bucket is None:
             return steps
-        for repair in self._repairs(topic):
+        for repair in self._repairs(topic, apply=apply):
             planned = repair.plan(deep=deep)
             steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
         return steps + self._mend_topic_object(topic, apply=apply)
@@ -77,11 +79,19 @@ class Upkeep:
         for number, partition in sorted(topic.partitions.items()):
             if partition.cold is None:
                 continue
-            self._copier.claim(partition)
-            plans[number] = partition.cold.collection_plan(self._policy)
+            self._may_write(partition, apply=apply)
+            if (manifest := partition.cold.load_newest()) is not None:
+                plans[number] = partition.cold.collection_plan(manifest, self._policy)
             if apply:
                 partition.cold.collect(self._policy)
         return plans
+
+    def _may_write(self, partition: Partition, *, apply: bool) -> None:
+        """Raises FencedError where another folder owns it in the bucket."""
+        if apply:
+            self._copier.claim(partition)
+        elif partition.cold is not None:
+            partition.cold.check_claim(log_end_offset=partition.log.log_end_offset)
 
     def _mend_log(
         self, topic: Topic, damaged: Damaged, *, apply: bool, accept_loss: bool
@@ -125,13 +135,13 @@ class Upkeep:
         cold = self._bucket.cold_side(topic.record, damaged.number) if self._bucket else None
         return cold.end_offset if cold else 0
 
-    def _repairs(self, topic: Topic) -> Iterator[Repair]:
+    def _repairs(self, topic: Topic, *, apply: bool) -> Iterator[Repair]:
         if self._bucket is None:
             raise ConfigurationError("this broker has no object store: there is nothing to repair")
         store = self._bucket.checked_store()
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is not None:
-                self._copier.claim(partition)
+                self._may_write(partition, apply=apply)
                 yield Repair(
                     partition, store, scratch=self._scratch, policy=self._policy, clock=self._clock
                 )

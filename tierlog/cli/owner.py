@@ -17,6 +17,9 @@ from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
+    from broker.repair import RepairStep
+    from broker.settings import BrokerSettings
+    from cold_tier.object_store import ObjectStore
     from manifest.garbage import GarbagePolicy
 
 DataDirOption = Annotated[
@@ -70,7 +73,6 @@ GapOption = Annotated[
 GRACE_MS: Final = 86_400_000
 VERSIONS_MIN: Final = 100
 OFFSET_GAP: Final = 1_000_000_000
-_NEVER_MS: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,22 @@ class OwnerOptions:
         ConfigurationError.
         """
         from broker.broker import Broker
+
+        settings, store = self._asked(data_dir)
+        broker = Broker.open_idle(settings, store=store)
+        try:
+            yield broker
+        finally:
+            broker.close()
+
+    def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
+        """What a repair would do; changes nothing. Raises ConfigurationError."""
+        from broker.stand_in import plan_repair
+
+        settings, store = self._asked(data_dir)
+        return plan_repair(settings, store, topic, deep=deep)
+
+    def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore]:
         from broker.settings import BrokerSettings
         from cold_tier.open import open_store
         from record_format import native
@@ -113,14 +131,9 @@ class OwnerOptions:
             take_over=self.take_over,
             restore_offset_gap=self.gap,
             allow_single_writer_store=self.single_writer,
-            retention_check_interval_ms=_NEVER_MS,
             gc_grace_ms=self.grace_ms,
             manifest_versions_min=self.versions_min,
         )
         native.load()
         store = open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
-        broker = Broker.open(settings, store=store)
-        try:
-            yield broker
-        finally:
-            broker.close()
+        return settings, store

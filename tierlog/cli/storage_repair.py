@@ -1,8 +1,8 @@
 """`tierlog storage repair | gc | restore`: changes that only the owner of a bucket makes.
 
-`repair` and `gc` only say what they would do, until `--apply`. They open the owner's data folder,
-which no broker may have open; only what `gc` says is read from the bucket alone. `restore` makes a
-new folder.
+`repair` and `gc` only say what they would do, until `--apply`: a plan changes nothing, neither in
+the bucket nor on disk. They open the owner's data folder, which no broker may have open; only what
+`gc` says is read from the bucket alone. `restore` makes a new folder.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ def repair(
     Uploads again, makes indexes anew, drops what nobody has any more. What is bad on disk is set
     aside, never deleted.
     """
-    with owner.opened(data_dir) as broker:
-        steps = broker.repair(topic, apply=apply, deep=deep, accept_loss=accept_loss)
+    if apply:
+        with owner.opened(data_dir) as broker:
+            steps = broker.repair(topic, apply=True, deep=deep, accept_loss=accept_loss)
+    else:
+        steps = owner.repair_plan(data_dir, topic, deep=deep)
     if output.is_json:
         print_json({"topic": topic, "applied": apply, "steps": steps})
     elif steps:

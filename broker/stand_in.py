@@ -1,0 +1,115 @@
+"""The plan of a repair, made without a start on the data folder: it changes nothing, neither on
+disk nor in the bucket.
+
+* The stand-in is a folder elsewhere with copies of the small files and links to those of one
+  topic's logs (`hot_tier.stand_in`). The data folder itself stays locked meanwhile.
+* A broker without background work opens the stand-in: it decides as one on the folder would.
+* The store is read. Whatever would be written to it ends the plan, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NoReturn, cast
+
+import msgspec
+
+from broker.broker import Broker, wall_clock_ms
+from broker.data_folder import DataFolder, folder_lock
+from broker.repair import RepairStep
+from broker.settings import BrokerSettings
+from broker.take_over import marker_path
+from broker.topic_registry import TopicRegistry
+from cold_tier.object_store import ObjectStore
+from hot_tier.stand_in import StandInDisk, link_files
+from record_format.errors import ConfigurationError
+
+LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed
+
+
+def plan_repair(
+    settings: BrokerSettings, store: ObjectStore, topic: str, *, deep: bool
+) -> list[RepairStep]:
+    """What `Broker.repair` with `apply` would do. `store` is closed when this returns.
+
+    Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
+    """
+    data_dir = settings.data_dir
+    with stand_in(data_dir, topic) as place:
+        _believe_probe(place, (store.url, settings.allow_single_writer_store))
+        broker = Broker.open_idle(
+            replace(settings, data_dir=place, take_over=False),
+            store=cast(ObjectStore, ReadOnlyStore(store)),
+            disk=StandInDisk(),
+        )
+        try:
+            steps = broker.repair(topic, deep=deep)
+        finally:
+            broker.close()
+    return [
+        msgspec.structs.replace(step, detail=step.detail.replace(str(place), str(data_dir)))
+        for step in steps
+    ]
+
+
+class ReadOnlyStore:
+    """A store of which only the calls that read are left."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigurationError(
+            f"a plan writes nothing to {self._store.url}, and a first start with it does: start "
+            "the broker once"
+        )
+
+    put = put_file = delete = abort = _refuse
+
+
+@contextmanager
+def stand_in(data_dir: Path, topic: str) -> Iterator[Path]:
+    """A folder to open in place of `data_dir`, of that topic alone. Raises ConfigurationError where
+    a broker has the folder open, or a take-over of it has begun.
+    """
+    with folder_lock(data_dir), tempfile.TemporaryDirectory(prefix="tierlog-plan-") as made:
+        if marker_path(data_dir).exists():
+            raise ConfigurationError(
+                f"{data_dir}: its partitions are being taken over, after a restore or with "
+                "--take-over: start the broker once, which ends that, or see what --apply does"
+            )
+        place = Path(made)
+        for path in data_dir.iterdir():
+            if path.is_file() and path.name != ".lock":
+                shutil.copyfile(path, place / path.name)
+            elif path.is_dir() and re.fullmatch(re.escape(topic) + r"-\d{1,9}", path.name):
+                link_files(path, place / path.name)
+        leave_out = shutil.ignore_patterns(*LEFT_OUT)
+        shutil.copytree(data_dir / "tierlog", place / "tierlog", ignore=leave_out)
+        _keep_one(TopicRegistry(place / "tierlog" / "topics.json"), topic)
+        yield place
+
+
+def _keep_one(registry: TopicRegistry, topic: str) -> None:
+    for record in (*registry.live(), *registry.deleted()):
+        if record.name != topic:
+            registry.forget(record.topic_id)
+
+
+def _believe_probe(place: Path, store: tuple[str, bool]) -> None:
+    """Where a store was ever used, none is probed: that writes, and a plan relies on nothing."""
+    folder = DataFolder(place)
+    found = folder.read_probe()
+    if found is not None:
+        now = msgspec.structs.replace(found, store=store, probed_ms=wall_clock_ms())
+        folder.write_probe(now)
+    folder.close(clean=folder.was_clean)

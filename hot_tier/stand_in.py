@@ -1,0 +1,60 @@
+"""A folder of symbolic links in place of a log's files: opened as the log would be, it shows what
+recovery finds and would do there, and the files stay as they are.
+
+* Links are renamed and unlinked like files. What is written in place is a copy from then on.
+* A `.log` is not copied, however it is opened: what would be written to it, or cut from it, is
+  left out. Nobody reads a log past the end that its owner knows.
+* Nothing here is worth a flush.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hot_tier.disk import Buffer, Disk
+from hot_tier.file_names import LOG
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Make the folder `target`, with a link to each file of `source`."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".tmp":  # those are written over, or go
+            (target / path.name).symlink_to(path.resolve())
+
+
+class StandInDisk(Disk):
+    def open(self, path: Path, flags: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and path.is_symlink():
+            if path.suffix == LOG:
+                return super().open(path, os.O_RDONLY)
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(data)
+        return super().open(path, flags)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        if _is_read_only(fd):
+            return sum(map(len, buffers))
+        return super().write_at(fd, buffers, position)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        if not _is_read_only(fd):
+            super().truncate(fd, size_bytes)
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        if not _is_read_only(fd):
+            super().reserve(fd, size_bytes)
+
+    def sync_bytes(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        pass
+
+
+def _is_read_only(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
