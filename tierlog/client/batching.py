@@ -8,6 +8,7 @@ Rules that keep it honest:
 * Where it stays unknown whether a batch was appended, its records fail with what is known, and the
   identity is given up: a sequence is never used for other records.
 * What waits is bounded by `buffer_bytes`; who sends too fast waits for room.
+* Who stops waiting for a record (`cancel`, a timeout around `await`) stops only that: it goes out.
 * What cannot be a record is refused in `outgoing`, where it is handed in: inside a batch it would
   fail its neighbours.
 """
@@ -123,6 +124,7 @@ class Accumulator:
             queue.append(Pending(place, due_ms=now_ms + self._batching.linger_ms))
         pending = queue[-1]
         delivery: Delivery = Future()
+        delivery.set_running_or_notify_cancel()  # what is handed over cannot be taken back
         pending.records.append(record)
         pending.deliveries.append(delivery)
         pending.size_bytes += size

@@ -418,8 +418,10 @@ def _read_readiness(reply: Reply) -> answers.Readiness:
     )
 
 
-def nothing(_reply: Reply) -> None:
-    return None
+def nothing(reply: Reply) -> None:
+    """For what is done without a word (204): a page that some proxy answers with is not that."""
+    if reply.status != 204:
+        raise UnexpectedAnswer(f"status {reply.status} instead of 204: is that a tierlog broker?")
 
 
 def _texts(found: object) -> tuple[str, ...]:

@@ -375,6 +375,6 @@ class Client:
                 content=request.body,
                 timeout=self._connection.timeout(request),
             )
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return to_outcome(error)
         return to_reply(response)

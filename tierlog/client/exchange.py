@@ -64,7 +64,7 @@ class Call(Generic[T]):
     request: Request
     read: Callable[[Reply], T]
     repeat: Repeat = Repeat.HARMLESS
-    # Statuses of 400 and above that are answers to this call, not failures of it.
+    # Statuses outside 200 to 299 that are answers to this call, not failures of it.
     answered_by: frozenset[int] = frozenset()
 
 
@@ -111,7 +111,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
 
 
 def _is_answer(reply: Reply, call: Call[T]) -> bool:
-    return reply.status < 400 or reply.status in call.answered_by
+    return 200 <= reply.status < 300 or reply.status in call.answered_by
 
 
 def _may_repeat(repeat: Repeat, outcome: Outcome) -> bool:

@@ -83,7 +83,7 @@ Make = Callable[[Facts], TierlogError]
 
 
 def error_of(reply: Reply, request: Request) -> TierlogError:
-    """The error that a reply of 400 or above stands for."""
+    """The error that a reply stands for which answers nothing: 400 and above, or a redirection."""
     problem = parse_problem(reply.body)
     if problem is None:
         server = reply.headers.get("server", "an unnamed server")

@@ -59,7 +59,8 @@ def to_reply(response: httpx.Response) -> Reply:
     return Reply(response.status_code, response.headers, response.content)
 
 
-def to_outcome(error: httpx.TransportError) -> Outcome:
+def to_outcome(error: httpx.RequestError) -> Outcome:
+    """Also of an answer that came and cannot be expanded, as a proxy's that was cut."""
     reason = _ERRNO.sub("", str(error)) or type(error).__name__
     if isinstance(error, _NEVER_LEFT):
         return Unsent(f"{error.request.url.host}:{error.request.url.port or ''}: {reason}")

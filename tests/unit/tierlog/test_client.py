@@ -253,6 +253,29 @@ def test_problem_documents_become_the_errors_they_were(answer, kind, members):
         assert getattr(caught.value, name) == value
 
 
+@pytest.mark.parametrize("status", [200, 302, 307])
+def test_the_page_of_a_proxy_is_no_commit(status):
+    page = httpx.Response(status, headers={"location": "/login"}, text="<html>")
+    with client(Script(page)) as c:
+        with pytest.raises(UnexpectedAnswer, match=f"status {status}"):
+            c.commit_offsets("g", [tierlog.OffsetCommit("t", 0, 5)])
+        with pytest.raises(UnexpectedAnswer):
+            c.delete_topic("t")
+        with pytest.raises(UnexpectedAnswer):
+            c.offsets("t", 0)
+
+
+def test_an_answer_that_cannot_be_expanded_is_a_broken_one():
+    def garbled(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"cut")
+
+    with client(garbled) as c:
+        with pytest.raises(BrokerUnreachable, match="decompressing"):
+            c.list_topics()
+        with pytest.raises(AnswerLost, match="decompressing"):
+            c.produce("t", ["a"])
+
+
 def test_a_conditional_append_tells_both_offsets():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     script = Script(problem(412, "offset-mismatch", log_end_offset=12))

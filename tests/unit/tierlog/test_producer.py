@@ -230,6 +230,29 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
         producer.send("t", "too late", partition=0)
 
 
+def test_who_stops_waiting_for_one_record_stops_nothing_else():
+    broker = TinyBroker()
+    with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
+        first, second = (producer.send("t", value, partition=0) for value in "ab")
+        assert not first.cancel()
+        producer.flush()
+        assert [first.result(0).offset, second.result(0).offset] == [0, 1]
+
+    async def send() -> list[int]:
+        c = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        async with c, c.producer(Batching(linger_ms=60_000)) as producer:
+            first, second = [await producer.send("t", value, partition=0) for value in "ab"]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(first, 0)
+            await producer.flush()
+            after = await producer.send("t", "c", partition=0)
+            await producer.flush()
+            return [(await one).offset for one in (second, after)]
+
+    assert broker.logs[0] == [b"a", b"b"]
+    assert asyncio.run(send()) == [1, 2]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_producer_whose_client_was_closed_lets_nobody_wait():
     c = client(TinyBroker())
