@@ -71,10 +71,15 @@ def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator
             split.topic, split.partition, columns=request.columns, cut=cut, aborted=split.aborted
         )
     )
-    source = _cold if split.is_cold else _tail
-    with closing(one_ahead(source(split, request, loss))) as pieces:
-        for piece in pieces:
-            yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+    largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
+    # Given back when all is decoded, not when all is fetched: rows come out of the last piece yet.
+    with _rooms.two(largest) as rooms:
+        source = (
+            _cold(split, request, loss, rooms) if split.is_cold else _tail(split, request, loss)
+        )
+        with closing(one_ahead(source)) as pieces:
+            for piece in pieces:
+                yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -89,18 +94,19 @@ def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
 _END: Any = object()
 
 
-def _cold(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
+def _cold(
+    split: Split, request: ReadRequest, loss: LossPolicy, rooms: list[memoryview]
+) -> Iterator[Piece]:
+    """One of the two rooms is decoded while the other is filled."""
     store = Connections(request.access).store
-    largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
-    with _rooms.two(largest) as rooms:  # one is decoded while the other is filled
-        for chunk in split.chunks:
-            try:
-                data = read_chunk(store, chunk_ref(chunk), room=rooms[0])
-            except MissingObject as error:
-                loss.report(f"{split.topic}-{split.partition}: {error}")
-                continue
-            yield Piece(data, store.full_key(chunk.log_key), chunk.position)
-            rooms.reverse()
+    for chunk in split.chunks:
+        try:
+            data = read_chunk(store, chunk_ref(chunk), room=rooms[0])
+        except MissingObject as error:
+            loss.report(f"{split.topic}-{split.partition}: {error}")
+            continue
+        yield Piece(data, store.full_key(chunk.log_key), chunk.position)
+        rooms.reverse()
 
 
 class _Rooms:

@@ -8,7 +8,9 @@ from cold_tier.open import open_store
 from record_format.errors import ConfigurationError
 from spark_reader.arrow_reader import read_arrow
 from spark_reader.option_values import InvalidOption
-from tests.fakes.bucket import put_topic
+from tests.fakes.bucket import put_partition, put_topic
+from tests.fakes.cold_segments import write_segment
+from tierlog.client.records import decode_fetched
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,19 @@ def test_needs_no_pyspark():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert told.stdout.strip() == "False"
+
+
+def test_readers_side_by_side_do_not_write_over_each_other(tmp_path):
+    """As where DuckDB joins two: a chunk holds more rows than one Arrow batch."""
+    url = f"file://{tmp_path / 'bucket'}"
+    store, values = open_store(url), {}
+    for seed, topic in enumerate(("a", "b")):
+        put_topic(store, topic, {0: "empty-0"})
+        made = write_segment(tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed)
+        put_partition(store, topic, 0, [made.files], chunk_bytes=8 << 20)
+        values[topic] = [record.value for record in decode_fetched(made.body)]
+    a, b = (read_arrow(topic, store=url, columns="value") for topic in values)
+    begun = {"a": a.read_next_batch(), "b": b.read_next_batch()}
+    for topic, reader in (("a", a), ("b", b)):
+        read = [*begun[topic].column(0), *reader.read_all().column(0)]
+        assert [value.as_py() for value in read] == values[topic]

@@ -263,7 +263,8 @@ def test_a_chunk_is_not_written_over_while_it_is_decoded(tmp_path):
     gone = next(key for key in keys if key != keys[0] and keys.count(key) % 2)
     (tmp_path / gone).unlink()
     request, lost = ReadRequest(access=options.access, columns=COLUMNS), []
-    pieces = _cold(split, request, LossPolicy(False, lost.append))
+    rooms = [memoryview(bytearray(1 << 20)) for _ in range(2)]
+    pieces = _cold(split, request, LossPolicy(False, lost.append), rooms)
     before = b""
     for number in range(keys.index(gone)):
         decoded = next(pieces)
