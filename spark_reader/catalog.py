@@ -164,7 +164,9 @@ class Catalog:
         start, cold_end = _cold_range(manifest)
         if manifest is not None and self._options.isolation == "read_committed":
             # How a transaction ended that is open there only the tail knows: the broker's to read.
-            cold_end = self._cold_stable_end(manifest, self._manifests(topic, partition))
+            # It may have begun below the log start, which was trimmed since.
+            stable = self._cold_stable_end(manifest, self._manifests(topic, partition))
+            cold_end = max(start, stable)
         end = cold_end
         if self._with_broker and is_pinned:
             end = self._pinned_end(topic, partition, cold_end)

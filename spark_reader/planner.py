@@ -100,8 +100,10 @@ class Planner:
         chunks = [piece for index in indexes for piece in pieces(index)]
         if self._options.isolation == "read_uncommitted":
             return chunks, []
-        # The marker of a transaction may lie in a later segment than its records.
-        later = self.catalog.entries(facts, start=start, end=facts.cold_end_offset)
+        # The marker of a transaction may lie in a later segment than its records, also behind
+        # `cold_end_offset`: that is where another one begins which is open still.
+        assert facts.manifest is not None, "without one nothing is cold"
+        later = self.catalog.entries(facts, start=start, end=facts.manifest.end_offset)
         return chunks, self.catalog.aborted(self.catalog.indexes(later))
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:

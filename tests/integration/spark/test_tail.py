@@ -1,10 +1,13 @@
 """Both tiers in one read, without Spark: the plan and its tasks against a real broker."""
 
 import json
+import shutil
 
 import pytest
 
 from record_format.arrow_columns import COLUMNS
+from record_format.control import marker_key, marker_value
+from record_format.encode import encode_batch
 from record_format.errors import UnknownTopic
 from spark_reader.catalog import Catalog
 from spark_reader.options import parse_options
@@ -12,7 +15,7 @@ from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
 from tests.fakes.bucket import FIXTURES
-from tests.fakes.two_tiers import two_tiers
+from tests.fakes.two_tiers import START_MS, two_tiers
 
 
 class Run:
@@ -170,3 +173,51 @@ def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_mar
                 assert len(run.rows()["txn", 0]) == len(everything)
         ending = {"server": None, "tier": "cold", "isolationLevel": "read_committed"}
         assert [r[0] for r in Run(tiers, subscribe="txn", **ending).rows()["txn", 0]] == committed
+
+
+class KafkaFolder:
+    """A partition's folder as Kafka would leave it: plain records and transactions, by segment."""
+
+    def __init__(self, path):
+        self.path, self.log, self.offset = path, None, 0
+        shutil.copytree(FIXTURES / "empty-0", path, ignore=shutil.ignore_patterns("0*"))
+
+    def roll(self):
+        self.log = self.path / f"{self.offset:020d}.log"
+
+    def put(self, *values, **fields):
+        """Plain records, or with `producer_id` those of a transaction."""
+        fields |= {"producer_epoch": 0, "transactional": True} if fields else {}
+        batch = encode_batch(
+            list(values), timestamps=[START_MS] * len(values), base_offset=self.offset, **fields
+        )
+        with self.log.open("ab") as file:
+            file.write(batch)
+        self.offset += len(values)
+
+    def end(self, producer_id, *, committed):
+        marker = {"keys": [marker_key(committed=committed)], "control": True}
+        self.put(marker_value(coordinator_epoch=0), producer_id=producer_id, **marker)
+
+
+def test_what_was_aborted_is_left_out_though_its_marker_lies_far_behind_an_open_transaction(
+    tmp_path,
+):
+    folder = KafkaFolder(tmp_path / "txn-0")
+    folder.roll()
+    folder.put(b"aborted", b"too", producer_id=1, base_sequence=0)
+    folder.put(b"open", producer_id=2, base_sequence=0)
+    folder.roll()
+    folder.put(b"plain")
+    folder.end(1, committed=False)
+    folder.roll()
+    with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
+        ways = {"store": tiers.store_url}, {"store": None}, {"server": None, "tier": "cold"}
+        read = {"subscribe": "txn", "isolationLevel": "read_committed"}
+        tiers.offload("txn")
+        for way in ways:
+            assert Run(tiers, **read, **way).rows() == {}
+        tiers.broker.trim("txn", 0, 3)  # of the open transaction only its end may come
+        tiers.offload("txn")
+        for way in ways:
+            assert Run(tiers, **read, **way).rows() == {}
