@@ -19,12 +19,16 @@ from typing import Final, Protocol
 import zstandard
 
 from api.http import media_types
+from api.http.body_receive import ReceiveInto
 from api.http.exchange import Exchange
-from api.http.refusals import StalledBody
+from api.http.refusals import ClientGone, StalledBody
 from api.http.settings import HttpSettings
 from record_format.errors import FieldProblem, InvalidRequest, RequestTooLarge, Throttled
 
 ENCODINGS: Final = ("gzip", "zstd")
+# What is left of a body to be received straight into its place: fewer bytes are there already, and
+# to clear the place of more holds up the loop.
+_STRAIGHT_BYTES: Final = range(32 << 10, 8 << 20)
 _MEMBERS_MAX: Final = 10_000
 _WINDOW_MAX: Final = 128 << 20
 
@@ -45,6 +49,24 @@ class InflightBytes:
         self.held -= size_bytes
 
 
+class _Share:
+    """What one request holds of them."""
+
+    __slots__ = ("_all", "_held")
+
+    def __init__(self, inflight: InflightBytes, size_bytes: int) -> None:
+        inflight.take(size_bytes)
+        self._all, self._held = inflight, size_bytes
+
+    def grow_to(self, size_bytes: int) -> None:
+        if size_bytes > self._held:
+            self._all.take(size_bytes - self._held)
+            self._held = size_bytes
+
+    def give_back(self) -> None:
+        self._all.give_back(self._held)
+
+
 @asynccontextmanager
 async def received_body(
     exchange: Exchange,
@@ -59,26 +81,52 @@ async def received_body(
     ClientGone.
     """
     limit = settings.body_max_bytes if limit is None else limit
-    held = announced = _announced_size(exchange, limit)
-    inflight.take(held)
+    announced = _announced_size(exchange, limit)
+    share = _Share(inflight, announced)
     try:
-        parts: list[bytes] = []
-        size, more, pace = 0, True, _Pace(settings)
-        while more:
-            part, more = await _next_part(exchange, settings)
-            size += len(part)
-            if more:
-                pace.check(size)
-            if size > limit:
-                raise _too_large(limit, size)
-            if size > held:
-                inflight.take(size - held)
-                held = size
-            parts.append(part)
-        assert announced in (0, size), "the server ends a body where it was announced to end"
-        yield parts[0] if len(parts) == 1 else b"".join(parts)
+        pace = _Pace(settings)
+        part, more = await _next_part(exchange, pace)
+        into = exchange.receive_into
+        if more and into is not None and announced - len(part) in _STRAIGHT_BYTES:
+            body: bytes | bytearray = await _filled(into, part, announced, pace)
+        else:
+            body = await _joined(exchange, part, share, pace, more=more, limit=limit)
+        assert announced in (0, len(body)), "the server ends a body where it was announced to end"
+        yield body
     finally:
-        inflight.give_back(held)
+        share.give_back()
+
+
+async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) -> bytearray:
+    """The body that begins with `part`, the rest of it received where it stays."""
+    body = bytearray(size_bytes)
+    body[: len(part)] = part
+    with memoryview(body) as whole, whole[len(part) :] as rest:
+        try:
+            await into(rest, idle_s=pace.idle_s, on_bytes=lambda came: pace.check(len(part) + came))
+        except TimeoutError:
+            raise pace.stalled() from None
+        except ConnectionError:
+            raise ClientGone from None
+    return body
+
+
+async def _joined(
+    exchange: Exchange, part: bytes, share: _Share, pace: _Pace, *, more: bool, limit: int
+) -> bytes | bytearray:
+    """The body that begins with `part`, out of the pieces that the server tells of."""
+    parts, size = [part], len(part)
+    while True:
+        if more:
+            pace.check(size)
+        if size > limit:
+            raise _too_large(limit, size)
+        share.grow_to(size)
+        if not more:
+            return part if len(parts) == 1 else b"".join(parts)
+        part, more = await _next_part(exchange, pace)
+        size += len(part)
+        parts.append(part)
 
 
 def _announced_size(exchange: Exchange, limit: int) -> int:
@@ -99,26 +147,30 @@ def _too_large(limit: int, size: int) -> RequestTooLarge:
     )
 
 
-async def _next_part(exchange: Exchange, settings: HttpSettings) -> tuple[bytes, bool]:
-    timeout_s = settings.body_idle_timeout_ms / 1000
+async def _next_part(exchange: Exchange, pace: _Pace) -> tuple[bytes, bool]:
     try:
-        return await exchange.next_body_part(timeout_s=timeout_s)
+        return await exchange.next_body_part(timeout_s=pace.idle_s)
     except TimeoutError:
-        raise StalledBody(f"no byte of the body came for {timeout_s:g} s") from None
+        raise pace.stalled() from None
 
 
 class _Pace:
     """From the first byte waited for: a slow line is let be, a drip is not."""
 
+    __slots__ = ("_rate", "_started", "idle_s")
+
     def __init__(self, settings: HttpSettings) -> None:
         self._rate = settings.body_rate_min
-        self._grace_s = settings.body_idle_timeout_ms / 1000
+        self.idle_s = settings.body_idle_timeout_ms / 1000
         self._started = time.monotonic()
 
     def check(self, size_bytes: int) -> None:
         """Raises StalledBody."""
-        if time.monotonic() - self._started > self._grace_s + size_bytes / self._rate:
+        if time.monotonic() - self._started > self.idle_s + size_bytes / self._rate:
             raise StalledBody(f"the body came at less than {self._rate} bytes a second")
+
+    def stalled(self) -> StalledBody:
+        return StalledBody(f"no byte of the body came for {self.idle_s:g} s")
 
 
 def encoding_of(exchange: Exchange) -> str:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from api.http import strict_json, timings
+from api.http.body_receive import RECEIVE_INTO, ReceiveInto
 from api.http.grants import NOBODY, Grant
 from api.http.refusals import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
@@ -115,6 +116,12 @@ class Exchange:
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
+
+    @property
+    def receive_into(self) -> ReceiveInto | None:
+        """Where the server can: it fills a buffer with what is left of the body."""
+        into: ReceiveInto | None = self.scope.get("extensions", _NO_PARAMS).get(RECEIVE_INTO)
+        return into
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

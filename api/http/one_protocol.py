@@ -72,10 +72,16 @@ def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
 def _parser_behind(head: bytes, protocol: OneProtocol) -> httptools.HttpRequestParser:
     """A parser that has read `head`, of which `protocol` was told nothing."""
     listener = _Listener(protocol)
-    parser = httptools.HttpRequestParser(listener)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    parser = new_parser(listener)
     parser.feed_data(head)
     listener.hears = True
+    return parser
+
+
+def new_parser(listener: object) -> httptools.HttpRequestParser:
+    """As uvicorn's, at the beginning of a request."""
+    parser = httptools.HttpRequestParser(listener)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 

@@ -1,8 +1,10 @@
-"""Bytes of files to the client without a copy: uvicorn's HTTP/1.1 protocol with `sendfile`.
+"""Bytes of files to the client, and of bodies from it, without a copy: uvicorn's HTTP/1.1 protocol
+with `sendfile`, and with bodies that are received where they stay.
 
 Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
 several messages a response) on plain connections. Under TLS, and under other servers, the
-extension is not offered and `answers` reads instead.
+extension is not offered and `answers` reads instead. So it is with `RECEIVE_INTO`, a function in
+the extensions' place, and `bodies`.
 
 Rules that keep it honest:
 
@@ -15,6 +17,8 @@ Rules that keep it honest:
   client may see a short answer, never wrong bytes.
 * One turn of the loop sends at most `TURN_BYTES` of one answer while other requests are under way.
 * A client that closes its sending side after a whole request still gets its answer.
+* While a body is received past the transport, the transport reads nothing. The parser is not told
+  of those bytes: a new one begins with the next request, and none comes where the body broke off.
 
 This leans on the insides of uvicorn's `HttpToolsProtocol`; `tests/unit/api/test_zerocopy.py` says
 which.
@@ -25,14 +29,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from api.http.body_receive import RECEIVE_INTO, BodyReceive
 from api.http.file_send import FileSend
 from api.http.limited_protocol import LimitedProtocol
+from api.http.one_protocol import new_parser
 from api.http.send_turns import TURN_BYTES, SendTurns
 from record_format.page_cache import HasFileno
 
@@ -180,13 +186,17 @@ class ZeroCopyProtocol(LimitedProtocol):
     _sending_ended = False  # the client closed its sending side
     _sock: socket.socket | None = None  # the duplicate
     _sending: FileSend | None = None
+    _receiving: BodyReceive | None = None
 
     # --- the connection -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._extensions: dict[str, object] = {}
         raw = transport.get_extra_info("socket")
         self._sends_files = self.scheme == "http" and raw is not None
+        if self._sends_files:
+            self._extensions |= {EXTENSION: {}, RECEIVE_INTO: self.receive_into}
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
@@ -196,6 +206,9 @@ class ZeroCopyProtocol(LimitedProtocol):
         super().connection_lost(exc)
         if self._sending is not None:
             self._sending.stop()
+        if self._receiving is not None:
+            self._receiving.stop()
+        self._extensions.clear()  # what leads back here would keep all this
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -219,8 +232,8 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._sends_files:
-            self.scope["extensions"] = {EXTENSION: {}}
+        if self._extensions:
+            self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = ZeroCopyCycle
@@ -230,6 +243,38 @@ class ZeroCopyProtocol(LimitedProtocol):
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False  # it knows no such answer
         super()._start_asgi_task(cycle, app)
+
+    # --- bodies ---------------------------------------------------------------------------------
+
+    async def receive_into(
+        self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
+    ) -> None:
+        """Fill `view` with what is left of the body under way. Raises what `BodyReceive` does."""
+        cycle = self._active
+        assert isinstance(cycle, ZeroCopyCycle)
+        assert cycle is self.cycle, "of the last request alone a body is still coming"
+        assert not cycle.body, "what came before was given"
+        if self.transport.is_closing():
+            raise ConnectionAbortedError("the connection was closed")
+        self.flow.pause_reading()
+        sock = self._duplicate()
+        self._receiving = BodyReceive(self.loop, sock, view, idle_s=idle_s, on_bytes=on_bytes)
+        try:
+            await self._receiving.run()
+        except ConnectionError:
+            cycle.disconnected = True
+            self.transport.abort()
+            raise
+        except BaseException:
+            self._is_deaf = True  # where the next request would begin nobody knows any more
+            self.end_behind_answer()
+            raise
+        finally:
+            self._receiving = None
+        self.parser = new_parser(self)
+        self.on_message_complete()
+        cycle.body_given = True
+        cycle.message_event.clear()
 
     # --- files ----------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from api.http.app import create_app
-from api.http.server import RunningServer
+from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
 from broker.settings import BrokerSettings
@@ -87,6 +88,19 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             client.broker, client.store, client.port = broker, store, server.port
             client.document = OpenApiDocument(client.get("/openapi.json").json())
             yield client
+    finally:
+        broker.close()
+
+
+@contextmanager
+def served(
+    root: Path, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
+) -> Iterator[RunningServer]:
+    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
+    try:
+        with RunningServer(create_app(broker, settings), settings, loop=loop, tls=tls) as server:
+            broker.create_topic("t")
+            yield server
     finally:
         broker.close()
 

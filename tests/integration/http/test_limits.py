@@ -6,8 +6,6 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -18,20 +16,7 @@ from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
 from broker.settings import BrokerSettings
-from tests.integration.http.conftest import BATCHES, problem, records_path
-
-
-@contextmanager
-def served(
-    root: Path, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
-) -> Iterator[RunningServer]:
-    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
-    try:
-        with RunningServer(create_app(broker, settings), settings, loop=loop, tls=tls) as server:
-            broker.create_topic("t")
-            yield server
-    finally:
-        broker.close()
+from tests.integration.http.conftest import BATCHES, problem, records_path, served
 
 
 def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Bodies that are received past the parser, straight into their place: what was sent is what is
+there, and the connection's next request begins where the body ended.
+"""
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from api.http.server import RunningServer
+from api.http.settings import HttpSettings
+from tests.integration.http.conftest import records_path, served
+from tests.integration.http.test_wire import get, statuses
+
+SIZE = 700_000
+PATH = records_path("t")
+LAST = get("/healthz", "Connection: close")
+OCTETS = {"content-type": "application/octet-stream"}
+SETTINGS = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1_000_000)
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    with served(tmp_path_factory.mktemp("bodies"), SETTINGS, loop=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def sock(server: RunningServer) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield sock
+
+
+def head(size: int, *lines: str) -> bytes:
+    octets = "Content-Type: application/octet-stream"
+    first = (f"POST {PATH} HTTP/1.1", "Host: localhost", octets, f"Content-Length: {size}")
+    return "\r\n".join((*first, *lines, "", "")).encode()
+
+
+def value(size: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(size // 2).hex().encode()
+
+
+def log_end(server: RunningServer) -> int:
+    answer = httpx.get(f"{server.url}/v1/topics/t/partitions/0/offsets").json()
+    return int(answer["log_end_offset"])
+
+
+def values_from(server: RunningServer, offset: int) -> list[bytes]:
+    params = {"offset": offset, "max_bytes": 64 << 20}
+    records = httpx.get(f"{server.url}{PATH}", params=params).json()["records"]
+    return [record["value"].encode() for record in records]
+
+
+def sent_until_the_end(sock: socket.socket, *pieces: bytes) -> list[int]:
+    """Statuses of all that is answered until the server ends the connection."""
+
+    def send() -> None:
+        for piece in pieces:
+            sock.sendall(piece)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    answers = sock.makefile("rb").read()
+    sender.join()
+    return statuses(answers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_begin_where_bodies_end_however_they_are_cut(
+    server: RunningServer, sock: socket.socket, seed: int
+) -> None:
+    random_ = random.Random(seed)
+    sizes = [random_.choice((2, 30_000, 90_000, 300_000, SIZE, 1_000_000)) for _ in range(5)]
+    bodies = [value(size, seed) for size in sizes]
+    stream = b"".join(head(len(body)) + body + get("/healthz") for body in bodies) + LAST
+    cuts = sorted(random_.sample(range(len(stream)), k=random_.choice((0, 3, 40))))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    begin = log_end(server)
+    assert sent_until_the_end(sock, *pieces) == [200] * 11, f"seed {seed}"
+    assert values_from(server, begin) == bodies, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "line", ["Expect: 100-continue", "Connection: Upgrade\r\nUpgrade: h2c", "Connection: close"]
+)
+def test_a_large_body_of_any_request_is_taken(
+    server: RunningServer, sock: socket.socket, line: str
+) -> None:
+    begin, body = log_end(server), value(SIZE, 1)
+    sock.sendall(head(SIZE, line))
+    before = []
+    if line.startswith("Expect"):
+        before = statuses(sock.recv(25))
+        assert before == [100]
+    behind = b"" if line.endswith("close") else LAST
+    expected = [200] if line.endswith("close") else [200, 200]
+    assert sent_until_the_end(sock, body, behind) == expected
+    assert values_from(server, begin) == [body]
+
+
+def test_a_client_that_closed_its_sending_side_behind_its_body_is_answered(
+    server: RunningServer, sock: socket.socket
+) -> None:
+    sock.sendall(head(SIZE) + value(SIZE, 2))
+    sock.shutdown(socket.SHUT_WR)
+    assert statuses(sock.makefile("rb").read()) == [200]
+
+
+def test_a_body_that_begins_small_is_read_by_one_alone(
+    server: RunningServer, sock: socket.socket
+) -> None:
+    begin, body = log_end(server), value(SIZE, 7)
+    sock.sendall(head(SIZE) + body[:1000])
+    while "tierlog_http_requests_in_progress 2" not in httpx.get(f"{server.url}/metrics").text:
+        pass  # until the handler waits for the rest
+    assert sent_until_the_end(sock, body[1000:], LAST) == [200, 200]
+    assert values_from(server, begin) == [body]
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_nothing_is_appended_of_a_body_whose_client_left(
+    server: RunningServer, caplog: pytest.LogCaptureFixture, resets: bool
+) -> None:
+    begin = log_end(server)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(head(SIZE) + value(SIZE - 100_000, 3))
+            if resets:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    body = value(SIZE, 4)
+    assert httpx.post(server.url + PATH, content=body, headers=OCTETS).status_code == 200
+    assert values_from(server, begin) == [body]
+    assert not caplog.records, "nobody is answered, and nothing is amiss"
+
+
+def test_what_comes_after_a_body_stalled_is_no_request(
+    server: RunningServer, sock: socket.socket
+) -> None:
+    sock.sendall(head(SIZE) + value(300_000, 5))
+    refusal = sock.recv(12)
+    sock.sendall(get("/healthz") * 10)
+    answers = refusal + sock.makefile("rb").read()
+    assert statuses(answers) == [400]
+    assert b"no byte of the body came for 0.3 s" in answers
+
+
+def test_a_large_body_that_comes_too_slowly_is_cut(
+    server: RunningServer, sock: socket.socket
+) -> None:
+    sock.sendall(head(SIZE) + value(100_000, 6))
+    sock.settimeout(0.02)
+    answer = b""
+    while not answer:
+        try:
+            answer = sock.recv(10_000)
+        except TimeoutError:
+            sock.sendall(b"a")
+    assert b"less than 1000000 bytes a second" in answer

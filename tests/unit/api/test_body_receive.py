@@ -1,0 +1,63 @@
+"""What fills a body from a socket: what ends it, and that nothing of it stays with the loop."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from api.http.body_receive import BodyReceive
+
+
+def receive(
+    act: Callable[[BodyReceive, socket.socket], None],
+    *,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> bytes:
+    """A buffer of 10 bytes, when `act` has been done to what fills it."""
+
+    async def run() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(b"12345")
+            loop, body = asyncio.get_running_loop(), bytearray(10)
+            receiving = BodyReceive(loop, ours, memoryview(body), idle_s=0.05, on_bytes=on_bytes)
+            loop.call_soon(act, receiving, theirs)
+            try:
+                await receiving.run()
+            finally:
+                assert not loop.remove_reader(ours.fileno()), "the loop was left watching"
+            return bytes(body)
+
+    return asyncio.run(run())
+
+
+def test_it_ends_when_the_buffer_is_full_and_takes_no_more() -> None:
+    def act(_: BodyReceive, theirs: socket.socket) -> None:
+        theirs.sendall(b"67890NEXT")
+
+    assert receive(act) == b"1234567890"
+
+
+def test_it_ends_when_its_connection_is_closed() -> None:
+    with pytest.raises(ConnectionAbortedError):
+        receive(lambda receiving, _: receiving.stop())
+
+
+def test_it_ends_when_the_client_does() -> None:
+    with pytest.raises(ConnectionResetError):
+        receive(lambda _, theirs: theirs.shutdown(socket.SHUT_WR))
+
+
+def test_it_ends_when_nothing_comes() -> None:
+    with pytest.raises(TimeoutError):
+        receive(lambda *_: None)
+
+
+def test_it_ends_when_the_pace_is_not_kept() -> None:
+    def refuse(came: int) -> None:
+        raise ValueError(came)
+
+    with pytest.raises(ValueError, match="5"):
+        receive(lambda *_: None, on_bytes=refuse)
