@@ -11,7 +11,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader
 
@@ -24,6 +24,12 @@ from spark_reader.source_partition import SplitPartition, say
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+PLANS_BY_SCAN: Final = hasattr(DataSourceReader, "pushLimit")
+"""Whether Spark keeps what pushed filters narrowed with the scan they are of. Up to 4.3 it keeps it
+with the `load()`: other scans of the same frame would get it too, and lack rows.
+"""
 
 
 class _PushFilters:
@@ -39,6 +45,8 @@ class _PushFilters:
         self._reader = reader
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        if not self._reader.takes_filters:
+            return filters
         self._reader.filters, left = take(filters, self._reader.filters)
         return left
 
@@ -46,6 +54,7 @@ class _PushFilters:
 class TierlogReader(AcknowledgesItsTask, DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options, self._columns = options, columns
+        self.takes_filters = PLANS_BY_SCAN or options.single_query
         self.filters = NO_FILTERS
         self.pushFilters = _PushFilters(self)
 

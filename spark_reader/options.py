@@ -58,6 +58,7 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     manifest_versions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     pin: str | None = None
+    single_query: bool = False
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
 
 
@@ -95,6 +96,7 @@ _OPTIONS: Final[dict[str, Option]] = {
     "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),
+    "singleQuery": Option(read.boolean, uses=BATCH_ONLY),
     "isolationLevel": _ISOLATION,
     "kafka.isolation.level": _ISOLATION,  # of a job that was moved: it says which rows there are
     "tier": Option(read.one_of("all", "cold")),
@@ -122,6 +124,7 @@ def parse_options(
         fail_on_data_loss=values.get("failOnDataLoss", True),
         manifest_versions=values.get("manifestVersion", {}),
         pin=values.get("pin"),
+        single_query=values.get("singleQuery", False),
         trigger=_trigger(values),
     )
     _check_together(options)

@@ -59,12 +59,27 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
         spark.conf.set("spark.sql.session.timeZone", zone)
         try:
-            frame = read(spark, tiers).where("partition = 1 and offset >= 650")
+            frame = read(spark, tiers, singleQuery=pushed)
+            frame = frame.where("partition = 1 and offset >= 650")
             frame = frame.where(f"timestamp < timestamp_millis({written[700].timestamp})")
             assert sorted(row.offset for row in frame.select("offset").collect()) == expected
         finally:
             spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
             spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_filters_narrow_no_other_use_of_a_frame(spark, tiers):
+    """Spark up to 4.3 keeps the last plan of a frame, with its filters, for all that reads it."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = read(spark, tiers, tier="cold", schema="partition int, offset bigint")
+        one = frame.where("partition = 0 and offset < 10")
+        other = frame.where("partition = 1 and offset < 20")
+        found = sorted(tuple(row) for row in one.union(other).collect())
+        assert found == [(0, n) for n in range(10)] + [(1, n) for n in range(20)]
+        assert frame.count() == sum(tiers.cold_end("flights", p) for p in range(3))
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
 
 def test_cold_alone_needs_no_broker(spark, tiers):

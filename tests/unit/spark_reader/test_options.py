@@ -114,6 +114,7 @@ WRONG = {
     "tier": ("hot", "one of all, cold"),
     "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions as in {"topic": {"0": 12'),
     "pin": ("", "a text"),
+    "singleQuery": ("once", "one of true, false"),
 }
 
 
