@@ -32,7 +32,7 @@ from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
-from broker.repair import RepairStep
+from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
@@ -328,7 +328,11 @@ class Broker:
 
     def readiness(self) -> reports.Readiness:
         return reports.readiness(
-            self.partitions(), self.damaged_partitions(), self.bucket, self._diverged()
+            self.partitions(),
+            self.damaged_partitions(),
+            self.bucket,
+            self._diverged(),
+            self.copier.held_up(),
         )
 
     def storage_report(self) -> reports.StorageReport:

@@ -3,7 +3,8 @@
 * Segments of a partition go up in order, one at a time; partitions side by side,
   `offload.concurrency` of them. After each segment the next partition has its turn: one that is
   written to as fast as it uploads does not keep a quiet one from the bucket. A partition that fails
-  waits with back-off and jitter and does not hold up the others.
+  waits with back-off and jitter and does not hold up the others. One whose next segment rotted on
+  local disk waits until it is repaired; that is told (`held_up`).
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
 * Where compaction replaced segments that the bucket has, the bucket follows first (`mirror`).
@@ -23,7 +24,13 @@ import structlog
 
 from broker.mirror import follow_compaction
 from broker.partition import Partition
-from record_format.errors import FencedError, LogOfflineError, TierlogError, UnknownSegment
+from record_format.errors import (
+    CorruptDataError,
+    FencedError,
+    LogOfflineError,
+    TierlogError,
+    UnknownSegment,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -40,10 +47,18 @@ class OffloadProgress(NamedTuple):
 class _Work:
     """What the copier knows of one partition. Guarded by the copier's lock."""
 
-    __slots__ = ("failures", "not_before", "running", "uploaded_bytes", "uploaded_segments")
+    __slots__ = (
+        "failures",
+        "held_up",
+        "not_before",
+        "running",
+        "uploaded_bytes",
+        "uploaded_segments",
+    )
 
     def __init__(self) -> None:
         self.failures = 0
+        self.held_up: str | None = None  # by what does not check
         self.not_before = 0.0
         self.running: Future[None] | None = None
         self.uploaded_segments = 0
@@ -94,6 +109,11 @@ class Copier:
                 for partition, work in self._work.items()
             )
 
+    def held_up(self) -> dict[Partition, str]:
+        """The partitions of which nothing goes up before they are repaired, and why."""
+        with self._changed:
+            return {one: work.held_up for one, work in self._work.items() if work.held_up}
+
     def progress(self, partitions: Iterable[Partition]) -> OffloadProgress:
         """Uploaded since the start of the process, and what is still rolled and local only."""
         partitions = list(partitions)
@@ -141,6 +161,7 @@ class Copier:
             with self._changed:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
+                work.held_up = str(failure) if isinstance(failure, CorruptDataError) else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:

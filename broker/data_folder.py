@@ -15,6 +15,7 @@
     <data>/tierlog/uploads/                     uploads that may go on after a crash
     <data>/tierlog/scratch/                     what nothing of outlives the process
     <data>/tierlog/cache/                       chunks of cold segments
+    <data>/tierlog/damaged/                     what repairs set aside
 
 * Files that Kafka has too are byte for byte Kafka's; what is ours alone lies below `tierlog/`.
 * Whatever a later step relies on is fsynced, and its folder entry too, before that step.
@@ -118,6 +119,11 @@ class DataFolder:
 
     def scratch(self, name: str = "") -> Path:
         return self.path / "tierlog" / "scratch" / name
+
+    @property
+    def damaged(self) -> Path:
+        """What repairs set aside, a folder for each."""
+        return self.path / "tierlog" / "damaged"
 
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"

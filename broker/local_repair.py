@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.repair import Action, RepairStep
+from broker.repair_step import Action, RepairStep
 from hot_tier.durable_file import sync_folder
 from hot_tier.file_names import LOG, parse_file_name
 from record_format.errors import CorruptDataError
@@ -33,7 +34,7 @@ class LocalRepair:
     def __init__(self, folder: DataFolder, damaged: Damaged, *, cold_end_offset: int) -> None:
         self._log_folder = folder.partition_folder(damaged.topic, damaged.number)
         self._damaged, self._fault = damaged, locate(damaged)
-        self._aside = folder.path / "tierlog" / "damaged"
+        self._aside = folder.damaged
         if self._fault is not None:
             self._aside /= f"{damaged}-{self._fault.bad_offset}"
         self.step = self._plan(cold_end_offset)
@@ -118,10 +119,19 @@ def set_aside_from_start(folder: Path, fault: LocalFault, aside: Path) -> None:
 
 def copy_to_end(folder: Path, fault: LocalFault, aside: Path) -> None:
     """Copy the bad segment and all behind it, durably; the log itself stays as it is."""
+    _copy(folder, aside, lambda offset: offset >= fault.base_offset)
+
+
+def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
+    """Copy the files of one segment, durably."""
+    _copy(folder, aside, lambda offset: offset == base_offset)
+
+
+def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
     aside.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
         name = parse_file_name(path.name)
-        if name is not None and name.offset >= fault.base_offset:
+        if name is not None and is_wanted(name.offset):
             copied = aside / path.name
             shutil.copy2(path, copied)
             _sync_file(copied)

@@ -10,7 +10,8 @@
 |        |            | begin above the bucket's  | `drop`: the offsets between become a gap      |
 |        |            | end                       |                                               |
 
-A manifest, page or pin that is bad is said (`none`), and nothing is done about it.
+A manifest, page or pin that is bad is said (`none`), and nothing is done about it. Local segments
+that rotted have their own table (`rotten_segments`).
 
 * Only the owner repairs: steps are commits under its epoch.
 * A segment is put up again only when its bytes have the CRC-32C that the manifest holds: repair
@@ -23,7 +24,6 @@ A manifest, page or pin that is bad is said (`none`), and nothing is done about 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ from crc32c import crc32c as crc32c_of
 from broker.bucket_check import CheckOptions, check_partition
 from broker.partition import Partition
 from broker.rebuilt_segment import PIECE_BYTES, object_pieces, rebuilt_segment
+from broker.repair_step import Action, RepairStep
+from broker.rotten_segments import RottenSegments
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
@@ -58,29 +60,6 @@ WHOLE_LOG_KINDS = frozenset(
 )
 
 
-class Action(StrEnum):
-    MAKE_INDEXES = "make-indexes"
-    UPLOAD_AGAIN = "upload-again"
-    DROP = "drop"
-    WRITE_TOPIC = "write-topic"
-    COLLECT = "collect"
-    SET_ASIDE = "set-aside"
-    CUT = "cut"
-    NONE = "none"
-
-
-class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a plan. `done` once it was applied."""
-
-    action: Action
-    partition: int
-    detail: str
-    object_key: str | None = None
-    base_offset: int | None = None
-    last_offset: int | None = None
-    done: bool = False
-
-
 class Planned(NamedTuple):
     step: RepairStep
     entry: SegmentEntry | None
@@ -96,10 +75,12 @@ class Repair:
         store: ObjectStore,
         *,
         scratch: Path,
+        aside: Path,
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
         assert partition.cold is not None, "without a bucket there is nothing to repair"
+        self._rotten = RottenSegments(partition, aside)
         self._partition, self._cold, self._store = partition, partition.cold, store
         self._scratch, self._policy, self._clock = scratch, policy, clock
 
@@ -124,6 +105,10 @@ class Repair:
             before = entry
         if manifest is not None and (hole := self._hole(manifest)) is not None:
             planned.append(Planned(hole, None, None))
+        end_offset = manifest.end_offset if manifest else 0
+        sound = [entry for entry in entries if entry.base_offset not in by_base]
+        rotten = self._rotten.plan(end_offset, sound, deep=deep)
+        planned += [Planned(one, None, None) for one in rotten]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)
             if (step := self._collection(garbage)) is not None:
@@ -195,12 +180,14 @@ class Repair:
 
     # --- applying it ------------------------------------------------------------------------------
 
-    def apply(self, planned: Planned) -> RepairStep:
+    def apply(self, planned: Planned, *, accept_loss: bool) -> RepairStep:
         """Take one step; not done, and why, where the bytes prove to be other than planned.
 
-        Raises FencedError, StoreUnavailable.
+        Raises FencedError, StoreUnavailable, LogOfflineError.
         """
         try:
+            if planned.step.action in RottenSegments.ACTIONS:
+                return self._rotten.apply(planned.step, accept_loss=accept_loss)
             return self._apply(*planned)
         except CorruptDataError as bad:
             log.error("not repaired", partition=str(self._partition), error=str(bad))

@@ -6,8 +6,9 @@ that encode to JSON as they stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -91,9 +92,14 @@ def readiness(
     damaged: Iterable[Damaged],
     bucket: Bucket | None,
     diverged: Iterable[DivergedLog] = (),
+    held_up: Mapping[Partition, str] = MappingProxyType({}),
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
+    degraded += [
+        f"nothing of {one} is offloaded any more: {why}; `tierlog storage repair` says what helps"
+        for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
+    ]
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")

@@ -22,7 +22,7 @@ import msgspec
 
 from broker.broker import Broker, wall_clock_ms
 from broker.data_folder import DataFolder, folder_lock
-from broker.repair import RepairStep
+from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.take_over import marker_path
 from broker.topic_registry import TopicRegistry

@@ -21,7 +21,8 @@ from broker.data_folder import DataFolder
 from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
 from broker.partition import Partition
-from broker.repair import Action, Repair, RepairStep
+from broker.repair import Repair
+from broker.repair_step import Action, RepairStep
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from broker.verify import check_topic_object, verify_topic
@@ -71,7 +72,9 @@ class Upkeep:
             return steps
         for repair in self._repairs(topic, apply=apply):
             planned = repair.plan(deep=deep)
-            steps += [repair.apply(one) for one in planned] if apply else [p.step for p in planned]
+            steps += [
+                repair.apply(one, accept_loss=accept_loss) if apply else one.step for one in planned
+            ]
         return steps + self._mend_topic_object(topic, apply=apply)
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
@@ -143,7 +146,12 @@ class Upkeep:
             if partition.cold is not None:
                 self._may_write(partition, apply=apply)
                 yield Repair(
-                    partition, store, scratch=self._scratch, policy=self._policy, clock=self._clock
+                    partition,
+                    store,
+                    scratch=self._scratch,
+                    aside=self._folder.damaged,
+                    policy=self._policy,
+                    clock=self._clock,
                 )
 
     @property

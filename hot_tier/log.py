@@ -40,6 +40,7 @@ from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
 from hot_tier.roll import disk_error, roll
+from hot_tier.salvage import Lost, drop_lost, find_lost
 from hot_tier.segment_views import (
     OpenedSegment,
     SegmentFacts,
@@ -391,6 +392,18 @@ class PartitionLog:
         Raises Interrupted (nothing is lost), CorruptDataError, DiskFull, LogOfflineError.
         """
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
+
+    def find_lost(self, base_offset: int) -> list[Lost]:
+        """What of a sealed segment does not check, read whole. Raises UnknownSegment."""
+        return steady(self._state, lambda: find_lost(self._state, self._views.sealed(base_offset)))
+
+    def drop_lost(self, base_offset: int) -> list[Lost]:
+        """Drop what of a sealed segment does not check, and nothing else; what that was. Its
+        offsets stay left out. See that nobody reads the files by their paths meanwhile.
+
+        Raises UnknownSegment, DiskFull, LogOfflineError.
+        """
+        return drop_lost(self._state, self._reaper, self._views.sealed(base_offset))
 
     @property
     def replacements(self) -> int:

@@ -31,11 +31,17 @@ from record_format.file_slice import OpenFile
 
 
 def swap(
-    state: LogState, reaper: Reaper, old: tuple[Segment, ...], cleaned: CleanedSegment
+    state: LogState,
+    reaper: Reaper,
+    old: tuple[Segment, ...],
+    cleaned: CleanedSegment,
+    *,
+    bucket_follows: bool = True,
 ) -> bool:
     """Put `cleaned` (finished) in the place of `old`; False where those are not all there any more.
 
-    Raises LogOfflineError, DiskFull (nothing changed).
+    `bucket_follows`: it may hold what was there before. Raises LogOfflineError, DiskFull (nothing
+    changed).
     """
     with state.lock:
         state.check_online()
@@ -44,6 +50,8 @@ def swap(
         first = state.segments.number_of(old[0].base_offset)
         if first < 0 or state.segments.items[first : first + len(old)] != old:
             return False
+        if bucket_follows:
+            _mark_unmirrored(state)
         _publish(state, cleaned)
         with replacing(state):
             moved: dict[Path, Path] = {}
@@ -59,11 +67,17 @@ def swap(
         return True
 
 
+def _mark_unmirrored(state: LogState) -> None:
+    try:
+        (state.folder / UNMIRRORED).touch()
+    except OSError as error:
+        raise disk_error(state, error) from error
+    state.unmirrored = True
+
+
 def _publish(state: LogState, cleaned: CleanedSegment) -> None:
     """From the first rename on the swap is finished, by us or by the next open."""
     try:
-        (state.folder / UNMIRRORED).touch()
-        state.unmirrored = True
         _stage(state, cleaned, LOG)
     except OSError as error:
         raise disk_error(state, error) from error

@@ -111,7 +111,8 @@ class SegmentViews:
             crc32c=segment.crc32c,
         )
 
-    def _sealed(self, base_offset: int) -> Segment:
+    def sealed(self, base_offset: int) -> Segment:
+        """Raises UnknownSegment."""
         state = self._state
         segments = state.segments
         number = segments.number_of(base_offset)
@@ -146,7 +147,7 @@ class SegmentViews:
         return least_timestamp(read_at, size_bytes=size_bytes, file=segment.path(LOG))
 
     def crc32c(self, base_offset: int) -> int:
-        segment = self._sealed(base_offset)
+        segment = self.sealed(base_offset)
         if segment.crc32c is None:
             read_at = segment.log_reader(self._state.files)
             value = 0
@@ -158,7 +159,7 @@ class SegmentViews:
 
     def open_sealed(self, base_offset: int) -> OpenedSegment:
         crc = self.crc32c(base_offset)
-        segment = self._sealed(base_offset)
+        segment = self.sealed(base_offset)
         return OpenedSegment(segment.end.size_bytes, crc, self._state.files.open(segment.name(LOG)))
 
     def opened_sealed(self, base_offset: int) -> OpenedSegment | None:
@@ -178,7 +179,7 @@ class SegmentViews:
         """
         state = self._state
         state.check_shut()
-        segment = self._sealed(base_offset)
+        segment = self.sealed(base_offset)
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
         self._check_indexes(segment)

@@ -22,6 +22,7 @@ from record_format.batch import (
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
+    MAGIC,
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
@@ -139,6 +140,28 @@ def emptied(header: BatchHeader) -> Compacted:
         record_count=0,
     )
     return _sealed(changed, b"", max_timestamp=header.max_timestamp)
+
+
+def empty_batch(start_offset: int, end_offset: int, *, leader_epoch: int) -> Compacted:
+    """A batch without records that spans [start_offset, end_offset)."""
+    nobody = -1  # no producer, no sequence
+    header = BatchHeader(
+        position=0,
+        base_offset=start_offset,
+        size_bytes=HEADER_SIZE,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=0,
+        last_offset_delta=end_offset - start_offset - 1,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=NO_TIMESTAMP,
+        producer_id=nobody,
+        producer_epoch=nobody,
+        base_sequence=nobody,
+        record_count=0,
+    )
+    return _sealed(header, b"", max_timestamp=NO_TIMESTAMP)
 
 
 def _rewritten(

@@ -65,6 +65,7 @@ class BrokerMetrics(Collector):
         yield gauge("tierlog_topics", {(): len(report.topics)})
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
+        yield gauge("tierlog_offload_held_up_partitions", {(): len(broker.copier.held_up())})
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)

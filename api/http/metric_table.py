@@ -124,6 +124,11 @@ METRICS: Final = (
         "Bytes that are local only, the active segments with them",
         ("topic",),
     ),
+    Metric(
+        "tierlog_offload_held_up_partitions",
+        "gauge",
+        "Partitions whose next segment rotted on disk: nothing of them goes up before a repair",
+    ),
     Metric("tierlog_offload_lag_segments", "gauge", "Segments that are local only", ("topic",)),
     Metric(
         "tierlog_offload_lag_seconds",

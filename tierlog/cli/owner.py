@@ -17,7 +17,7 @@ from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
-    from broker.repair import RepairStep
+    from broker.repair_step import RepairStep
     from broker.settings import BrokerSettings
     from cold_tier.object_store import ObjectStore
     from manifest.garbage import GarbagePolicy

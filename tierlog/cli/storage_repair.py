@@ -47,7 +47,7 @@ def repair(
     *,
     apply: ApplyOption = False,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Also cut a log whose records are nowhere else.")
+        bool, typer.Option("--accept-loss", help="Also give up what is nowhere else.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     output: OutputOption = Output.AUTO,

@@ -1,0 +1,123 @@
+"""Sealed segments of an open log whose batches do not check any more.
+
+| the segment                           | step                                                     |
+|---------------------------------------|----------------------------------------------------------|
+| the bucket has it, sound, and nothing | `set-aside`: it and all before it leave the disk; reads  |
+| compacts the log                      | come from the bucket                                     |
+| the bucket has it, and compaction     | `none`: a restore takes it from there                    |
+| works on the log                      |                                                          |
+| the bucket lacks it                   | `drop-batches`: exactly those that do not check, and     |
+|                                       | only where that loss was accepted; their offsets are     |
+|                                       | left out                                                 |
+
+* One that the bucket lacks keeps all behind it from going up. So the next that is to go up is
+  always read; others, as far as they are deep, are read where every byte is.
+* The files as they are are copied to `tierlog/damaged/`, durably, before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from broker.local_repair import copy_segment
+from broker.partition import Partition
+from broker.repair_step import Action, RepairStep
+from hot_tier.salvage import Lost
+from hot_tier.segment_views import SegmentView
+from manifest.state import SegmentEntry
+from record_format.errors import UnknownSegment
+
+log = structlog.get_logger(__name__)
+
+
+class RottenSegments:
+    """Of one partition. `aside`: the folder that gets a folder for each segment."""
+
+    ACTIONS: Final = frozenset({Action.SET_ASIDE, Action.DROP_BATCHES})
+
+    def __init__(self, partition: Partition, aside: Path) -> None:
+        self._partition, self._aside = partition, aside
+
+    def plan(
+        self, cold_end_offset: int, sound: Sequence[SegmentEntry], *, deep: bool
+    ) -> Iterator[RepairStep]:
+        """`sound`: what the bucket has and no check found wanting. Raises UnknownSegment, OSError.
+
+        Changes nothing.
+        """
+        views = [view for view in self._partition.log.segments() if view.sealed]
+        waiting = [view for view in views if view.last_offset >= cold_end_offset]
+        for view in views if deep else waiting[:1]:
+            lost = self._partition.log.find_lost(view.base_offset)
+            if lost and view.last_offset >= cold_end_offset:
+                yield self._drop_batches(view, lost)
+            elif lost:
+                yield self._set_aside(view, sound)
+
+    def _drop_batches(self, view: SegmentView, lost: Sequence[Lost]) -> RepairStep:
+        spans = ", ".join(
+            f"{one.start_offset} to {one.end_offset - 1}"
+            for one in lost
+            if one.start_offset < one.end_offset
+        )
+        return self._step(
+            Action.DROP_BATCHES,
+            view,
+            f"{view.path}: {sum(one.size_bytes for one in lost)} bytes do not check, from position "
+            f"{lost[0].position} on, and the bucket lacks them: offsets {spans or 'none'} are "
+            "lost, all else stays; --accept-loss does it",
+        )
+
+    def _set_aside(self, view: SegmentView, sound: Sequence[SegmentEntry]) -> RepairStep:
+        covered = [
+            entry
+            for entry in sound
+            if entry.base_offset <= view.last_offset and entry.last_offset >= view.base_offset
+        ]
+        is_whole = bool(covered) and (
+            covered[0].base_offset <= view.base_offset
+            and covered[-1].last_offset >= view.last_offset
+            and all(a.next_offset == b.base_offset for a, b in pairwise(covered))
+        )
+        if is_whole and not self._partition.log.config.compacts:
+            detail = f"{view.path} does not check; the bucket has all of it, and is read instead"
+            return self._step(Action.SET_ASIDE, view, detail)
+        detail = f"{view.path} does not check; a restore takes what the bucket has of it"
+        return self._step(Action.NONE, view, detail)
+
+    def _step(self, action: Action, view: SegmentView, detail: str) -> RepairStep:
+        return RepairStep(
+            action=action,
+            partition=self._partition.number,
+            detail=detail,
+            base_offset=view.base_offset,
+            last_offset=view.last_offset,
+        )
+
+    def apply(self, step: RepairStep, *, accept_loss: bool) -> RepairStep:
+        """Raises DiskFull, LogOfflineError, CorruptIndex, OSError."""
+        assert step.base_offset is not None, "a step of a segment names it"
+        assert step.last_offset is not None, "a step of a segment names it"
+        if step.action is Action.DROP_BATCHES and not accept_loss:
+            return step
+        opened = self._partition.log
+        aside = self._aside / f"{self._partition}-{step.base_offset}"
+        with opened.files_lock:
+            try:
+                copy_segment(opened.folder, step.base_offset, aside)
+                if step.action is Action.SET_ASIDE:
+                    opened.delete_local(step.last_offset + 1)
+                else:
+                    opened.drop_lost(step.base_offset)
+            except (UnknownSegment, FileNotFoundError):
+                return step  # retention took it meanwhile
+        log.warning(
+            "segment repaired", partition=str(self._partition), step=step.action, detail=step.detail
+        )
+        return msgspec.structs.replace(step, done=True)

@@ -1,0 +1,193 @@
+"""What still checks of a sealed segment that rotted, and the segment without the rest.
+
+* A batch counts where its checksum holds and its offsets lie where they can: above the batch before
+  it, below the next segment. The base offset has no checksum: of two batches that contradict each
+  other the one counts that the batch behind it goes on from.
+* Behind a bad batch the next is where its length says. Where none is there, the bytes are gone
+  through for one that checks, and behind which another begins, or the file ends: a batch may be a
+  record of another.
+* In the place of what is lost comes a batch without records that spans its offsets, as compaction
+  leaves them: no offset is given again, and readers step over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
+from hot_tier.cleaned_segment import CleanedSegment
+from hot_tier.file_names import LOG
+from hot_tier.log_state import LogState
+from hot_tier.open_files import ReadAt
+from hot_tier.reaper import Reaper
+from hot_tier.roll import disk_error
+from hot_tier.segment import Segment
+from hot_tier.segment_swap import swap
+from hot_tier.transaction_index import read_entries
+from record_format.batch import HEADER_SIZE, MAGIC, parse_header
+from record_format.compacting import empty_batch
+from record_format.errors import CorruptBatch, UnknownSegment
+
+SEARCH_BYTES: Final = 1 << 20
+MAGIC_POSITION: Final = 16
+
+
+class Lost(NamedTuple):
+    """Offsets [start_offset, end_offset), of which `size_bytes` at `position` do not check; none
+    where the bytes stood for no offset of their own.
+    """
+
+    start_offset: int
+    end_offset: int
+    position: int
+    size_bytes: int
+
+
+class Salvage:
+    """Goes through one sealed segment. Raises OSError."""
+
+    def __init__(self, segment: Segment, read_at: ReadAt) -> None:
+        self._read_at, self._end_position = read_at, segment.end.size_bytes
+        self._start, self._limit = segment.base_offset, segment.end.next_offset
+        self._low = segment.base_offset
+
+    def pieces(self) -> Iterator[CheckedBatch | Lost]:
+        """The batches that count, and what is lost between them, in order."""
+        position = 0
+        for batch in self._ordered():
+            header = batch.header
+            if header.position > position:
+                yield Lost(self._low, header.base_offset, position, header.position - position)
+            yield batch
+            position, self._low = header.end_position, header.next_offset
+        if position < self._end_position:
+            yield Lost(self._low, self._limit, position, self._end_position - position)
+
+    def _ordered(self) -> Iterator[CheckedBatch]:
+        """Those whose offsets rise."""
+        held: CheckedBatch | None = None
+        low = self._start
+        batches = self._in_range()
+        following = next(batches, None)
+        while (batch := following) is not None:
+            following = next(batches, None)
+            first = batch.header.base_offset
+            if held is not None and first >= held.header.next_offset:
+                yield held
+                low, held = held.header.next_offset, batch
+            elif first >= low and (held is None or _goes_on(batch, following, instead_of=held)):
+                held = batch
+        if held is not None:
+            yield held
+
+    def _in_range(self) -> Iterator[CheckedBatch]:
+        position = 0
+        while position < self._end_position:
+            try:
+                for batch in checked_batches(self._read_at, start=position, end=self._end_position):
+                    position = batch.header.end_position
+                    if self._is_in_range(batch):
+                        yield batch
+            except CorruptBatch:
+                position = self._behind(position)
+
+    def _is_in_range(self, batch: CheckedBatch) -> bool:
+        return self._start <= batch.header.base_offset and batch.header.last_offset < self._limit
+
+    def _behind(self, position: int) -> int:
+        """Where the next batch begins, behind the bad bytes at `position`; the end for none."""
+        with suppress(CorruptBatch):
+            size = min(HEADER_SIZE, self._end_position - position)
+            end = parse_header(self._read_at(size, position), at=position).end_position
+            if end == self._end_position or self._at(end) is not None:
+                return end
+        for found in self._candidates(position + 1):
+            batch = self._at(found)
+            if batch is not None and self._is_followed(batch):
+                return found
+        return self._end_position
+
+    def _is_followed(self, batch: CheckedBatch) -> bool:
+        end = batch.header.end_position
+        return end == self._end_position or self._at(end) is not None
+
+    def _at(self, position: int) -> CheckedBatch | None:
+        """The batch there, where it checks."""
+        with suppress(CorruptBatch):
+            batch = one_large_batch(self._read_at, position, end=self._end_position)
+            return batch if self._is_in_range(batch) else None
+        return None
+
+    def _candidates(self, position: int) -> Iterator[int]:
+        """Where bytes look like the base offset and the magic of a batch of the segment."""
+        first, last = self._start.to_bytes(8, "big"), (self._limit - 1).to_bytes(8, "big")
+        same = next((n for n in range(8) if first[n] != last[n]), 8)
+        prefix = first[:same]
+        while position + HEADER_SIZE <= self._end_position:
+            window = self._read_at(min(SEARCH_BYTES, self._end_position - position), position)
+            at = window.find(prefix)
+            while 0 <= at <= len(window) - HEADER_SIZE:
+                if window[at + MAGIC_POSITION] == MAGIC and first <= window[at : at + 8] <= last:
+                    yield position + at
+                at = window.find(prefix, at + 1)
+            position += max(1, len(window) - HEADER_SIZE + 1)
+
+
+def _goes_on(
+    batch: CheckedBatch, following: CheckedBatch | None, *, instead_of: CheckedBatch
+) -> bool:
+    """Whether the batch behind says that this one is right, and the held one is not."""
+    if following is None:
+        return False
+    first = following.header.base_offset
+    end = batch.header.next_offset
+    return first == end or end <= first < instead_of.header.next_offset
+
+
+def find_lost(state: LogState, segment: Segment) -> list[Lost]:
+    """What of a sealed segment does not check; nothing where all does. Raises OSError."""
+    salvage = Salvage(segment, segment.log_reader(state.files))
+    return [piece for piece in salvage.pieces() if isinstance(piece, Lost)]
+
+
+def drop_lost(state: LogState, reaper: Reaper, segment: Segment) -> list[Lost]:
+    """Put the segment without what does not check in its place; what that was.
+
+    Raises UnknownSegment where it went meanwhile, CorruptIndex, DiskFull, LogOfflineError.
+    """
+    cleaned = None
+    try:
+        modified_ns = segment.path(LOG).stat().st_mtime_ns
+        aborted = read_entries(segment)
+        cleaned = CleanedSegment(state, segment.base_offset)
+        lost = _write(cleaned, segment, segment.log_reader(state.files), state)
+        cleaned.finish(
+            next_offset=segment.end.next_offset, aborted=aborted, modified_ns=modified_ns
+        )
+        if not swap(state, reaper, (segment,), cleaned, bucket_follows=False):
+            raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} any more")
+        return lost
+    except OSError as error:
+        raise disk_error(state, error) from error
+    finally:
+        if cleaned is not None and state.offline is None and not state.shut:
+            cleaned.discard()  # after a swap there is nothing left of it
+
+
+def _write(
+    cleaned: CleanedSegment, segment: Segment, read_at: ReadAt, state: LogState
+) -> list[Lost]:
+    lost = []
+    for piece in Salvage(segment, read_at).pieces():
+        if isinstance(piece, CheckedBatch):
+            header = piece.at_start_of_chunk()
+            cleaned.add(header, memoryview(piece.chunk)[header.position : header.end_position])
+            continue
+        lost.append(piece)
+        if piece.start_offset < piece.end_offset:
+            epoch = state.epochs.epoch_of(piece.start_offset) or 0
+            span = (piece.start_offset, piece.end_offset)
+            cleaned.add(*empty_batch(*span, leader_epoch=epoch))
+    return lost

@@ -1,0 +1,192 @@
+"""A sealed segment that rots before it went up: it is told, and repaired without losing more than
+what does not check, or giving an offset again.
+"""
+
+import struct
+
+import pytest
+
+from tests.integration.broker.test_verify import path_of
+
+BATCHES, EACH = 10, 3
+
+
+@pytest.fixture
+def house(house):
+    """`t-0`: a sealed segment of offsets 0 to 29 in batches of three, which is not in the bucket,
+    and one more that holds 30 to 32.
+    """
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.broker._copying.stop(10)
+    for number in range(BATCHES):
+        house.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
+    house.broker.partition("t", 0).log.roll(reason="test")
+    house.produce("t", [b"behind"] * EACH)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    return house
+
+
+def log_of(house):
+    return house.root / "data" / "t-0" / f"{0:020d}.log"
+
+
+def positions(house):
+    data, found = log_of(house).read_bytes(), [0]
+    while found[-1] < len(data):
+        found.append(found[-1] + 12 + struct.unpack_from(">i", data, found[-1] + 8)[0])
+    return found
+
+
+def damage(house, *patches):
+    """(position, bytes): written over what is there."""
+    data = bytearray(log_of(house).read_bytes())
+    for position, patch in patches:
+        data[position : position + len(patch)] = patch
+    log_of(house).write_bytes(data)
+    return bytes(data)
+
+
+def offload(house):
+    house.broker.copier.hurry(house.broker.partitions())
+    house.broker.copier.run_round()
+    house.broker.copier.wait_until_idle(timeout_s=20)
+
+
+def repaired(house, **how):
+    (step,) = house.broker.repair("t", apply=True, **how)
+    return step
+
+
+def all_but(*batches):
+    return [one for n in range(BATCHES + 1) if n not in batches for one in range(3 * n, 3 * n + 3)]
+
+
+def rotten_record(at):
+    return [(at[4] + 70, b"\xff")], (4,)
+
+
+def rotten_length(at):
+    return [(at[4] + 8, b"\0\0\1\0")], (4,)
+
+
+def rotten_length_below_a_header(at):
+    return [(at[0] + 8, b"\0\0\0\1")], (0,)
+
+
+def rotten_offset_that_leaps_ahead(at):
+    return [(at[4] + 7, b"\x0f")], (4,)  # 15 to 17 where 12 to 14 were
+
+
+def rotten_offset_that_falls_back(at):
+    return [(at[4] + 7, b"\x01")], (4,)
+
+
+def offset_falls_back_behind_what_is_gone(at):
+    return [(at[3] + 70, b"\xff"), (at[5] + 7, b"\x0d")], (3, 5)  # 13 to 15, not 15 to 17
+
+
+def zeroed_page_over_batches(at):
+    return [(at[4] + 30, bytes(at[6] - at[4]))], (4, 5, 6)
+
+
+def rotten_at_the_end(at):
+    return [(at[9] + 70, b"\xff")], (9,)
+
+
+def rotten_throughout(at):
+    return [(position + 62, b"\xff") for position in at[:-1]], tuple(range(10))
+
+
+@pytest.mark.parametrize(
+    "rot",
+    [
+        rotten_record,
+        rotten_length,
+        rotten_length_below_a_header,
+        rotten_offset_that_leaps_ahead,
+        rotten_offset_that_falls_back,
+        offset_falls_back_behind_what_is_gone,
+        zeroed_page_over_batches,
+        rotten_at_the_end,
+        rotten_throughout,
+    ],
+)
+def test_exactly_what_does_not_check_is_dropped_and_offload_goes_on(house, rot):
+    before = house.records("t")
+    patches, lost = rot(positions(house))
+    rotten = damage(house, *patches)
+    partition = house.broker.partition("t", 0)
+    step = repaired(house, accept_loss=True)
+    assert (step.action, step.done) == ("drop-batches", True), step
+    kept = house.records("t")
+    assert [one.offset for one in kept] == all_but(*lost)
+    assert kept == [one for one in before if one.offset // 3 not in lost]
+    assert (house.broker.folder.damaged / "t-0-0" / log_of(house).name).read_bytes() == rotten
+    offload(house)
+    assert partition.cold.end_offset == 33
+    assert partition.cold.manifest.compacted_before == 0
+    assert house.broker.verify("t", deep=True).ok
+    assert house.broker.repair("t", deep=True) == []
+    partition.log.delete_local(33)
+    assert house.records("t") == kept
+    assert house.produce("t", [b"new"]).base_offset == 33
+    house.restart()
+    assert [one.offset for one in house.records("t")] == [*all_but(*lost), 33]
+
+
+def test_it_is_told_until_it_is_repaired(house):
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    offload(house)
+    assert house.broker.partition("t", 0).cold.end_offset == 0
+    (told,) = house.broker.readiness().degraded
+    assert "t-0" in told
+    assert log_of(house).name in told
+    assert "storage repair" in told
+    assert house.broker.readiness().reasons == [], "the partition serves"
+    rotten = log_of(house).read_bytes()
+    (step,) = house.broker.repair("t")
+    assert not repaired(house).done, "a loss is to be accepted"
+    assert "offsets 12 to 14 are lost, all else stays; --accept-loss" in step.detail
+    assert log_of(house).read_bytes() == rotten
+    repaired(house, accept_loss=True)
+    offload(house)
+    assert house.broker.readiness().degraded == []
+
+
+def test_a_batch_inside_a_record_is_not_taken_for_one_of_the_log(house):
+    """What is behind a bad length is searched for: a record may hold a batch."""
+    data, at = log_of(house).read_bytes(), positions(house)
+    partition = house.broker.partition("t", 0)
+    inner = bytearray(data[at[4] : at[5]])
+    inner[7] = 34  # a good batch of offsets 34 to 36
+    house.produce("t", [bytes(inner)])
+    house.produce("t", [b"a"] * 3)
+    partition.log.roll(reason="test")
+    house.produce("t", [b"b"])
+    bad = log_of(house).with_name(f"{33:020d}.log")
+    patched = bytearray(bad.read_bytes())
+    patched[8:12] = b"\0\0\1\0"
+    bad.write_bytes(patched)
+    offload(house)
+    assert repaired(house, accept_loss=True).done
+    assert [one.value for one in house.records("t", offset=33)] == [b"a", b"a", b"a", b"b"]
+
+
+def test_where_the_bucket_has_it_the_disk_lets_it_go(house):
+    before = house.records("t")
+    offload(house)
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    assert house.broker.repair("t") == [], "only a deep look reads what went up"
+    assert repaired(house, deep=True).action == "set-aside"
+    assert house.broker.partition("t", 0).log.first_local_offset == 30
+    assert house.records("t") == before
+    assert house.broker.verify("t", deep=True).ok
+
+
+def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
+    offload(house)
+    (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
+    steps = [(one.action, one.done) for one in house.broker.repair("t", deep=True)]
+    assert steps == [("drop", False), ("none", False)]
