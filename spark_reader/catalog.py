@@ -114,8 +114,7 @@ class Catalog:
     def _topic(self, name: str) -> TopicFacts:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
-            numbers = tuple(one.partition for one in topic.partitions)
-            return TopicFacts(topic.name, topic.topic_id, numbers)
+            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers))
         stored = self._stored_topics(name)
         if name not in stored:
             raise UnknownTopic(name)

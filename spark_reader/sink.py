@@ -140,7 +140,7 @@ class _Producer:
         if topic not in self._shapes:
             found = self._broker.describe_topic(topic)
             limit = found.effective_config["max.message.bytes"]
-            self._shapes[topic] = TopicShape(len(found.partitions), int(limit))
+            self._shapes[topic] = TopicShape(found.spread, int(limit), found.takers)
         return self._shapes[topic]
 
     def send(self, batch: Batch) -> None:

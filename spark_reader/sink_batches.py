@@ -61,10 +61,11 @@ class _Pending:
 
 
 class TopicShape(NamedTuple):
-    """What the broker says of a topic."""
+    """What the broker says of a topic. `takers`: where a row may go that may go anywhere."""
 
     partitions: int
     max_message_bytes: int
+    takers: Sequence[int]
 
 
 class Row(NamedTuple):
@@ -145,7 +146,7 @@ class Batcher:
             yield from self._take(place)
 
     def _partition(self, topic: str, row: Row) -> int:
-        partitions = self._shape_of(topic).partitions
+        partitions, _, takers = self._shape_of(topic)
         if row.partition is not None:
             if not 0 <= row.partition < partitions:
                 raise InvalidRecord(
@@ -154,7 +155,7 @@ class Batcher:
             return row.partition
         if row.key is not None:
             return partition_for_key(row.key, partitions)
-        return self._sticky % partitions
+        return takers[self._sticky % len(takers)]
 
     def _take(self, place: Place) -> Iterator[Batch]:
         pending = self._pending.pop(place)

@@ -50,6 +50,22 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionDescription, ...]
     damaged_partitions: tuple[DamagedPartition, ...] = ()
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of all its partitions, the damaged ones too: who reads the topic wants those as well."""
+        damaged = [one.partition for one in self.damaged_partitions]
+        return sorted([one.partition for one in self.partitions] + damaged)
+
+    @property
+    def spread(self) -> int:
+        """What keys are spread over. An adopted topic may lack some partitions of it."""
+        return max(self.numbers, default=-1) + 1
+
+    @property
+    def takers(self) -> list[int]:
+        """Where a record may go that may go anywhere."""
+        return [one.partition for one in self.partitions] or self.numbers
+
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True):
     log_start_offset: int

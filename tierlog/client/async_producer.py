@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from record_format.encode import NO_HEADERS
+from record_format.errors import TierlogError
 from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
@@ -74,9 +75,8 @@ class AsyncProducer:
         """Hand over one record; waits where the buffer is full."""
         now_ms = self._clock()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
-        if partition is None and not self._partitioner.knows(topic):
-            described = await self._client.describe_topic(topic)
-            self._partitioner.learn(topic, len(described.partitions))
+        if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
+            await self._learn(topic, now_ms)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
         async with self._changed:
@@ -87,6 +87,12 @@ class AsyncProducer:
             delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
             self._changed.notify_all()
         return asyncio.wrap_future(delivery)
+
+    async def _learn(self, topic: str, now_ms: int) -> None:
+        try:
+            self._partitioner.learn(await self._client.describe_topic(topic), now_ms=now_ms)
+        except TierlogError as error:
+            self._partitioner.keep(topic, error, now_ms=now_ms)
 
     async def flush(self) -> None:
         """Send everything now, and wait for the answers."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import randrange
@@ -32,17 +32,20 @@ from record_format.errors import (
     OutOfOrderSequence,
     ProducerFenced,
     RequestError,
+    RetriableError,
     TierlogError,
 )
 from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
-from tierlog.client.answers import Produced, ProducerIdentity
+from tierlog.client.answers import Produced, ProducerIdentity, TopicDescription
 from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, to_ms
 
 log = logging.getLogger(__name__)
+
+KNOWN_MS: Final = 300_000  # Kafka's metadata.max.age.ms
 
 TopicPartition = tuple[str, int]
 
@@ -257,34 +260,50 @@ def _settle(pending: Pending, answer: Produced) -> None:
         delivery.set_result(Placed(topic, partition, result.base_offset + index))
 
 
+class _Shape(NamedTuple):
+    spread: int
+    takers: Sequence[int]
+    due_ms: int
+
+
 class Partitioner:
     """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
 
-    `first`: the partition to begin with, of so many. Chance has it, as in KIP-480: else partition 0
-    would get all that producers of a few records send.
+    What is known of a topic is asked for again after `KNOWN_MS`: it may have grown, and a key goes
+    where all others send it. `first`: the partition to begin with, of so many. Chance has it, as in
+    KIP-480: else partition 0 would get all that producers of a few records send.
     """
 
     def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
         self._first: Final = first
-        self._counts: dict[str, int] = {}
+        self._shapes: dict[str, _Shape] = {}
         self._sticky: dict[str, tuple[int, int]] = {}
         self._batch_bytes: Final = batch_bytes
 
-    def knows(self, topic: str) -> bool:
-        return topic in self._counts
+    def is_due(self, topic: str, *, now_ms: int) -> bool:
+        """Whether to ask for the topic's partitions."""
+        shape = self._shapes.get(topic)
+        return shape is None or now_ms >= shape.due_ms
 
-    def learn(self, topic: str, partitions: int) -> None:
-        self._counts[topic] = partitions
+    def learn(self, topic: TopicDescription, *, now_ms: int) -> None:
+        self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + KNOWN_MS)
+
+    def keep(self, topic: str, error: TierlogError, *, now_ms: int) -> None:
+        """It could not be asked for: go by what is known for once more. Raises `error`."""
+        shape = self._shapes.get(topic)
+        if shape is None or not isinstance(error, RetriableError):
+            raise error
+        self._shapes[topic] = shape._replace(due_ms=now_ms + KNOWN_MS)
 
     def choose(self, topic: str, record: Outgoing) -> int:
-        count = self._counts[topic]
+        shape = self._shapes[topic]
         if record.key is not None:
-            return partition_for_key(record.key, count)
-        partition, held = self._sticky.get(topic) or (self._first(count), 0)
+            return partition_for_key(record.key, shape.spread)
+        turn, held = self._sticky.get(topic) or (self._first(len(shape.takers)), 0)
         if held >= self._batch_bytes:
-            partition, held = (partition + 1) % count, 0
-        self._sticky[topic] = (partition, held + record.size_bytes)
-        return partition
+            turn, held = turn + 1, 0
+        self._sticky[topic] = (turn, held + record.size_bytes)
+        return shape.takers[turn % len(shape.takers)]
 
 
 def outgoing(

@@ -84,7 +84,9 @@ class PartitionCursor:
 
 
 def partitions_of(topic: TopicDescription) -> list[int]:
-    return [partition.partition for partition in topic.partitions]
+    """All of them: of a damaged one the broker says why, once the others are read."""
+    damaged = [one.partition for one in topic.damaged_partitions]
+    return [one.partition for one in topic.partitions] + damaged
 
 
 def _from_time(records: list[Record], timestamp: int) -> list[Record]:

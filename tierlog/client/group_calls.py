@@ -110,10 +110,10 @@ class GroupPlace:
         committed = {one.partition: one.offset for one in known if one.topic == self._topic}
         self._committed = dict(committed)
         begins: dict[int, Start] = {}
-        for partition in topic.partitions:
-            number = partition.partition
+        log_starts = {one.partition: one.log_start_offset for one in topic.partitions}
+        for number in topic.numbers:
             if number in committed:
-                begins[number] = max(committed[number], partition.log_start_offset)
+                begins[number] = max(committed[number], log_starts.get(number, 0))
             elif not isinstance(otherwise, Mapping):
                 begins[number] = otherwise
             elif number in otherwise:

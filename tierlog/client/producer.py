@@ -14,7 +14,7 @@ from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from record_format.encode import NO_HEADERS
-from record_format.errors import Throttled
+from record_format.errors import Throttled, TierlogError
 from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
@@ -102,8 +102,8 @@ class Producer:
         """
         now_ms = self._clock()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
-        if partition is None and not self._partitioner.knows(topic):
-            self._partitioner.learn(topic, len(self._client.describe_topic(topic).partitions))
+        if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
+            self._learn(topic, now_ms)
         with self._changed:
             size = record.size_bytes
             if not self._changed.wait_for(
@@ -116,6 +116,12 @@ class Producer:
             delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
             self._changed.notify_all()
         return delivery
+
+    def _learn(self, topic: str, now_ms: int) -> None:
+        try:
+            self._partitioner.learn(self._client.describe_topic(topic), now_ms=now_ms)
+        except TierlogError as error:
+            self._partitioner.keep(topic, error, now_ms=now_ms)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send everything now, and wait for the answers; False where time was not enough."""

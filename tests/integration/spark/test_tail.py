@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 
+from broker.damaged import Damaged
 from record_format.arrow_columns import COLUMNS
 from record_format.control import marker_key, marker_value
 from record_format.encode import encode_batch
-from record_format.errors import UnknownTopic
+from record_format.errors import CorruptDataError, UnknownTopic
 from spark_reader.catalog import Catalog
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
@@ -16,6 +17,7 @@ from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.two_tiers import START_MS, two_tiers
+from tierlog.client import Client
 
 
 class Run:
@@ -173,6 +175,24 @@ def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_mar
                 assert len(run.rows()["txn", 0]) == len(everything)
         ending = {"server": None, "tier": "cold", "isolationLevel": "read_committed"}
         assert [r[0] for r in Run(tiers, subscribe="txn", **ending).rows()["txn", 0]] == committed
+
+
+def test_a_damaged_partition_is_an_error_and_no_smaller_topic(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=3)
+        tiers.produce("t", 50)
+        topic = tiers.broker.topic("t")
+        del topic.partitions[1]
+        topic.damaged[1] = Damaged("t", 1, CorruptDataError("bad"), None, None)
+        for store in (tiers.store_url, None):
+            with pytest.raises(CorruptDataError):
+                Run(tiers, subscribe="t", store=store, failOnDataLoss="false")
+        assert Run(tiers, assign='{"t": [0, 2]}').rows().keys() == {("t", 0), ("t", 2)}
+        with Client(tiers.url) as client:
+            records = client.consume("t")
+            assert [next(records).partition for _ in range(100)] == [0] * 50 + [2] * 50
+            with pytest.raises(CorruptDataError):
+                next(records)
 
 
 class KafkaFolder:

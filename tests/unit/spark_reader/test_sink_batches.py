@@ -19,7 +19,7 @@ def row(value=b"v", *, topic=None, partition=None, key=None, timestamp=None, hea
 def batcher(topic="t", partitions=3, **given):
     return Batcher(
         topic=topic,
-        shape_of=lambda name: TopicShape(partitions, 1 << 20),
+        shape_of=lambda name: TopicShape(partitions, 1 << 20, range(partitions)),
         codec=given.pop("codec", 0),
         now_ms=lambda: 77,
         **given,

@@ -5,6 +5,7 @@ import threading
 from itertools import pairwise
 
 import httpx
+import msgspec
 import pytest
 
 import tierlog
@@ -13,6 +14,7 @@ from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from tierlog.client import Batching, BrokerUnreachable, RetryPolicy, answers
 from tierlog.client.batching import Accumulator, Outgoing, Partitioner
+from tierlog.client.producer import Producer
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 
@@ -63,15 +65,20 @@ class TinyBroker:
         return httpx.Response(200, json={"topic": "t", "results": [result], "warnings": []})
 
 
-def described():
+def described(*numbers, damaged=(), name="t"):
     zeros = dict.fromkeys(answers.PartitionDescription.__struct_fields__, 0)
     return {
-        "name": "t",
+        "name": name,
         "topic_id": "x",
         "config": {},
         "effective_config": {},
-        "partitions": [{**zeros, "partition": 0}, {**zeros, "partition": 1}],
+        "partitions": [{**zeros, "partition": number} for number in numbers or (0, 1)],
+        "damaged_partitions": [{"partition": number, "detail": "bad"} for number in damaged],
     }
+
+
+def topic(name, count):
+    return msgspec.convert(described(*range(count), name=name), answers.TopicDescription)
 
 
 def refused(status: int, code: str) -> httpx.Response:
@@ -128,7 +135,7 @@ def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
 
 def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     partitioner = Partitioner(batch_bytes=10_000)
-    partitioner.learn("t", 12)
+    partitioner.learn(topic("t", 12), now_ms=0)
     keyed = [partitioner.choose("t", Outgoing(b"v", b"k", 1)) for _ in range(5)]
     assert len(set(keyed)) == 1
     loose = [partitioner.choose("t", Outgoing(b"v" * 100, None, 1)) for _ in range(500)]
@@ -136,20 +143,61 @@ def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     assert len(set(loose)) > 3
 
 
+def test_keys_stay_where_they_were_while_a_partition_is_damaged():
+    partitioner, found = Partitioner(batch_bytes=100), []
+    for shape in (described(0, 1, 2, 3), described(0, 3, damaged=(1, 2))):
+        partitioner.learn(msgspec.convert(shape, answers.TopicDescription), now_ms=0)
+        found.append([partitioner.choose("t", Outgoing(b"", b"%d" % n, 1)) for n in range(50)])
+    assert found[0] == found[1]
+    loose = {partitioner.choose("t", Outgoing(b"v" * 100, None, 1)) for _ in range(9)}
+    assert loose == {0, 3}
+
+
+def test_a_topic_that_grew_is_seen_after_a_while():
+    now_ms, broker = [0], Growing()
+    with client(broker) as c, Producer(c, clock=lambda: now_ms[0]) as producer:
+
+        def places():
+            sent = [producer.send("t", "v", key=str(n)) for n in range(20)]
+            producer.flush()
+            return {one.result(0).partition for one in sent}
+
+        assert places() == {0}
+        broker.partitions = (0, 1)
+        assert places() == {0}
+        now_ms[0] += 300_000
+        broker.partitions = None  # not to be had now: what was known goes on
+        assert places() == {0}
+        now_ms[0] += 300_000
+        broker.partitions = (0, 1)
+        assert places() == {0, 1}
+
+
+class Growing(TinyBroker):
+    partitions = (0,)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method != "GET":
+            return super().__call__(request)
+        if self.partitions is None:
+            return refused(503, "starting")
+        return httpx.Response(200, json=described(*self.partitions))
+
+
 def test_producers_that_send_little_do_not_fill_one_partition():
     first = []
     for number in range(200):
         partitioner = Partitioner(batch_bytes=10_000)
-        partitioner.learn("t", 4)
+        partitioner.learn(topic("t", 4), now_ms=0)
         first.append(partitioner.choose("t", Outgoing(b"%d" % number, None, 1)))
     assert set(first) == {0, 1, 2, 3}
 
 
 def test_each_topic_begins_where_chance_has_it_and_goes_round():
     partitioner = Partitioner(batch_bytes=100, first=lambda count: count - 1)
-    for topic, count in (("t", 3), ("u", 5)):
-        partitioner.learn(topic, count)
-        filled = [partitioner.choose(topic, Outgoing(b"v" * 100, None, 1)) for _ in range(count)]
+    for name, count in (("t", 3), ("u", 5)):
+        partitioner.learn(topic(name, count), now_ms=0)
+        filled = [partitioner.choose(name, Outgoing(b"v" * 100, None, 1)) for _ in range(count)]
         assert filled == [count - 1, *range(count - 1)]
 
 
