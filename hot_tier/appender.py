@@ -81,7 +81,7 @@ class _Group:
         return AppendResult(
             earlier.first_offset,
             earlier.last_offset,
-            None,
+            None if self._log_append_time is None else earlier.timestamp,
             duplicate=True,
             log_start_offset=self._state.log_start_offset,
         )

@@ -139,6 +139,15 @@ class RealKafka:
             broker.create_topics(list(names), topics or {})
         return data
 
+    @contextmanager
+    def broker(self, data: Path, topics: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
+        """A broker on an empty folder with these topics, of one partition each: its address."""
+        broker = _Broker(self, data)
+        broker.format(cluster_id=_cluster_id(None))
+        with broker.running():
+            broker.create_topics([f"{topic}-0" for topic in topics], topics)
+            yield broker.server
+
     def serve(
         self,
         folders: Mapping[str, Path],
@@ -175,19 +184,22 @@ class _Broker:
         self._kafka, self._data = kafka, data
         self._settings = data.with_name(f"{data.name}.properties")
         port, controller = _free_ports(2)
-        self._server = f"127.0.0.1:{port}"
+        self.server = f"127.0.0.1:{port}"
         data.mkdir(parents=True)
-        listeners = f"PLAINTEXT://{self._server},CONTROLLER://127.0.0.1:{controller}"
+        listeners = f"PLAINTEXT://{self.server},CONTROLLER://127.0.0.1:{controller}"
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
             "listeners": listeners,
-            "advertised.listeners": f"PLAINTEXT://{self._server}",
+            "advertised.listeners": f"PLAINTEXT://{self.server}",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.retention.ms": -1,
             "log.cleaner.backoff.ms": 100,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
             "broker.heartbeat.interval.ms": 100,  # start and stop each wait for some
             "log.dirs": data,
         }
@@ -212,7 +224,7 @@ class _Broker:
             settings = {"max.message.bytes": 64 << 20, "retention.ms": -1, **topics.get(topic, {})}
             words = (topic, str(count), *(f"{key}={value}" for key, value in settings.items()))
             lines.append(" ".join(words))
-        done = self._kafka.run("KafkaJudge", "create", self._server, given="\n".join(lines))
+        done = self._kafka.run("KafkaJudge", "create", self.server, given="\n".join(lines))
         assert done.returncode == 0, done.stderr
         deadline = time.monotonic() + START_TIMEOUT_S
         while any(not (self._data / name / "partition.metadata").exists() for name in names):
@@ -222,7 +234,7 @@ class _Broker:
     def read(self) -> Served:
         out = self._data.with_name(f"{self._data.name}.seen")
         out.mkdir()
-        done = self._kafka.run("KafkaJudge", "read", self._server, str(out))
+        done = self._kafka.run("KafkaJudge", "read", self.server, str(out))
         assert done.returncode == 0, done.stderr
         offsets = json.loads((out / "offsets.json").read_text())
         return Served(

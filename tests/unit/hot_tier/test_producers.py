@@ -41,6 +41,14 @@ def test_a_repeat_in_the_same_write_is_seen(open_log, produced, make_batch):
     assert [(o.base_offset, o.duplicate) for o in outcomes] == [(0, False), (0, True)]
 
 
+def test_a_repeat_is_told_the_time_that_its_first_copy_was_given(open_log, send, clock):
+    log = open_log(config={"message.timestamp.type": "LogAppendTime"})
+    first = send(log, 0)
+    clock.now_ms += 1000
+    assert send(log, 1).log_append_time == first.log_append_time + 1000
+    assert send(log, 0).log_append_time == first.log_append_time
+
+
 def test_a_gap_is_refused(open_log, send):
     log = open_log()
     send(log, 0)
