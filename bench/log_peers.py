@@ -172,7 +172,12 @@ def _fill(log: Log) -> None:
 
 
 def _read(log: Log) -> float:
-    return READ_RECORDS / wall_seconds(lambda: log.read("read", READ_RECORDS))
+    """Records a second, from the start again and again: once is 20 ms for the fastest."""
+    reads, began = 0, time.perf_counter()
+    while (elapsed_s := time.perf_counter() - began) < SECONDS:
+        log.read("read", READ_RECORDS)
+        reads += 1
+    return reads * READ_RECORDS / elapsed_s
 
 
 def _values(count: int) -> list[bytes]:
