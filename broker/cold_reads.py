@@ -16,7 +16,7 @@ import structlog
 from cold_tier.cold_reader import ColdRead, ColdReader
 from cold_tier.index_bundle import parse_bundle
 from manifest.paging import live_size_bytes
-from manifest.state import Manifest, SegmentEntry
+from manifest.state import LoosePage, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore
 from manifest.versions import VersionStat
 from record_format.errors import (
@@ -46,6 +46,7 @@ class ColdReads:
     ) -> None:
         self._manifests, self._reader, self.manifest = manifests, reader, manifest
         self._full_key, self._on_unavailable, self._is_ours = full_key, on_unavailable, is_ours
+        self._oldest: tuple[PageRef | LoosePage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
         keys = self._manifests.keys
@@ -158,6 +159,24 @@ class ColdReads:
         if self.manifest is None:
             return iter(())
         return self._manifests.iter_entries(self.manifest, from_offset=from_offset)
+
+    def oldest_first(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `entries`, for who looks at the first again and again: that one is remembered, as long
+        as it is the first, whatever page it lies in.
+        """
+        manifest = self.manifest
+        if manifest is None or not manifest.pages:
+            yield from self.entries(from_offset)
+            return
+        page, oldest = manifest.pages[0], self._oldest
+        if oldest is None or oldest[0] != page:
+            first = next(self.entries_of(manifest, from_offset=page.base_offset))
+            oldest = self._oldest = (page, first)
+        _, first = oldest
+        if first.last_offset >= from_offset:
+            yield first
+            from_offset = first.next_offset
+        yield from self.entries_of(manifest, from_offset=from_offset)
 
     def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
         """As `entries`, of any version of the manifest."""

@@ -148,7 +148,12 @@ class Janitor:
             return
         limits = Limits(config.retention_ms, config.retention_bytes)
         local = local_facts(partition)
-        end = expired_end(chain(cold_facts(partition, local), local), limits, now_ms=self._clock())
+        end = expired_end(
+            chain(cold_facts(partition, local), local),
+            limits,
+            total_bytes=total_bytes(partition, local),
+            now_ms=self._clock(),
+        )
         if end is None:
             return
         if local and local[-1].active and end == local[-1].end_offset:
@@ -164,10 +169,11 @@ class Janitor:
             return
         limits = Limits(config.effective_local_retention_ms, config.effective_local_retention_bytes)
         segments = [fact for fact in local_facts(partition) if not fact.active]
-        active_bytes = partition.log.size_bytes - sum(fact.size_bytes for fact in segments)
+        sizes = sum(fact.size_bytes for fact in segments)
+        active_bytes = partition.log.size_bytes - sizes
         if limits.retention_bytes >= 0:  # the active segment counts, and stays
             limits = limits._replace(retention_bytes=max(0, limits.retention_bytes - active_bytes))
-        end = expired_end(segments, limits, now_ms=self._clock())
+        end = expired_end(segments, limits, total_bytes=sizes, now_ms=self._clock())
         end = min(end or 0, removable_end(partition))
         if end > partition.log.local_log_start_offset:
             partition.log.delete_local(end)
@@ -220,6 +226,19 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
     ]
 
 
+def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
+    """Of both tiers, each segment once: the manifest's sums, and what of the local ones it does not
+    count. Reads no page but where the two tiers differ, before the bucket followed compaction.
+    """
+    cold = partition.cold
+    if cold is None or not partition.log.mirrored:
+        segments = chain(cold_facts(partition, local), local)
+        return sum(fact.size_bytes for fact in segments)
+    log_start, cold_end = partition.log.log_start_offset, cold.end_offset
+    not_counted = (f for f in local if f.end_offset > cold_end or f.end_offset <= log_start)
+    return cold.size_bytes + sum(fact.size_bytes for fact in not_counted)
+
+
 def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:
     """Those below the local ones, oldest first; a page of the manifest is read when it is reached.
 
@@ -228,7 +247,7 @@ def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[
     if partition.cold is None:
         return
     local_start = local[0].base_offset if local else partition.log.log_end_offset
-    for entry in partition.cold.entries(partition.log.log_start_offset):
+    for entry in partition.cold.oldest_first(partition.log.log_start_offset):
         if entry.base_offset >= local_start:
             return
         yield SegmentFacts(

@@ -27,20 +27,19 @@ class Limits(NamedTuple):
     retention_bytes: int
 
 
-def expired_end(segments: Iterable[SegmentFacts], limits: Limits, *, now_ms: int) -> int | None:
+def expired_end(
+    segments: Iterable[SegmentFacts], limits: Limits, *, total_bytes: int, now_ms: int
+) -> int | None:
     """End offset of the last segment that `limits` let go; None where all stay.
 
-    An empty active segment never goes. Where the active segment has expired too, its end is
-    returned: the caller rolls it first. Only a limit of bytes looks behind the first that stays:
-    the cold tier may have a million.
+    `total_bytes`: of all segments. An empty active segment never goes. Where the active segment has
+    expired too, its end is returned: the caller rolls it first. Nothing behind the first that stays
+    is looked at: the cold tier may have a million.
     """
     if limits == (UNLIMITED, UNLIMITED):
         return None
     end: int | None = None
-    left_bytes = 0
-    if limits.retention_bytes != UNLIMITED:
-        segments = list(segments)
-        left_bytes = sum(segment.size_bytes for segment in segments)
+    left_bytes = total_bytes
     for segment in segments:
         too_old = limits.retention_ms != UNLIMITED and (
             now_ms - segment.age_timestamp > limits.retention_ms

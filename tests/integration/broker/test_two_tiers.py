@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from broker.data_folder import LOG_STARTS
+from broker.janitor import cold_facts, local_facts, total_bytes
 from broker.segment_listing import (
     glance_segments,
     iter_segments,
@@ -192,6 +193,7 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.produce("t", [b"new"])
     assert [record.offset for record in house.records("t")] == [0]
     crashed = house.broker
+    crashed._copying.stop(10)  # two that write to one folder
     crashed.folder.close(clean=False)  # the lock goes as with the process; nothing else is tidied
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
@@ -225,6 +227,32 @@ def test_retention_by_size_drops_from_both_tiers(house):
     sizes = house.broker.partition("t", 0).tiers()
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+
+
+@pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])
+def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeypatch, limit):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    far = 16384 if limit == "retention.bytes" else 1 << 60
+    house.broker.create_topic("t", config={**SMALL, limit: far})
+    fill(house, "t", 600)
+    offload_all(house, "t")
+    partition = house.broker.partition("t", 0)
+    house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the midst of a page
+    house.broker.janitor.look_after(partition)
+    local = local_facts(partition)
+    every = [*cold_facts(partition, local), *local]
+    assert total_bytes(partition, local) == sum(one.size_bytes for one in every)
+    assert partition.cold.manifest.pages[-1].base_offset < local[0].base_offset
+    partition.cold._manifests._cache._pages.clear()
+    before, house.store.calls = partition.log.log_start_offset, []
+    house.broker.janitor.look_after(partition)
+    assert not [call for call in house.store.calls if call[0].startswith("get")]
+    assert partition.log.log_start_offset == before
+    if limit == "retention.bytes":
+        fill(house, "t", 100)
+        house.broker.janitor.look_after(partition)
+        assert partition.log.log_start_offset > before
 
 
 @pytest.mark.parametrize("call", ["read", "try_read"])

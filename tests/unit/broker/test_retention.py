@@ -1,7 +1,8 @@
 from types import SimpleNamespace
 
+from broker import retention
 from broker.janitor import cold_facts
-from broker.retention import Limits, SegmentFacts, expired_end
+from broker.retention import Limits, SegmentFacts
 from tests.fakes.manifests import entry
 
 NOW_MS = 1_000_000
@@ -14,6 +15,11 @@ def segments(*sizes: int, newest_ms: int = NOW_MS, step_ms: int = 100) -> list[S
         SegmentFacts(i * 10, i * 10 + 10, size, newest_ms - (last - i) * step_ms, i == last)
         for i, size in enumerate(sizes)
     ]
+
+
+def expired_end(segments, limits, *, now_ms):
+    sizes = sum(one.size_bytes for one in segments) if isinstance(segments, list) else 0
+    return retention.expired_end(segments, limits, total_bytes=sizes, now_ms=now_ms)
 
 
 def test_nothing_goes_without_limits():
@@ -34,10 +40,11 @@ def test_an_old_segment_behind_a_young_one_stays():
     assert expired_end(young_first, Limits(50, -1), now_ms=NOW_MS) is None
 
 
-def test_by_time_nothing_behind_the_first_that_stays_is_looked_at():
-    four = iter(segments(5, 5, 5, 5))
-    assert expired_end(four, Limits(250, -1), now_ms=NOW_MS) == 10
-    assert len(list(four)) == 2
+def test_nothing_behind_the_first_that_stays_is_looked_at():
+    for limits in (Limits(250, -1), Limits(-1, 12), Limits(250, 12)):
+        four = iter(segments(5, 5, 5, 5))
+        assert retention.expired_end(four, limits, total_bytes=20, now_ms=NOW_MS) == 10
+        assert len(list(four)) == 2
     unlimited = iter(segments(5, 5))
     assert expired_end(unlimited, Limits(-1, -1), now_ms=NOW_MS) is None
     assert len(list(unlimited)) == 2
@@ -75,7 +82,7 @@ def test_a_cold_segment_goes_by_its_records_else_by_its_file_else_it_stays():
     def facts(**of_the_second):
         entries = [entry(0, records=10), entry(10, records=10, **of_the_second), entry(20)]
         partition = SimpleNamespace(
-            cold=SimpleNamespace(entries=lambda start: iter(entries)),
+            cold=SimpleNamespace(oldest_first=lambda start: iter(entries)),
             log=SimpleNamespace(log_start_offset=0, log_end_offset=30),
         )
         return cold_facts(partition, [SegmentFacts(20, 30, 5, NOW_MS, True)])
