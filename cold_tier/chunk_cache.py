@@ -9,14 +9,11 @@
   within the limit; where readers hold too much of it, a fill waits, and in the end is Throttled.
 * A file that an earlier process left is no more than a guess: its size and CRC are checked again
   before the first byte of it is served.
-* Eviction withstands scans. A chunk read in one visit is on probation, and a random one of those
-  goes first (a scan that is larger than the cache then still hits part of it the next time); one
-  that is visited again later is protected, up to four fifths of the limit, and goes by last use.
 * No file is opened, checked or unlinked under the lock.
 * The descriptors of the chunks that were read last stay open: to open a file and close it again
   costs more than finding a batch in it.
 
-Thread-safe. Who fills, and how many at once, is `chunk_fills`.
+Thread-safe. Who fills, and how many at once, is `chunk_fills`; which chunk goes is `eviction`.
 """
 
 from __future__ import annotations
@@ -35,16 +32,13 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
+from cold_tier.eviction import EvictionOrder
 from cold_tier.ranged_reader import ChunkKey, ChunkRef
 from record_format.errors import ConfigurationError, DiskFull, Throttled
 from record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
-PROTECTED_SHARE: Final = 0.8
-UNREAD_SHARE: Final = 0.25  # of the limit, for chunks that were only guessed at
-PICKS: Final = 4
 RENAME_ATTEMPTS: Final = 20
-VISIT_FILLS: Final = 32  # so many fills later, a hit is another visit and not the same reader still
 CHECK_BYTES: Final = 1 << 20
 KEPT_OPEN_MAX: Final = 256
 
@@ -88,14 +82,11 @@ class _ChunkFile(OpenFile):
 
 
 class _Entry:
-    __slots__ = ("last_fill", "opened", "protected", "read", "slot", "ticket", "verified")
+    __slots__ = ("opened", "ticket", "verified")
 
     def __init__(self, size_bytes: int, *, verified: bool) -> None:
         self.ticket, self.verified = _Ticket(size_bytes), verified
         self.opened: OpenFile | None = None  # where it is kept open
-        self.read = self.protected = False
-        self.last_fill = 0
-        self.slot = -1  # where it stands among those on probation
 
     @property
     def size_bytes(self) -> int:
@@ -112,17 +103,14 @@ class ChunkCache:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._choose, self._monotonic = choose, monotonic
+        self._monotonic = monotonic
         self._room = threading.Condition()
         self._entries: dict[ChunkKey, _Entry] = {}
-        self._unread: OrderedDict[ChunkKey, None] = OrderedDict()
-        self._probation: list[ChunkKey] = []
-        self._protected: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._order = EvictionOrder(limit_bytes, choose=choose)
         self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
-        self._cached = self._unread_bytes = self._protected_bytes = 0
-        self._reserved = self._lingering = 0
+        self._cached = self._reserved = self._lingering = 0
         self._closed: deque[_Ticket] = deque()
-        self._fills = self._hits = self._misses = self._evicted = 0
+        self._hits = self._misses = self._evicted = 0
         try:
             shutil.rmtree(folder / FILLING, ignore_errors=True)
             (folder / FILLING).mkdir(parents=True)
@@ -151,7 +139,7 @@ class ChunkCache:
             entry.ticket.open += 1  # from here on it is not evicted
             if entry.opened is not None:
                 self._hits += 1
-                self._touch(key)
+                self._order.touch(key)
                 self._kept_open.move_to_end(key)
                 return self._hold(entry, entry.opened)
         try:
@@ -174,7 +162,7 @@ class ChunkCache:
             self._hits += 1
             closing = None
             if there:
-                self._touch(key)
+                self._order.touch(key)
                 closing = self._keep_open(key, entry, opened)
             hold = self._hold(entry, opened)
         del closing  # without the lock
@@ -184,7 +172,7 @@ class ChunkCache:
         """A reader has got the chunk from its fill."""
         with self._room:
             if chunk.key in self._entries:
-                self._touch(chunk.key)
+                self._order.touch(chunk.key)
 
     def has(self, chunk: ChunkRef) -> bool:
         with self._room:
@@ -250,7 +238,6 @@ class ChunkCache:
             raise DiskFull(f"chunk cache {self._folder}: {error.strerror}") from error
         with self._room:
             self._reserved -= chunk.size_bytes
-            self._fills += 1
             if key in self._entries:
                 self._forget(key)
             self._insert(key, entry)
@@ -315,59 +302,10 @@ class ChunkCache:
             return
         raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))
 
-    def _touch(self, key: ChunkKey) -> None:
-        entry = self._entries[key]
-        if not entry.read:
-            self._mark_read(key, entry)
-        elif entry.protected:
-            self._protected.move_to_end(key)
-        elif self._fills - entry.last_fill >= min(VISIT_FILLS, len(self._entries) // 2 + 1):
-            self._protect(key, entry)
-        entry.last_fill = self._fills
-
-    def _insert(self, key: ChunkKey, entry: _Entry) -> None:
-        entry.last_fill = self._fills
+    def _insert(self, key: ChunkKey, entry: _Entry, *, filled: bool = True) -> None:
         self._entries[key] = entry
-        self._unread[key] = None
         self._cached += entry.size_bytes
-        self._unread_bytes += entry.size_bytes
-        while self._unread_bytes > self._limit_bytes * UNREAD_SHARE and len(self._unread) > 1:
-            self._give_up_on(next(iter(self._unread)))
-
-    def _give_up_on(self, key: ChunkKey) -> None:
-        """The guess that it would be read was wrong, or too early."""
-        self._mark_read(key, self._entries[key])
-
-    def _mark_read(self, key: ChunkKey, entry: _Entry) -> None:
-        entry.read = True
-        del self._unread[key]
-        self._unread_bytes -= entry.size_bytes
-        self._to_probation(key, entry)
-
-    def _to_probation(self, key: ChunkKey, entry: _Entry) -> None:
-        entry.slot = len(self._probation)
-        self._probation.append(key)
-
-    def _leave_probation(self, entry: _Entry) -> None:
-        last = self._probation.pop()
-        if entry.slot < len(self._probation):
-            self._probation[entry.slot] = last
-            self._entries[last].slot = entry.slot
-        entry.slot = -1
-
-    def _protect(self, key: ChunkKey, entry: _Entry) -> None:
-        self._leave_probation(entry)
-        entry.protected = True
-        self._protected[key] = None
-        self._protected_bytes += entry.size_bytes
-        while (
-            self._protected_bytes > self._limit_bytes * PROTECTED_SHARE and len(self._protected) > 1
-        ):
-            demoted, _ = self._protected.popitem(last=False)
-            other = self._entries[demoted]
-            other.protected = False
-            self._protected_bytes -= other.size_bytes
-            self._to_probation(demoted, other)
+        self._order.add(key, entry.size_bytes, filled=filled)
 
     def _make_room(self, wanted: int) -> list[ChunkKey]:
         """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
@@ -376,7 +314,7 @@ class ChunkCache:
         if self._taken() - self._cached > wanted:
             return victims  # all chunks together would not do
         while self._taken() > wanted:
-            key = self._victim()
+            key = self._order.victim(self._is_closed)
             if key is None:
                 break
             self._forget(key)
@@ -384,30 +322,13 @@ class ChunkCache:
             victims.append(key)
         return victims
 
-    def _victim(self) -> ChunkKey | None:
-        """To unlink an open file gives no room back, so those are passed over."""
-        for _ in range(PICKS if self._probation else 0):
-            picked = [self._probation[self._choose(len(self._probation))] for _ in range(2)]
-            older = min(picked, key=lambda key: self._entries[key].last_fill)
-            if not self._entries[older].ticket.open:
-                return older
-        for keys in (self._probation, self._unread, self._protected):
-            for key in keys:
-                if not self._entries[key].ticket.open:
-                    return key
-        return None
+    def _is_closed(self, key: ChunkKey) -> bool:
+        """To unlink an open file gives no room back."""
+        return not self._entries[key].ticket.open
 
     def _forget(self, key: ChunkKey) -> None:
-        entry = self._entries[key]
-        if not entry.read:
-            del self._unread[key]
-            self._unread_bytes -= entry.size_bytes
-        elif entry.protected:
-            del self._protected[key]
-            self._protected_bytes -= entry.size_bytes
-        else:
-            self._leave_probation(entry)
-        del self._entries[key]
+        entry = self._entries.pop(key)
+        self._order.remove(key)
         self._kept_open.pop(key, None)
         self._cached -= entry.size_bytes
         entry.ticket.gone = True
@@ -449,7 +370,7 @@ class ChunkCache:
             for file in folder.iterdir():
                 if file.name.isdecimal():
                     entry = _Entry(file.stat().st_size, verified=False)
-                    self._insert((folder.name, int(file.name)), entry)
+                    self._insert((folder.name, int(file.name)), entry, filled=False)
                 else:
                     file.unlink()
         with self._room:
