@@ -213,8 +213,9 @@ class Client:
     ) -> Iterator[ConsumedRecord]:
         """The records of the partitions (all, by default), each partition's in order.
 
-        Ends where each partition's high watermark was when its reading began, or at `end_offset`;
-        with `follow` never. Without `follow` the partitions come one after the other.
+        Ends where each partition's high watermark (under `read_committed`: last stable offset) was
+        when its reading began; with `end_offset` there, once that is written; with `follow` never.
+        Without `follow` the partitions come one after the other.
 
         With `group` reading goes on where the group's commits are (`offset` is for partitions
         without one), and is committed as it goes: see `group_calls`.

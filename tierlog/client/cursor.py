@@ -1,8 +1,10 @@
 """Reading on: where a reader of a partition is, what it asks next, and when it is done.
 
 * A cursor moves only by what was taken from an answer, so that a read that failed is asked again.
-* `end_offset` is fixed by the first answer where nobody gave one: what is appended meanwhile does
-  not keep a reader from ending.
+* Where nobody gave an `end_offset` the first answer fixes the `last_end`: what is appended
+  meanwhile does not keep a reader from ending. An end that was given is waited for.
+* Behind the last stable offset a reader of committed records is at the end too: an answer that
+  leads nowhere says so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class PartitionCursor:
     end_offset: int | None = None
     follow: bool = False
     limits: Limits = DEFAULT_LIMITS
-    up_to_date: bool = False
+    last_end: int | None = None
+    at_end: bool = False
 
     def spread(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
@@ -50,7 +53,7 @@ class PartitionCursor:
         ]
 
     def next_call(self, *, wait_ms: int = 0) -> Call[FetchedBatches]:
-        """What to ask next; only a follower that is up to date should wait."""
+        """What to ask next; only who is at the end should wait."""
         return calls.fetch_batches(
             self.topic,
             self.partition,
@@ -61,17 +64,17 @@ class PartitionCursor:
 
     def take(self, fetched: FetchedBatches) -> list[ConsumedRecord]:
         """The records of an answer to `next_call`, and the cursor moves behind them."""
-        if self.end_offset is None and not self.follow:
-            self.end_offset = fetched.high_watermark
+        if self.last_end is None and not self.follow:
+            self.last_end = fetched.high_watermark
         records = decode_fetched(
             fetched.batches,
             from_offset=self.start if isinstance(self.start, int) else fetched.log_start_offset,
-            end_offset=self.end_offset,
+            end_offset=self.last_end if self.end_offset is None else self.end_offset,
         )
         if self.timestamp is not None:
             records = _from_time(records, self.timestamp)
+        self.at_end = fetched.up_to_date or fetched.next_offset == self.start
         self.start, self.timestamp = fetched.next_offset, None
-        self.up_to_date = fetched.up_to_date
         return [ConsumedRecord(self.topic, self.partition, *record) for record in records]
 
     @property
@@ -79,8 +82,9 @@ class PartitionCursor:
         """Whether nothing more is to be asked for."""
         if self.follow or self.timestamp is not None or not isinstance(self.start, int):
             return False
-        reached = self.end_offset is not None and self.start >= self.end_offset
-        return reached or (self.up_to_date and self.end_offset is None)
+        if self.end_offset is not None:
+            return self.start >= self.end_offset
+        return self.at_end or (self.last_end is not None and self.start >= self.last_end)
 
 
 def partitions_of(topic: TopicDescription) -> list[int]:

@@ -1,6 +1,7 @@
 """Whose turn it is, among the partitions that one reader reads.
 
-* A reader that ends takes one partition after the other.
+* A reader that ends takes one partition after the other; for an end that is not written yet it
+  waits in the broker.
 * A follower of one partition waits in the broker for news. One of several goes round; only where
   all are up to date does a turn wait, so that a round, and so news, takes `ROUND_MS`.
 """
@@ -43,8 +44,9 @@ class Turns:
         return Turn(cursor, cursor.next_call(wait_ms=self._patience(cursor)))
 
     def _patience(self, cursor: PartitionCursor) -> int:
-        if not cursor.follow or not all(one.up_to_date for one in self._queue):
+        asked = self._queue if cursor.follow else [cursor]
+        if not all(one.at_end for one in asked):
             return 0
-        if len(self._queue) == 1:
+        if len(asked) == 1:
             return cursor.limits.wait_ms or FOLLOW_WAIT_MS
         return max(ROUND_MS // len(self._queue), 10)

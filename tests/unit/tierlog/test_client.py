@@ -328,6 +328,37 @@ def test_a_follower_that_is_up_to_date_waits_in_the_broker():
     assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
 
 
+def test_an_end_that_is_not_written_yet_is_waited_for_in_the_broker():
+    batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(3)]
+    script = Script(
+        fetched(batches[0], next_offset=1, high_watermark=1),
+        fetched(b"".join(batches[1:]), next_offset=3, high_watermark=3),
+    )
+    with client(script) as c:
+        records = list(c.consume("t", partitions=[0], end_offset=2))
+    assert [r.offset for r in records] == [0, 1]
+    assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_behind_the_last_stable_offset_nobody_asks_without_waiting(follow):
+    batch = bytes(encode_batch([b"v"], timestamps=[1]))
+    script = Script(
+        fetched(batch, next_offset=1, high_watermark=5),
+        fetched(b"", next_offset=1, high_watermark=5),
+        fetched(b"", next_offset=1, high_watermark=6),
+        problem(410, "offset-trimmed"),
+    )
+    limits = Limits(isolation="read_committed")
+    with client(script) as c:
+        records = c.consume("t", partitions=[0], follow=follow, limits=limits)
+        assert next(records).value == b"v"
+        with pytest.raises(errors.OffsetTrimmed if follow else StopIteration):
+            next(records)
+    waits = [r.url.params.get("wait_ms") for r in script.requests]
+    assert waits == ([None, None, "10000", "10000"] if follow else [None, None])
+
+
 def test_readiness_is_an_answer_also_when_it_is_no():
     with client(Script(httpx.Response(503, json={"reasons": ["t-0: starting"]}))) as c:
         assert c.readiness() == (False, ("t-0: starting",), ())
