@@ -12,13 +12,19 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import S3Options, open_store
 
 if TYPE_CHECKING:
     from tierlog.client import Client
+    from tierlog.client.exchange import Call
+
+TASK_ATTEMPTS: Final = 30
+"""A minute and a half: a task that fails costs more, and a sink's has left rows behind."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +104,9 @@ class Connections:
     @cached_property
     def broker(self) -> Client:
         return _clients.broker(self.access)
+
+    def ask_on(self, call: Call[T]) -> T:
+        """A call to a broker that answered before: while it restarts, no task need fail."""
+        from tierlog.client.exchange import exchange
+
+        return self.broker.run(exchange(call, self.broker.retries.at_least(TASK_ATTEMPTS)))

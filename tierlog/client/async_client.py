@@ -215,14 +215,14 @@ class AsyncClient:
             follow=follow,
             limits=limits,
         )
-        turns = Turns(first.spread(partitions, offset))
+        turns = Turns(first.spread(partitions, offset), self.retries)
         if place is not None:
             async with aclosing(self._consume_for(place, turns)) as records:
                 async for record in records:
                     yield record
             return
         while turn := turns.next_turn():
-            for record in turn.cursor.take(await self.call(turn.call)):
+            for record in turn.cursor.take(await self.run(turn.steps)):
                 yield record
 
     async def _consume_for(
@@ -230,12 +230,12 @@ class AsyncClient:
     ) -> AsyncGenerator[ConsumedRecord, None]:
         try:
             while turn := turns.next_turn():
-                for record in turn.cursor.take(await self.call(turn.call)):
+                for record in turn.cursor.take(await self.run(turn.steps)):
                     place.hand_out(record)
                     yield record
                 place.finish(turn.cursor)
                 if (commit := place.due_commit(time.monotonic())) is not None:
-                    await self.call(commit)
+                    await self.run(exchange(commit, turns.policy))
         except BaseException:
             with suppress(TierlogError):
                 await self._commit(place)

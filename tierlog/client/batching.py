@@ -63,13 +63,18 @@ Delivery = Future[Placed]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How records are gathered. `batch_bytes` is before compression."""
+    """How records are gathered. `batch_bytes` is before compression.
+
+    `attempts`: of one batch, while the broker answered the one before; a minute and a half, as long
+    as a restart may take. What waits behind a batch that failed has the client's own.
+    """
 
     linger_ms: int = 5
     batch_bytes: int = 512 << 10
     buffer_bytes: int = 32 << 20
     compression: str = "none"
     acks: Acks = "all"
+    attempts: int = 30
 
     def __post_init__(self) -> None:
         if self.compression not in CODEC_IDS:
@@ -189,6 +194,7 @@ class Sequences:
 
     def __init__(self) -> None:
         self.identity: ProducerIdentity | None = None
+        self.is_answered = False  # when a batch was sent last
         self._next: dict[TopicPartition, int] = {}
 
     def next_of(self, place: TopicPartition) -> int:
@@ -206,6 +212,8 @@ def deliver(
     pending: Pending, sequences: Sequences, batching: Batching, policy: RetryPolicy
 ) -> Steps[None]:
     """Send one batch and settle its deliveries; never raises for what they can be told."""
+    if sequences.is_answered:
+        policy = policy.at_least(batching.attempts)
     try:
         if sequences.identity is None:
             sequences.identity = yield from exchange(calls.init_producer(), policy)
@@ -219,12 +227,14 @@ def deliver(
     except TierlogError as error:
         if not _changed_nothing(error):
             sequences.give_up()
+        sequences.is_answered = isinstance(error, RequestError)
         refused = (len(pending.records), *pending.place, error)
         # For those who never look at their futures.
         log.warning("a batch of %d was not appended to %s-%d: %s", *refused)
         for delivery in pending.deliveries:
             delivery.set_exception(error)
         return
+    sequences.is_answered = True
     sequences.advance(pending.place, len(pending.records))
     _settle(pending, answer)
 

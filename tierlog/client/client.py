@@ -233,22 +233,22 @@ class Client:
             follow=follow,
             limits=limits,
         )
-        turns = Turns(first.spread(partitions, offset))
+        turns = Turns(first.spread(partitions, offset), self.retries)
         if place is not None:
             yield from self._consume_for(place, turns)
             return
         while turn := turns.next_turn():
-            yield from turn.cursor.take(self.call(turn.call))
+            yield from turn.cursor.take(self.run(turn.steps))
 
     def _consume_for(self, place: GroupPlace, turns: Turns) -> Iterator[ConsumedRecord]:
         try:
             while turn := turns.next_turn():
-                for record in turn.cursor.take(self.call(turn.call)):
+                for record in turn.cursor.take(self.run(turn.steps)):
                     place.hand_out(record)
                     yield record
                 place.finish(turn.cursor)
                 if (commit := place.due_commit(time.monotonic())) is not None:
-                    self.call(commit)
+                    self.run(exchange(commit, turns.policy))
         except BaseException:
             with suppress(TierlogError):
                 self._commit(place)

@@ -33,6 +33,7 @@ class PartitionCursor:
     limits: Limits = DEFAULT_LIMITS
     last_end: int | None = None
     at_end: bool = False
+    is_answered: bool = False
 
     def spread(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
@@ -64,6 +65,7 @@ class PartitionCursor:
 
     def take(self, fetched: FetchedBatches) -> list[ConsumedRecord]:
         """The records of an answer to `next_call`, and the cursor moves behind them."""
+        self.is_answered = True
         if self.last_end is None and not self.follow:
             self.last_end = fetched.high_watermark
         records = decode_fetched(

@@ -6,20 +6,25 @@ Rules that keep it honest:
   drivers (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
 * A call that writes is sent again only where the first copy surely did nothing: it never left
   (`Unsent`), or the broker refused it and said so. A broken connection in between is
-  `OutcomeUnknownError`, for the caller to settle.
+  `OutcomeUnknownError`, for the caller to settle; so is what a gateway says for the broker.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from record_format.errors import OutcomeUnknownError, RetriableError
-from tierlog.client.problems import error_of, is_refusal, retry_after_s
+from tierlog.client.problems import error_of, is_by_gateway, is_refusal, retry_after_s
 from tierlog.client.wire import NO_HEADERS, Reply, Request
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY: Final = 10
 
 T = TypeVar("T")
 
@@ -79,8 +84,12 @@ class RetryPolicy:
 
     def pause_s(self, attempt: int) -> float:
         """Before attempt number `attempt` + 1; between half and all of an exponential step."""
-        step = min(self.first_pause_s * 2.0 ** (attempt - 1), self.max_pause_s)
+        step = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.max_pause_s)
         return step * (0.5 + self.jitter() / 2)
+
+    def at_least(self, attempts: int) -> RetryPolicy:
+        """For those who know that the broker is there, and may be on its way back."""
+        return replace(self, attempts=max(self.attempts, attempts))
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
@@ -107,6 +116,8 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         last = attempt >= policy.attempts or wait_s > policy.max_pause_s
         if last or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome)
+        if attempt % TELL_EVERY == 0:
+            log.warning("asked %d times, and go on: %s", attempt, _failure(call, outcome))
         yield Pause(wait_s)
 
 
@@ -115,16 +126,18 @@ def _is_answer(reply: Reply, call: Call[T]) -> bool:
 
 
 def _may_repeat(repeat: Repeat, outcome: Outcome) -> bool:
-    if isinstance(outcome, Reply):
+    if isinstance(outcome, Reply) and not is_by_gateway(outcome):
         return is_refusal(outcome)
     return repeat is Repeat.HARMLESS or isinstance(outcome, Unsent)
 
 
 def _failure(call: Call[T], outcome: Outcome) -> Exception:
+    where = f"{call.request.method} {call.request.path}"
     if isinstance(outcome, Reply):
+        if is_by_gateway(outcome) and call.repeat is Repeat.DUPLICATES:
+            return AnswerLost(f"{where}: {outcome.status} by a gateway; it may have been done")
         return error_of(outcome, call.request)
     assert isinstance(outcome, (Unsent, Broken)), "a request is answered by its outcome"
-    where = f"{call.request.method} {call.request.path}"
     if isinstance(outcome, Unsent):
         return BrokerUnreachable(f"cannot reach the broker: {outcome.reason}")
     if call.repeat is Repeat.DUPLICATES:

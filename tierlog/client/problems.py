@@ -124,6 +124,11 @@ def is_refusal(reply: Reply) -> bool:
     return problem.code in REFUSED_FOR_NOW
 
 
+def is_by_gateway(reply: Reply) -> bool:
+    """Whether something between here and the broker answered that it could not reach it."""
+    return reply.status in {502, 503, 504} and parse_problem(reply.body) is None
+
+
 def retry_after_s(reply: Reply) -> float:
     """`Retry-After` in seconds, 0 where there is none (or a date, which a broker never sends)."""
     text = reply.headers.get("retry-after", "")

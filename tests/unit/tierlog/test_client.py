@@ -328,6 +328,32 @@ def test_a_follower_that_is_up_to_date_waits_in_the_broker():
     assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
 
 
+def test_a_follower_that_was_answered_asks_on_and_another_does_not():
+    batch = bytes(encode_batch([b"v"], timestamps=[1]))
+    first = fetched(b"", next_offset=0, high_watermark=0)
+    gone = [httpx.ConnectError] * 1500 + [httpx.Response(502), problem(503, "starting")]
+    for steps, patient in (([first, *gone], True), (gone, False)):
+        script = Script(*steps, fetched(batch, next_offset=1, high_watermark=1))
+        with client(script) as c:
+            records = c.consume("t", partitions=[0], follow=True)
+            if patient:
+                assert next(records).value == b"v"
+            else:
+                with pytest.raises(BrokerUnreachable):
+                    next(records)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_a_gateway_says_is_a_broken_connection(status):
+    script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
+    with client(script) as c, pytest.raises(AnswerLost, match=f"{status} by a gateway"):
+        c.produce("t", ["a"])
+    identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
+    script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
+    with client(script) as c:
+        assert c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9)).topic == "t"
+
+
 def test_an_end_that_is_not_written_yet_is_waited_for_in_the_broker():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(3)]
     script = Script(

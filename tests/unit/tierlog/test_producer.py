@@ -82,7 +82,8 @@ def topic(name, count):
 
 
 def refused(status: int, code: str) -> httpx.Response:
-    return httpx.Response(status, json={"code": code, "detail": code})
+    """Without a code by a gateway."""
+    return httpx.Response(status, json={"code": code, "detail": code} if code else {})
 
 
 def client(broker: TinyBroker) -> tierlog.Client:
@@ -118,6 +119,25 @@ def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
     assert "a batch of 1 was not appended to t-0: record-too-large" in caplog.text
     assert second.result(0).offset == 0
     assert broker.identities == 1
+
+
+def test_a_broker_that_was_there_is_waited_for():
+    broker = TinyBroker(None, *["lost"] * 20, refused(502, ""), refused(503, "starting"))
+    with client(broker) as c, c.producer() as producer:
+        for n in range(3):
+            producer.send("t", f"{n}", partition=0)
+            producer.flush()
+    assert broker.logs[0] == [b"0", b"1", b"2"]
+    assert broker.identities == 1
+
+
+def test_a_broker_that_does_not_come_back_is_waited_for_once():
+    broker = TinyBroker(None, *["lost"] * 40)
+    with client(broker) as c, c.producer(Batching(batch_bytes=100)) as producer:
+        sent = [producer.send("t", bytes(100), partition=0) for _ in range(6)]
+    kinds = [type(one.exception(0)).__name__ for one in sent]
+    assert kinds == ["NoneType", *["BrokerUnreachable"] * 4, "NoneType"]  # 30, 3, 3 and 3 attempts
+    assert broker.faults == []
 
 
 @pytest.mark.parametrize("faults", [("lost", "lost", "lost"), (refused(409, "producer-fenced"),)])
