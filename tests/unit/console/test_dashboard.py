@@ -47,6 +47,25 @@ def test_every_expression_is_over_metrics_and_labels_that_there_are(expression: 
     assert expression.count("(") == expression.count(")")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tierlog_partitions",
+        "tierlog_offload_held_up_partitions",
+        "tierlog_offload_lag_seconds",
+        "tierlog_store_available",
+        "tierlog_store_errors_total",
+        "tierlog_http_errors_total",
+        "tierlog_chunk_cache_misses_total",
+        "tierlog_http_unsent_memory_bytes",
+        "process_resident_memory_bytes",
+    ],
+)
+def test_what_an_operator_is_woken_by_is_shown(name: str) -> None:
+    shown = {metric for expression in EXPRESSIONS for metric, _ in _METRIC.findall(expression)}
+    assert name in shown
+
+
 def test_a_legend_names_labels_that_its_expression_keeps() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
