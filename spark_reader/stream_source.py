@@ -105,11 +105,14 @@ class TierlogStreamReader(
         return _document(facts, {name: one.end_offset for name, one in facts.items()})
 
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
-        """A partition that the stream does not know yet begins with its first record."""
+        """A partition that the stream does not know yet begins with its first record.
+
+        One that was set back goes on where it ends: what comes next is new.
+        """
         name = (facts.topic, facts.partition)
         start = facts.log_start_offset
         if begun.topic_ids.get(facts.topic, facts.topic_id) == facts.topic_id:
-            start = begun.offsets.get(name, start)
+            start = min(begun.offsets.get(name, start), facts.end_offset)
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))
@@ -163,6 +166,8 @@ class TierlogStreamReader(
             if (one := facts.get(name)) is None:
                 planner.loss.report(f"{name[0]}-{name[1]} is no longer there")
                 continue
+            if ends.topic_ids[one.topic] != one.topic_id:
+                continue  # as was reported; the topic that came is the next batch's, from its start
             # Of one that the stream did not know yet nothing may be gone, as with Kafka's source.
             is_known = begun.topic_ids.get(one.topic) == one.topic_id
             first = begun.offsets.get(name, 0) if is_known else 0
