@@ -19,6 +19,10 @@ class ConfigurationError(TierlogError):
     """The process cannot start as told: settings, data folder, or store must be mended."""
 
 
+class SettingsError(ConfigurationError):
+    """A setting cannot be as it was told: mend the flag, the variable or the file."""
+
+
 # --- mend the request -----------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from api.http.settings import HttpSettings
 from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable, default_prices
-from record_format.errors import ConfigurationError
+from record_format.errors import SettingsError
 from record_format.near_miss import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
@@ -62,7 +62,7 @@ def load(
 ) -> Settings:
     """The settings of a broker. `flags`: by setting name, None where not given.
 
-    Raises ConfigurationError.
+    Raises SettingsError.
     """
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
@@ -81,7 +81,7 @@ def _told(
     for name, raw in _file_members(file):
         if name not in by_name:
             near = did_you_mean(name, by_name)
-            raise ConfigurationError(f"{file}: there is no setting {name!r}{near}")
+            raise SettingsError(f"{file}: there is no setting {name!r}{near}")
         yield by_name[name], raw, str(file)
     by_variable = {setting.variable: setting for setting in TABLE}
     for variable, raw in sorted(environment.items()):
@@ -89,7 +89,7 @@ def _told(
             yield by_variable[variable], raw, variable
         elif _is_misspelt(variable):
             near = did_you_mean(variable, by_variable)
-            raise ConfigurationError(f"{variable}: there is no such setting{near}")
+            raise SettingsError(f"{variable}: there is no such setting{near}")
     for name, raw in flags.items():
         if raw is not None:
             yield by_name[name], raw, by_name[name].flag_name
@@ -107,9 +107,9 @@ def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
     try:
         document = tomllib.loads(file.read_text())
     except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}") from error
+        raise SettingsError(f"{file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"{file}: {error}") from error
+        raise SettingsError(f"{file}: {error}") from error
     yield from _flat(document)
 
 
@@ -127,11 +127,11 @@ def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
         value = _PARSERS[kind](raw)
     except (ValueError, TypeError):
         wanted = _WANTED[kind]
-        raise ConfigurationError(f"{source}: {setting.name} is {wanted}, not {raw!r}") from None
+        raise SettingsError(f"{source}: {setting.name} is {wanted}, not {raw!r}") from None
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if not setting.least <= value <= setting.most:
-        raise ConfigurationError(
+        raise SettingsError(
             f"{source}: {setting.name} lies between {setting.least} and {setting.most}, "
             f"{value} does not"
         )
@@ -214,7 +214,7 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
         if setting.name in values:
             of_part[setting.part][setting.field] = values[setting.name]
     if "data_dir" not in of_part[Part.BROKER]:
-        raise ConfigurationError("data.dir is not set: --data-dir DIR, or TIERLOG_DATA_DIR")
+        raise SettingsError("data.dir is not set: --data-dir DIR, or TIERLOG_DATA_DIR")
     serve, store = of_part[Part.SERVE], of_part[Part.STORE]
     host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
     insecure = bool(serve.get("insecure_no_auth", False))
@@ -222,13 +222,13 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
     broker = BrokerSettings(**of_part[Part.BROKER], prices=prices)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     if not insecure and not tokens_file.exists() and not is_loopback(host):
-        raise ConfigurationError(
+        raise SettingsError(
             f"listen {host}:{port} would answer whoever comes: give a loopback address, make "
             "tokens with `tierlog token create`, or say --insecure-no-auth if something in front "
             "of it keeps others out"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
-        raise ConfigurationError("tls.cert and tls.key go together: one of them is not set")
+        raise SettingsError("tls.cert and tls.key go together: one of them is not set")
     return Settings(
         broker=broker,
         http=HttpSettings(
@@ -254,18 +254,16 @@ def _tokens_file(told: str | None, data_dir: Path) -> Path:
     if told is None:
         return data_dir / "tierlog" / "tokens.json"
     if not Path(told).exists():
-        raise ConfigurationError(
-            f"tokens.file {told} is not there: `tierlog token create` makes it"
-        )
+        raise SettingsError(f"tokens.file {told} is not there: `tierlog token create` makes it")
     return Path(told)
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises ConfigurationError."""
+    """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises SettingsError."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
     port = int(match[3] or DEFAULT_PORT) if match else -1
     if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a port alone is no host
-        raise ConfigurationError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
+        raise SettingsError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
     return match[1] or match[2] or "127.0.0.1", port
 
 

@@ -1,6 +1,7 @@
 """`tierlog`: finds the command, runs it, and turns what went wrong into one line and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a verification found problems, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a verification found problems, 130
+interrupted.
 
 * A failure that a user can cause is one line on stderr. A traceback is a bug of ours.
 * A command's module is imported when the command is called: `tierlog --help` imports none of them.
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from record_format.errors import OutcomeUnknownError, TierlogError
+from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
 from record_format.near_miss import did_you_mean
 from tierlog.extras import how_to_install
 
@@ -168,6 +169,9 @@ def run(arguments: list[str]) -> int:
         return _say(hint)
     except OutcomeUnknownError as error:
         return _say(f"{error} (outcome unknown)")
+    except SettingsError as error:
+        _say(str(error))
+        return 2
     except (TierlogError, OSError) as error:
         return _say(_text(error))
     return code if isinstance(code, int) else 0
@@ -190,6 +194,7 @@ def _usage(error: Exception) -> int:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     if not message:  # a group without a command: its help was printed
         return 2
+    message = message.replace("Value error, ", "").removesuffix(".")  # its library's own words
     _say(f"{message} (see {path} --help)")
     return 2
 

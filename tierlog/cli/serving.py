@@ -57,6 +57,8 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     # these when it is done: they must not end the process before the broker is closed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that went; nohup ignores it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     gc.disable()
     try:
         tls = _tls(settings)

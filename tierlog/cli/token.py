@@ -85,6 +85,8 @@ def list_tokens(
     from api.http.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
+    if data_dir is not None and not data_dir.exists():
+        raise typer.BadParameter(f"there is no data folder {data_dir}")
     entries = read_entries(path) if path.exists() else ()
     if output.is_json:
         print_json({"tokens": [_shown(entry) for entry in entries]})

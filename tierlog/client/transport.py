@@ -63,7 +63,7 @@ def to_outcome(error: httpx.RequestError) -> Outcome:
     """Also of an answer that came and cannot be expanded, as a proxy's that was cut."""
     reason = _ERRNO.sub("", str(error)) or type(error).__name__
     if isinstance(error, _NEVER_LEFT):
-        return Unsent(f"{error.request.url.host}:{error.request.url.port or ''}: {reason}")
+        return Unsent(f"{error.request.url.netloc.decode()}: {reason}")
     return Broken(reason)
 
 

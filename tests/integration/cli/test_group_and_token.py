@@ -66,7 +66,7 @@ def test_tokens_are_made_listed_revoked_and_asked_for(tmp_path):
 
 def test_a_broker_does_not_listen_openly_without_tokens(tmp_path):
     offline = Program()
-    said = offline.fails(1, "serve", "--data-dir", tmp_path / "d", "--listen", "0.0.0.0:0")
+    said = offline.fails(2, "serve", "--data-dir", tmp_path / "d", "--listen", "0.0.0.0:0")
     assert "tierlog token create" in said
     assert "--insecure-no-auth" in said
     said = offline.fails(

@@ -36,28 +36,28 @@ def test_help_names_every_command(offline):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("code", "arguments", "said"),
     [
-        (("nope",), "nope"),
-        (("consme", "t"), "did you mean 'consume'?"),
-        (("topic", "create"), "NAME"),
-        (("consume", "t", "--colour"), "--colour"),
-        (("serve", "--cache-bytes", "1"), "data.dir"),
-        (("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
+        (2, ("nope",), "nope"),
+        (2, ("consme", "t"), "did you mean 'consume'?"),
+        (2, ("topic", "create"), "NAME"),
+        (2, ("topic", "list", "--output", "xml"), ": 'xml' is not one of 'auto', 'text', 'json' ("),
+        (2, ("consume", "t", "--colour"), "--colour"),
+        (2, ("serve", "--cache-bytes", "1"), "data.dir"),
+        (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
+        (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
+        (2, ("token", "list", "--data-dir", "gone"), "there is no data folder gone"),
+        (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
         (
+            1,
             ("serve", "--data-dir", __file__, "--listen", "127.0.0.1:0"),
             "data.dir " + __file__ + " is a file, not a folder",
         ),
-        (("dump", str(FIXTURES)), "holds no files of a log; a partition's folder is"),
-        (("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
+        (1, ("dump", str(FIXTURES)), "holds no files of a log; a partition's folder is"),
     ],
 )
-def test_wrong_usage_is_one_line(offline, arguments, said):
-    done = offline.run(*arguments)
-    assert done.returncode in {1, 2}
-    text = done.stderr.decode()
-    assert text.count("\n") == 1, text
-    assert said in text
+def test_wrong_usage_is_one_line(offline, code, arguments, said):
+    assert said in offline.fails(code, *arguments)
 
 
 def test_no_broker_is_one_line():
@@ -103,7 +103,7 @@ def test_a_reader_that_has_enough_is_no_failure():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path, number):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
