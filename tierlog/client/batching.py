@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import randrange
@@ -34,6 +34,7 @@ from record_format.errors import (
     RequestError,
     RetriableError,
     TierlogError,
+    TooLarge,
 )
 from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
@@ -41,7 +42,7 @@ from tierlog.client.answers import Produced, ProducerIdentity, TopicDescription
 from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
-from tierlog.client.times import Time, to_ms
+from tierlog.client.times import Time, time_of_record
 
 log = logging.getLogger(__name__)
 
@@ -212,19 +213,22 @@ def deliver(
     pending: Pending, sequences: Sequences, batching: Batching, policy: RetryPolicy
 ) -> Steps[None]:
     """Send one batch and settle its deliveries; never raises for what they can be told."""
-    if sequences.is_answered:
-        policy = policy.at_least(batching.attempts)
+    patient = policy.at_least(batching.attempts) if sequences.is_answered else policy
     try:
         if sequences.identity is None:
-            sequences.identity = yield from exchange(calls.init_producer(), policy)
+            sequences.identity = yield from exchange(calls.init_producer(), patient)
         call = calls.produce_batches(
             pending.place[0],
             _encode(pending, sequences.identity, sequences.next_of(pending.place), batching),
             partition=pending.place[1],
             acks=batching.acks,
         )
-        answer = yield from exchange(call, policy)
+        answer = yield from exchange(call, patient)
     except TierlogError as error:
+        if isinstance(error, TooLarge) and len(pending.records) > 1:
+            for part in _parts(pending, error):
+                yield from deliver(part, sequences, batching, policy)
+            return
         if not _changed_nothing(error):
             sequences.give_up()
         sequences.is_answered = isinstance(error, RequestError)
@@ -237,6 +241,16 @@ def deliver(
     sequences.is_answered = True
     sequences.advance(pending.place, len(pending.records))
     _settle(pending, answer)
+
+
+def _parts(pending: Pending, error: TooLarge) -> Iterator[Pending]:
+    """A batch that a topic takes in parts only, as Kafka's producer cuts it: in order."""
+    records = len(pending.records)
+    count = min(records, max(0, error.size_bytes) // max(1, error.limit_bytes) + 2)
+    for start, end in itertools.pairwise(records * part // count for part in range(count + 1)):
+        yield Pending(
+            pending.place, pending.due_ms, pending.records[start:end], pending.deliveries[start:end]
+        )
 
 
 def _encode(
@@ -328,6 +342,6 @@ def outgoing(
     return Outgoing(
         to_bytes(value, name="value"),
         to_bytes(key, name="key"),
-        now_ms if timestamp is None else to_ms(timestamp),
+        now_ms if timestamp is None else time_of_record(timestamp),
         to_headers(headers) if headers else NO_HEADERS,
     )

@@ -17,7 +17,7 @@ from record_format.batch import check_crc, iter_headers
 from record_format.codecs import NONE
 from record_format.decode import Record, decode_columns
 from record_format.encode import NO_HEADERS, Headers, encode_batches
-from tierlog.client.times import Time, to_ms
+from tierlog.client.times import Time, time_of_record
 
 JsonSource = msgspec.Raw
 Bytes = bytes | bytearray | memoryview | str | None
@@ -73,7 +73,7 @@ def _member(record: NewRecord) -> dict[str, object]:
     if record.key is not None:
         member |= _content("key", record.key)
     if record.timestamp is not None:
-        member["timestamp"] = to_ms(record.timestamp)
+        member["timestamp"] = time_of_record(record.timestamp)
     if headers := to_headers(record.headers):
         member["headers"] = [
             {"name": name, **_content("value", content)} for name, content in headers
@@ -138,7 +138,7 @@ def to_batches(
     new = _each(records)
     cut = encode_batches(
         [to_bytes(record.value, name="value") for record in new],
-        timestamps=[now_ms if r.timestamp is None else to_ms(r.timestamp) for r in new],
+        timestamps=[now_ms if r.timestamp is None else time_of_record(r.timestamp) for r in new],
         keys=[to_bytes(record.key, name="key") for record in new]
         if any(r.key is not None for r in new)
         else None,

@@ -9,6 +9,8 @@ from record_format.errors import InvalidRequest
 
 Time = int | str | datetime
 
+MAX_TIME: Final = 2**63 - 1
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,6 +38,16 @@ def to_ms(time: Time | None) -> int | None:
     if time.tzinfo is None:
         raise InvalidRequest(f"{time.isoformat()}: a time needs its offset from UTC, as in ...Z")
     return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def time_of_record(time: Time) -> int:
+    """A time that a record may have, or -1 for none. Raises InvalidRequest: in a batch a time that
+    no record may have would fail all others.
+    """
+    found = to_ms(time)
+    if not -1 <= found <= MAX_TIME:
+        raise InvalidRequest(f"timestamp: a time lies between 0 and {MAX_TIME}, not at {found}")
+    return found
 
 
 def _parse(text: str) -> int | datetime:

@@ -170,6 +170,17 @@ def test_what_is_no_record_is_named(record, named):
     assert not script.requests
 
 
+def test_a_time_that_no_record_has_is_refused_ahead_of_any_record():
+    script = Script(ok(PRODUCED))
+    for time in (-2, 2**63):
+        record = tierlog.NewRecord("v", timestamp=time)
+        with client(script) as c, pytest.raises(errors.InvalidRequest, match=f"not at {time}"):
+            c.produce("t", [record])
+        with pytest.raises(errors.InvalidRequest, match=f"not at {time}"):
+            to_batches([record], now_ms=7)
+    assert not script.requests
+
+
 def test_a_plain_produce_is_not_repeated_after_a_broken_connection():
     script = Script(httpx.ReadError, ok(PRODUCED))
     with client(script) as c, pytest.raises(AnswerLost):

@@ -140,6 +140,25 @@ def test_a_broker_that_does_not_come_back_is_waited_for_once():
     assert broker.faults == []
 
 
+def test_a_batch_that_is_too_large_for_its_topic_goes_in_parts():
+    too_large = {"code": "record-too-large", "limit_bytes": 500, "size_bytes": 1500}
+    broker = TinyBroker()
+
+    def limited(request: httpx.Request) -> httpx.Response:
+        if len(request.content) > 500:
+            return httpx.Response(413, json={**too_large, "size_bytes": len(request.content)})
+        return broker(request)
+
+    with client(limited) as c, c.producer() as producer:
+        values = [bytes([n]) * (600 if n == 17 else n) for n in range(40)]
+        sent = [producer.send("t", value, partition=0) for value in values]
+    with pytest.raises(errors.RecordTooLarge):
+        sent.pop(17).result(0)
+    assert broker.logs[0] == values[:17] + values[18:]
+    assert [one.result(0).offset for one in sent] == list(range(39))
+    assert broker.identities == 1
+
+
 @pytest.mark.parametrize("faults", [("lost", "lost", "lost"), (refused(409, "producer-fenced"),)])
 def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
     broker = TinyBroker(*faults)
@@ -291,6 +310,9 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
         for wrong in ({"value": {"a": 1}}, {"value": "v", "headers": {"a": 1}}):
             with pytest.raises(TypeError, match="expected bytes, text or None"):
                 producer.send("t", partition=0, **wrong)
+        for time in (-5, 2**63, "1969-12-31T23:00:00Z"):
+            with pytest.raises(errors.InvalidRequest, match="a time lies between 0 and"):
+                producer.send("t", "v", partition=0, timestamp=time)
         after = producer.send("t", bytearray(b"after"), partition=0)
     assert [before.result(0).offset, after.result(0).offset] == [0, 1]
     assert broker.logs[0] == [b"before", b"after"]
