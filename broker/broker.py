@@ -27,6 +27,7 @@ from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.groups import Groups
+from broker.holes import Holes
 from broker.janitor import Janitor
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
@@ -79,11 +80,13 @@ class Broker:
         self._set_apart: list[Path] = []
         self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
         self._checkpoints = Checkpoints(folder, self.partitions, self.damaged_partitions)
-        self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency)
+        holes = self.holes = Holes(self._cleaned_before)
+        self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency, holes=holes)
         self.janitor = Janitor(
             self.partitions,
             settings,
             clock=clock,
+            holes=holes,
             save_log_starts=self._checkpoints.save_log_starts,
         )
         self.groups = Groups(
@@ -128,6 +131,7 @@ class Broker:
             bucket,
             opener=self._opener,
             copier=self.copier,
+            holes=holes,
             policy=self.janitor.policy,
             clock=clock,
         )
@@ -332,7 +336,8 @@ class Broker:
             self.damaged_partitions(),
             self.bucket,
             self._diverged(),
-            self.copier.held_up(),
+            held_up=self.copier.held_up(),
+            holes=self.holes.told(),
         )
 
     def storage_report(self) -> reports.StorageReport:
@@ -388,6 +393,9 @@ class Broker:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""
         self._checkpoints.forget(name)
         self.compactor.forget_topic(name)
+
+    def _cleaned_before(self, partition: Partition) -> int:
+        return self.compactor.cleaned_before(partition)
 
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._set_apart)

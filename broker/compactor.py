@@ -58,6 +58,10 @@ class Compactor:
         """The round under way ends soon, with nothing half done."""
         self._stopping.set()
 
+    def cleaned_before(self, partition: Partition) -> int:
+        """How far a round ever came; 0 for none."""
+        return self._checkpoints.get(_place(partition), 0)
+
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
         with self._lock:

@@ -4,7 +4,7 @@
   `offload.concurrency` of them. After each segment the next partition has its turn: one that is
   written to as fast as it uploads does not keep a quiet one from the bucket. A partition that fails
   waits with back-off and jitter and does not hold up the others. One whose next segment rotted on
-  local disk waits until it is repaired; that is told (`held_up`).
+  local disk, or is missing, waits until it is repaired; that is told (`held_up`).
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
 * Where compaction replaced segments that the bucket has, the bucket follows first (`mirror`).
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import structlog
 
+from broker.holes import Holes
 from broker.mirror import follow_compaction
 from broker.partition import Partition
 from record_format.errors import (
@@ -73,9 +74,10 @@ class Copier:
         partitions: Callable[[], Iterable[Partition]],
         *,
         concurrency: int,
+        holes: Holes,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._partitions, self._jitter = partitions, jitter
+        self._partitions, self._holes, self._jitter = partitions, holes, jitter
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -189,6 +191,7 @@ class Copier:
         pending = _pending(partition)
         if not pending or self._stopping:
             return False
+        self._holes.check(partition, pending[0])
         with partition.log.files_lock:
             try:
                 entry = cold.offload(partition.log.sealed_segment_files(pending[0]))

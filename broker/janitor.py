@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from broker.holes import Holes
 from broker.partition import Partition
 from broker.retention import Limits, SegmentFacts, expired_end
 from broker.settings import BrokerSettings
@@ -43,9 +44,11 @@ class Janitor:
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
+        holes: Holes,
         save_log_starts: Callable[[], None],
     ) -> None:
         self._partitions, self._settings, self._clock = partitions, settings, clock
+        self._holes = holes
         self._save_log_starts = save_log_starts
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
@@ -81,8 +84,8 @@ class Janitor:
                 partition.wake_all()
 
     def look_after(self, partition: Partition) -> None:
-        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
-        tidy the manifest's pages.
+        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago,
+        tidy the manifest's pages, and look for files that were lost.
         """
         if partition.is_over:
             return
@@ -96,7 +99,8 @@ class Janitor:
             partition.cold.follow_log_start(partition.log.log_start_offset)
         self._retain(partition)
         if partition.cold is not None:
-            partition.cold.merge_pages()  # last: what fails here holds up no retention
+            partition.cold.merge_pages()  # last: what fails from here on holds up no retention
+        self._holes.look(partition)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Move the log start: durable when this returns, in the bucket too where that is up."""

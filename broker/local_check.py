@@ -53,7 +53,7 @@ def check_local(
     for view in views:
         found.checked.local_segments += 1
         entry = cold.get(view.base_offset)
-        _check_view(partition, view, entry, found, deep=deep, in_force=in_force)
+        _check_view(partition, view, entry, found, manifest=manifest, deep=deep, in_force=in_force)
     return found
 
 
@@ -87,12 +87,13 @@ def _check_view(
     entry: SegmentEntry | None,
     found: Findings,
     *,
+    manifest: Manifest | None,
     deep: bool,
     in_force: InForce,
 ) -> None:
     """What is wrong counts only where a fresh look at both sides shows the same two."""
     for look in range(1, LOOKS + 1):
-        problem = _problem(partition, view, entry, found, deep=deep)
+        problem = _problem(partition, view, entry, found, manifest=manifest, deep=deep)
         if problem is None:
             return
         now = next(
@@ -122,6 +123,7 @@ def _problem(
     entry: SegmentEntry | None,
     found: Findings,
     *,
+    manifest: Manifest | None,
     deep: bool,
 ) -> _Problem | None:
     # Between a swap of compaction's and its commit the bucket has what was there before.
@@ -151,8 +153,8 @@ def _problem(
         return _Problem(ProblemKind.TIERS_DIFFER, detail)
     last_offset = table.chunks[-1].last_offset if table.chunks else view.base_offset - 1
     if last_offset < view.last_offset and not (view.active or partition.log.config.compacts):
-        detail = (
-            f"its batches end in offset {last_offset}, the next begin at {view.last_offset + 1}"
-        )
-        return _Problem(ProblemKind.GAP, detail)
+        following = view.last_offset + 1
+        if manifest is None or uncovered(manifest, last_offset + 1, following) is not None:
+            detail = f"its batches end in offset {last_offset}, the next begin at {following}"
+            return _Problem(ProblemKind.GAP, detail)
     return None

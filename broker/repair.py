@@ -75,12 +75,12 @@ class Repair:
         store: ObjectStore,
         *,
         scratch: Path,
-        aside: Path,
+        rotten: RottenSegments,
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
         assert partition.cold is not None, "without a bucket there is nothing to repair"
-        self._rotten = RottenSegments(partition, aside)
+        self._rotten = rotten
         self._partition, self._cold, self._store = partition, partition.cold, store
         self._scratch, self._policy, self._clock = scratch, policy, clock
 
@@ -116,14 +116,18 @@ class Repair:
         return planned
 
     def _hole(self, manifest: Manifest) -> RepairStep | None:
-        """What lies between the end of the bucket and the first local segment; nothing behind it
+        """What lies between the end of the bucket and the next local segment; nothing behind it
         goes up before that is explained.
         """
         log_ = self._partition.log
         start = max(manifest.end_offset, log_.log_start_offset)
-        if start >= log_.first_local_offset:
-            return None
-        last_offset = log_.first_local_offset - 1
+        next_local = log_.first_local_offset
+        if start >= next_local:
+            gap = self._rotten.hole_at(start)
+            if gap is None:
+                return None
+            next_local = gap.base_offset
+        last_offset = next_local - 1
         return RepairStep(
             action=Action.DROP,
             partition=self._partition.number,
@@ -201,7 +205,8 @@ class Repair:
         if step.action is Action.COLLECT:
             self._cold.collect(self._policy)
         elif entry is None:
-            end_offset = self._partition.log.first_local_offset
+            assert step.last_offset is not None, "a hole says where it ends"
+            end_offset = step.last_offset + 1
             self._cold.commit(lambda manifest: record_gap(manifest, end_offset=end_offset))
         elif step.action is Action.DROP:
             again = check_segment(self._store, entry, partition=step.partition, deep=True)

@@ -92,7 +92,9 @@ def readiness(
     damaged: Iterable[Damaged],
     bucket: Bucket | None,
     diverged: Iterable[DivergedLog] = (),
+    *,
     held_up: Mapping[Partition, str] = MappingProxyType({}),
+    holes: Mapping[Partition, str] = MappingProxyType({}),
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
@@ -100,6 +102,7 @@ def readiness(
         f"nothing of {one} is offloaded any more: {why}; `tierlog storage repair` says what helps"
         for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
     ]
+    degraded += sorted(f"{one}: {why}" for one, why in holes.items())
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")

@@ -8,7 +8,7 @@
 | works on the log                      |                                                          |
 | the bucket lacks it                   | `drop-batches`: exactly those that do not check, and     |
 |                                       | only where that loss was accepted; their offsets are     |
-|                                       | left out                                                 |
+|                                       | left out. So are those of a file that was lost behind it |
 
 * One that the bucket lacks keeps all behind it from going up. So the next that is to go up is
   always read; others, as far as they are deep, are read where every byte is.
@@ -25,10 +25,12 @@ from typing import Final
 import msgspec
 import structlog
 
+from broker.holes import Holes
 from broker.local_repair import copy_segment
 from broker.partition import Partition
 from broker.repair_step import Action, RepairStep
 from hot_tier.salvage import Lost
+from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView
 from manifest.state import SegmentEntry
 from record_format.errors import UnknownSegment
@@ -41,8 +43,8 @@ class RottenSegments:
 
     ACTIONS: Final = frozenset({Action.SET_ASIDE, Action.DROP_BATCHES})
 
-    def __init__(self, partition: Partition, aside: Path) -> None:
-        self._partition, self._aside = partition, aside
+    def __init__(self, partition: Partition, aside: Path, holes: Holes) -> None:
+        self._partition, self._aside, self._holes = partition, aside, holes
 
     def plan(
         self, cold_end_offset: int, sound: Sequence[SegmentEntry], *, deep: bool
@@ -54,11 +56,27 @@ class RottenSegments:
         views = [view for view in self._partition.log.segments() if view.sealed]
         waiting = [view for view in views if view.last_offset >= cold_end_offset]
         for view in views if deep else waiting[:1]:
-            lost = self._partition.log.find_lost(view.base_offset)
+            lost = self._lost(view.base_offset, cold_end_offset)
             if lost and view.last_offset >= cold_end_offset:
                 yield self._drop_batches(view, lost)
             elif lost:
                 yield self._set_aside(view, sound)
+
+    def hole_at(self, offset: int) -> Gap | None:
+        """The hole that begins at or below `offset`, and ends above it; None for none."""
+        views = [view for view in self._partition.log.segments() if view.sealed]
+        view = next((one for one in views if one.last_offset >= offset), None)
+        gap = self._holes.find(self._partition, view.base_offset) if view is not None else None
+        return gap if gap is not None and gap.next_offset <= offset else None
+
+    def _lost(self, base_offset: int, cold_end_offset: int) -> list[Lost]:
+        reaches_end = self._is_hole_of_the_log(base_offset, cold_end_offset)
+        return self._partition.log.salvage(base_offset, reaches_end=reaches_end).lost()
+
+    def _is_hole_of_the_log(self, base_offset: int, cold_end_offset: int) -> bool:
+        """Whether a hole is behind the segment that the manifest does not have to tell of."""
+        gap = self._holes.find(self._partition, base_offset)
+        return gap is not None and gap.next_offset > cold_end_offset
 
     def _drop_batches(self, view: SegmentView, lost: Sequence[Lost]) -> RepairStep:
         spans = ", ".join(
@@ -66,11 +84,14 @@ class RottenSegments:
             for one in lost
             if one.start_offset < one.end_offset
         )
+        bad_bytes = sum(one.size_bytes for one in lost)
+        what = f"{bad_bytes} bytes do not check, from position {lost[0].position} on"
+        if not bad_bytes:
+            what = "no file has what follows it"
         return self._step(
             Action.DROP_BATCHES,
             view,
-            f"{view.path}: {sum(one.size_bytes for one in lost)} bytes do not check, from position "
-            f"{lost[0].position} on, and the bucket lacks them: offsets {spans or 'none'} are "
+            f"{view.path}: {what}, and the bucket lacks it: offsets {spans or 'none'} are "
             "lost, all else stays; --accept-loss does it",
         )
 
@@ -114,7 +135,11 @@ class RottenSegments:
                 if step.action is Action.SET_ASIDE:
                     opened.delete_local(step.last_offset + 1)
                 else:
-                    opened.drop_lost(step.base_offset)
+                    cold = self._partition.cold
+                    reaches_end = self._is_hole_of_the_log(
+                        step.base_offset, cold.end_offset if cold else 0
+                    )
+                    opened.salvage(step.base_offset, reaches_end=reaches_end).drop_lost()
             except (UnknownSegment, FileNotFoundError):
                 return step  # retention took it meanwhile
         log.warning(

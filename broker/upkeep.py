@@ -18,11 +18,13 @@ from broker.bucket import Bucket
 from broker.copier import Copier
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
+from broker.holes import Holes
 from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.repair import Repair
 from broker.repair_step import Action, RepairStep
+from broker.rotten_segments import RottenSegments
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from broker.verify import check_topic_object, verify_topic
@@ -42,11 +44,12 @@ class Upkeep:
         *,
         opener: LogOpener,
         copier: Copier,
+        holes: Holes,
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
-        self._opener, self._copier = opener, copier
+        self._opener, self._copier, self._holes = opener, copier, holes
         self._policy, self._clock = policy, clock
         self._verifying = threading.Lock()
 
@@ -149,7 +152,7 @@ class Upkeep:
                     partition,
                     store,
                     scratch=self._scratch,
-                    aside=self._folder.damaged,
+                    rotten=RottenSegments(partition, self._folder.damaged, self._holes),
                     policy=self._policy,
                     clock=self._clock,
                 )

@@ -40,7 +40,8 @@ from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
 from hot_tier.roll import disk_error, roll
-from hot_tier.salvage import Lost, drop_lost, find_lost
+from hot_tier.salvage import Salvage
+from hot_tier.segment_gaps import Gap, gap_behind
 from hot_tier.segment_views import (
     OpenedSegment,
     SegmentFacts,
@@ -393,17 +394,19 @@ class PartitionLog:
         """
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
 
-    def find_lost(self, base_offset: int) -> list[Lost]:
-        """What of a sealed segment does not check, read whole. Raises UnknownSegment."""
-        return steady(self._state, lambda: find_lost(self._state, self._views.sealed(base_offset)))
-
-    def drop_lost(self, base_offset: int) -> list[Lost]:
-        """Drop what of a sealed segment does not check, and nothing else; what that was. Its
-        offsets stay left out. See that nobody reads the files by their paths meanwhile.
-
-        Raises UnknownSegment, DiskFull, LogOfflineError.
+    def gap_behind(self, base_offset: int) -> Gap | None:
+        """Offsets between a sealed segment's last batch and the next segment: lost, or compacted
+        away. Raises UnknownSegment, OffsetTrimmed (both: it went).
         """
-        return drop_lost(self._state, self._reaper, self._views.sealed(base_offset))
+        return steady(self._state, lambda: gap_behind(self._state, self._views.sealed(base_offset)))
+
+    def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
+        """A sealed segment, to be gone through, and to be rid of what does not check.
+
+        `reaches_end`: what is missing up to the next segment is lost too. Raises UnknownSegment.
+        """
+        segment = self._views.sealed(base_offset)
+        return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
 
     @property
     def replacements(self) -> int:

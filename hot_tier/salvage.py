@@ -7,7 +7,8 @@
   through for one that checks, and behind which another begins, or the file ends: a batch may be a
   record of another.
 * In the place of what is lost comes a batch without records that spans its offsets, as compaction
-  leaves them: no offset is given again, and readers step over.
+  leaves them: no offset is given again, and readers step over. So it is with offsets that a lost
+  file had: the segment before it takes them in.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ class Lost(NamedTuple):
     size_bytes: int
 
 
-class Salvage:
-    """Goes through one sealed segment. Raises OSError."""
+class Pieces:
+    """Goes through one sealed segment, once. Raises OSError."""
 
-    def __init__(self, segment: Segment, read_at: ReadAt) -> None:
+    def __init__(self, segment: Segment, read_at: ReadAt, *, reaches_end: bool) -> None:
         self._read_at, self._end_position = read_at, segment.end.size_bytes
         self._start, self._limit = segment.base_offset, segment.end.next_offset
-        self._low = segment.base_offset
+        self._reaches_end = reaches_end
 
-    def pieces(self) -> Iterator[CheckedBatch | Lost]:
+    def __iter__(self) -> Iterator[CheckedBatch | Lost]:
         """The batches that count, and what is lost between them, in order."""
-        position = 0
+        position, low = 0, self._start
         for batch in self._ordered():
             header = batch.header
             if header.position > position:
-                yield Lost(self._low, header.base_offset, position, header.position - position)
+                yield Lost(low, header.base_offset, position, header.position - position)
             yield batch
-            position, self._low = header.end_position, header.next_offset
-        if position < self._end_position:
-            yield Lost(self._low, self._limit, position, self._end_position - position)
+            position, low = header.end_position, header.next_offset
+        if position < self._end_position or (self._reaches_end and low < self._limit):
+            yield Lost(low, self._limit, position, self._end_position - position)
 
     def _ordered(self) -> Iterator[CheckedBatch]:
         """Those whose offsets rise."""
@@ -146,48 +147,52 @@ def _goes_on(
     return first == end or end <= first < instead_of.header.next_offset
 
 
-def find_lost(state: LogState, segment: Segment) -> list[Lost]:
-    """What of a sealed segment does not check; nothing where all does. Raises OSError."""
-    salvage = Salvage(segment, segment.log_reader(state.files))
-    return [piece for piece in salvage.pieces() if isinstance(piece, Lost)]
+class Salvage:
+    """One sealed segment. `reaches_end`: what is missing up to the next segment is lost too."""
 
+    def __init__(
+        self, state: LogState, reaper: Reaper, segment: Segment, *, reaches_end: bool
+    ) -> None:
+        self._state, self._reaper, self._segment = state, reaper, segment
+        self._reaches_end = reaches_end
 
-def drop_lost(state: LogState, reaper: Reaper, segment: Segment) -> list[Lost]:
-    """Put the segment without what does not check in its place; what that was.
+    def _pieces(self) -> Pieces:
+        read_at = self._segment.log_reader(self._state.files)
+        return Pieces(self._segment, read_at, reaches_end=self._reaches_end)
 
-    Raises UnknownSegment where it went meanwhile, CorruptIndex, DiskFull, LogOfflineError.
-    """
-    cleaned = None
-    try:
-        modified_ns = segment.path(LOG).stat().st_mtime_ns
-        aborted = read_entries(segment)
-        cleaned = CleanedSegment(state, segment.base_offset)
-        lost = _write(cleaned, segment, segment.log_reader(state.files), state)
-        cleaned.finish(
-            next_offset=segment.end.next_offset, aborted=aborted, modified_ns=modified_ns
-        )
-        if not swap(state, reaper, (segment,), cleaned, bucket_follows=False):
-            raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} any more")
-        return lost
-    except OSError as error:
-        raise disk_error(state, error) from error
-    finally:
-        if cleaned is not None and state.offline is None and not state.shut:
-            cleaned.discard()  # after a swap there is nothing left of it
+    def lost(self) -> list[Lost]:
+        """What does not check; nothing where all does. Raises OSError."""
+        return [piece for piece in self._pieces() if isinstance(piece, Lost)]
 
+    def drop_lost(self) -> None:
+        """Put the segment without that in its place. See that nobody reads its files by their paths
+        meanwhile.
 
-def _write(
-    cleaned: CleanedSegment, segment: Segment, read_at: ReadAt, state: LogState
-) -> list[Lost]:
-    lost = []
-    for piece in Salvage(segment, read_at).pieces():
-        if isinstance(piece, CheckedBatch):
-            header = piece.at_start_of_chunk()
-            cleaned.add(header, memoryview(piece.chunk)[header.position : header.end_position])
-            continue
-        lost.append(piece)
-        if piece.start_offset < piece.end_offset:
-            epoch = state.epochs.epoch_of(piece.start_offset) or 0
-            span = (piece.start_offset, piece.end_offset)
-            cleaned.add(*empty_batch(*span, leader_epoch=epoch))
-    return lost
+        Raises UnknownSegment where it went meanwhile, CorruptIndex, DiskFull, LogOfflineError.
+        """
+        state, segment = self._state, self._segment
+        cleaned = None
+        try:
+            modified_ns = segment.path(LOG).stat().st_mtime_ns
+            aborted = read_entries(segment)
+            cleaned = CleanedSegment(state, segment.base_offset)
+            self._write(cleaned)
+            end_offset = segment.end.next_offset
+            cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
+            if not swap(state, self._reaper, (segment,), cleaned, bucket_follows=False):
+                raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} any more")
+        except OSError as error:
+            raise disk_error(state, error) from error
+        finally:
+            if cleaned is not None and state.offline is None and not state.shut:
+                cleaned.discard()  # after a swap there is nothing left of it
+
+    def _write(self, cleaned: CleanedSegment) -> None:
+        for piece in self._pieces():
+            if isinstance(piece, CheckedBatch):
+                header = piece.at_start_of_chunk()
+                cleaned.add(header, memoryview(piece.chunk)[header.position : header.end_position])
+            elif piece.start_offset < piece.end_offset:
+                epoch = self._state.epochs.epoch_of(piece.start_offset) or 0
+                span = (piece.start_offset, piece.end_offset)
+                cleaned.add(*empty_batch(*span, leader_epoch=epoch))

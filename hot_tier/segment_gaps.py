@@ -1,7 +1,8 @@
-"""Offsets that no segment of a folder has, found by headers alone, before anything is opened.
+"""Offsets that no segment has, between two of them, found by headers alone.
 
-A crash can keep a later file and lose the end of an earlier one; a cleaner leaves the same. The
-folder does not say which it was: its recovery point does.
+A crash can keep a later file and lose the end of an earlier one, and files can be lost; a cleaner
+leaves the same. The folder does not say which it was: its recovery point does, or whether anything
+ever compacted it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import NamedTuple
 
 from hot_tier.batch_walk import headers_of
 from hot_tier.file_names import LOG, path_of
+from hot_tier.log_reader import with_good_indexes
+from hot_tier.log_state import LogState
 from hot_tier.parting import base_offsets
+from hot_tier.segment import Segment
+from hot_tier.segment_lookup import SegmentLookup
 from record_format.errors import CorruptBatch
 
 
@@ -30,6 +35,25 @@ def first_gap(folder: Path) -> Gap | None:
         if next_offset is not None and next_offset < following:
             return Gap(next_offset, following)
     return None
+
+
+def gap_behind(state: LogState, segment: Segment) -> Gap | None:
+    """Between the last batch of a sealed segment of an open log and the next segment. The index
+    leads there. None also where the bytes there are no batches.
+    """
+    following = segment.end.next_offset
+
+    def is_reached() -> bool:
+        return SegmentLookup(segment, state.files).find_offset(following - 1) is not None
+
+    try:
+        if with_good_indexes(state, segment, is_reached):
+            return None
+        headers = segment.headers(state.files)
+        next_offset = max((one.next_offset for one in headers), default=segment.base_offset)
+    except CorruptBatch:
+        return None
+    return Gap(next_offset, following) if next_offset < following else None
 
 
 def _next_offset(folder: Path, base_offset: int) -> int | None:

@@ -127,7 +127,7 @@ METRICS: Final = (
     Metric(
         "tierlog_offload_held_up_partitions",
         "gauge",
-        "Partitions whose next segment rotted on disk: nothing of them goes up before a repair",
+        "Partitions whose next segment rotted, or is gone: nothing goes up before a repair",
     ),
     Metric("tierlog_offload_lag_segments", "gauge", "Segments that are local only", ("topic",)),
     Metric(

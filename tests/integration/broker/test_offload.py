@@ -27,7 +27,9 @@ def copier_of(house):
     house.wait_for(lambda: house.broker.bucket.is_ours)
 
     def make(concurrency):
-        made.append(Copier(house.broker.partitions, concurrency=concurrency))
+        made.append(
+            Copier(house.broker.partitions, concurrency=concurrency, holes=house.broker.holes)
+        )
         return made[-1]
 
     yield make

@@ -1,0 +1,105 @@
+"""Offsets between two local segments that neither has: a file was lost.
+
+| the hole                                         | done                                          |
+|--------------------------------------------------|-----------------------------------------------|
+| compaction works on the log, or did; a gap of    | nothing: readers step over                    |
+| the manifest; below the log start                |                                               |
+| the bucket reaches over it                       | what lies before it leaves the disk: the      |
+|                                                  | bucket is read instead                        |
+| above the bucket's end                           | told, and nothing behind it goes up before it |
+|                                                  | was repaired (the copier asks `find`)         |
+| there is no bucket                               | told                                          |
+
+* A start believes the names of files: looking into each of ten thousand takes too long. They are
+  looked at in the background, some a round, once each; and what goes up, before it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from broker.partition import Partition
+from hot_tier.segment_gaps import Gap
+from manifest.invariants import uncovered
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+
+log = structlog.get_logger(__name__)
+
+A_ROUND: Final = 256
+
+
+class Holes:
+    """`cleaned_before`: how far compaction ever came in a log. `look` is called by one thread."""
+
+    def __init__(self, cleaned_before: Callable[[Partition], int]) -> None:
+        self._cleaned_before = cleaned_before
+        self._looked: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()
+
+    def find(self, partition: Partition, base_offset: int) -> Gap | None:
+        """The hole behind a sealed segment; None where there is none, or one that is explained."""
+        if partition.log.config.compacts:
+            return None
+        try:
+            gap = partition.log.gap_behind(base_offset)
+        except (UnknownSegment, OffsetTrimmed):
+            return None  # it went meanwhile
+        if gap is None or self._is_explained(partition, gap):
+            return None
+        return gap
+
+    def _is_explained(self, partition: Partition, gap: Gap) -> bool:
+        start = max(partition.log.log_start_offset, self._cleaned_before(partition))
+        manifest = partition.cold.manifest if partition.cold is not None else None
+        if manifest is None or start >= gap.base_offset:
+            return start >= gap.base_offset
+        return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
+
+    def check(self, partition: Partition, base_offset: int) -> None:
+        """Raises CorruptDataError where a hole is behind the segment: what is not there must not
+        count as uploaded.
+        """
+        gap = self.find(partition, base_offset)
+        if gap is not None:
+            raise CorruptDataError(missing(gap), file=str(partition.log.folder))
+
+    def look(self, partition: Partition) -> None:
+        """At the next segments that were not looked at yet."""
+        cold = partition.cold
+        if cold is not None and not cold.claimed:
+            return  # the gaps that the bucket knows may not be known here
+        start = self._looked.get(partition, 0)
+        sealed = [v for v in partition.log.segments() if v.sealed and v.base_offset >= start]
+        for view in sealed[:A_ROUND]:
+            gap = self.find(partition, view.base_offset)
+            if gap is not None:
+                self._act(partition, gap)
+            self._looked[partition] = view.last_offset + 1
+
+    def _act(self, partition: Partition, gap: Gap) -> None:
+        cold = partition.cold
+        log.error("local segment is missing", partition=str(partition), reason=missing(gap))
+        if cold is not None and gap.base_offset <= cold.end_offset:
+            partition.log.delete_local(gap.base_offset)
+            log.warning(
+                "local segments let go: the bucket is read instead",
+                partition=str(partition),
+                before_offset=gap.base_offset,
+            )
+        elif cold is None:
+            self._told[partition] = missing(gap)
+
+    def told(self) -> dict[Partition, str]:
+        """Partitions that lost records and have no bucket; of others the copier tells."""
+        return dict(self._told)
+
+
+def missing(gap: Gap) -> str:
+    return (
+        f"offsets {gap.next_offset} to {gap.base_offset - 1} are missing between two segments: a "
+        "file was lost"
+    )

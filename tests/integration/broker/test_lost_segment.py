@@ -1,0 +1,118 @@
+"""A local segment file that is gone from the midst of a log: read from the bucket where it has it,
+told where nobody has it.
+"""
+
+import pytest
+
+CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
+
+
+def fill(house, segments, **config):
+    """Segments of ten records each."""
+    house.broker.create_topic("t", config={**CONFIG, **config})
+    house.broker._copying.stop(10)
+    produce(house, segments)
+
+
+def produce(house, segments):
+    for _ in range(segments):
+        house.produce("t", [b"x" * 60] * 10)
+        house.broker.partition("t", 0).log.roll(reason="test")
+
+
+def offload(house):
+    house.broker.copier.hurry(house.broker.partitions())
+    house.broker.copier.run_round()
+    house.broker.copier.wait_until_idle(timeout_s=20)
+    return house.broker.partition("t", 0)
+
+
+def lose(house, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot")):
+    house.broker.close()
+    for base_offset in base_offsets:
+        for suffix in suffixes:
+            (house.root / "data" / "t-0" / f"{base_offset:020d}.{suffix}").unlink(missing_ok=True)
+    house.broker = house.open()
+    house.broker._copying.stop(10)
+
+
+def offsets(house):
+    return [one.offset for one in house.records("t")]
+
+
+def test_what_the_bucket_has_is_read_from_there(house):
+    fill(house, 5)
+    offload(house)
+    lose(house, 10)
+    partition = offload(house)
+    assert partition.log.first_local_offset == 0
+    house.broker.janitor.look_after(partition)
+    assert partition.log.first_local_offset == 20
+    assert offsets(house) == list(range(50))
+    assert house.broker.readiness().degraded == []
+    assert house.broker.verify("t", deep=True).ok
+
+
+def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
+    fill(house, 5)
+    lose(house, 20)
+    partition = offload(house)
+    partition = offload(house)
+    assert partition.cold.end_offset == 10, "what lies before the hole goes up"
+    (told,) = house.broker.readiness().degraded
+    assert "offsets 20 to 29 are missing" in told
+    house.broker.janitor.look_after(partition)
+    (step,) = house.broker.repair("t", apply=True)
+    assert (step.action, step.done) == ("drop-batches", False)
+    assert "offsets 20 to 29 are lost" in step.detail
+    (step,) = house.broker.repair("t", apply=True, accept_loss=True)
+    assert step.done
+    assert offload(house).cold.end_offset == 50
+    assert offsets(house) == [*range(20), *range(30, 50)]
+    assert house.broker.readiness().degraded == []
+    assert house.broker.verify("t", deep=True).ok
+    partition.log.delete_local(50)
+    assert offsets(house) == [*range(20), *range(30, 50)]
+
+
+def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
+    fill(house, 2)
+    offload(house)
+    produce(house, 3)
+    lose(house, 20, 30)
+    assert offload(house).cold.end_offset == 20
+    (told,) = house.broker.readiness().degraded
+    assert "offsets 20 to 39 are missing" in told
+    (step,) = house.broker.repair("t")
+    assert (step.action, step.base_offset, step.last_offset) == ("drop", 20, 39)
+    (step,) = house.broker.repair("t", apply=True)
+    assert step.done
+    assert offload(house).cold.end_offset == 50
+    assert house.broker.readiness().degraded == []
+    house.broker.janitor.look_after(house.broker.partition("t", 0))
+    assert offsets(house) == [*range(20), *range(40, 50)]
+    assert house.broker.verify("t", deep=True).ok
+
+
+@pytest.mark.parametrize("was", ["compact", "delete"])
+def test_what_compaction_left_out_is_no_loss(house, was):
+    fill(house, 5, **{"cleanup.policy": "compact"})
+    lose(house, 20)
+    if was == "compact":
+        house.broker.compactor._save({("t", 0): 50})
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    offload(house)
+    offload(house)
+    partition = offload(house)
+    assert partition.cold.end_offset == (50 if was == "compact" else 10)
+
+
+def test_without_a_bucket_it_is_told(house):
+    fill(house, 4, **{"remote.storage.enable": "false"})
+    lose(house, 10)
+    partition = house.broker.partition("t", 0)
+    for _ in range(2):
+        house.broker.janitor.look_after(partition)
+    (told,) = house.broker.readiness().degraded
+    assert told == "t-0: offsets 10 to 19 are missing between two segments: a file was lost"
+    assert offsets(house) == [*range(10), *range(20, 40)]
