@@ -72,8 +72,8 @@ def metrics_page() -> str:
 def commands_page() -> str:
     head = (
         "# Commands\n\n" + NOTE + "\n"
-        "Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a verification "
-        "found problems, 130 interrupted.\n"
+        "Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a "
+        "verification found problems, 130 interrupted.\n"
     )
     return head + "".join(
         section for name in COMMANDS for section in _command(f"tierlog {name}", load_command(name))

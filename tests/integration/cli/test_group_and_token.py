@@ -70,7 +70,7 @@ def test_a_broker_does_not_listen_openly_without_tokens(tmp_path):
     assert "tierlog token create" in said
     assert "--insecure-no-auth" in said
     said = offline.fails(
-        1, "serve", "--data-dir", tmp_path / "d", "--tokens-file", tmp_path / "none.json"
+        2, "serve", "--data-dir", tmp_path / "d", "--tokens-file", tmp_path / "none.json"
     )
     assert "none.json" in said
 
