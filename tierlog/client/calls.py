@@ -256,7 +256,12 @@ def fetch(
         if from_ms is not None:
             first = next((i for i, r in enumerate(records) if r.timestamp >= from_ms), 0)
             records = records[first:]
-        return FetchedRecords(records[: limits.max_records], *found[1:])
+        if limits.max_records is None or len(records) <= limits.max_records:
+            return FetchedRecords(records, *found[1:])
+        # A batch came whole: what is left out of it is what comes next.
+        records, next_offset = records[: limits.max_records], records[limits.max_records].offset
+        facts = found._replace(next_offset=next_offset, up_to_date=False)
+        return FetchedRecords(records, *facts[1:])
 
     return Call(raw.request, read)
 

@@ -1,6 +1,7 @@
 """Reading on: where a reader of a partition is, what it asks next, and when it is done.
 
-* A cursor moves only by what was taken from an answer, so that a read that failed is asked again.
+* A cursor moves only by what was taken from an answer, so that a read that failed is asked again;
+  and only past what it gave out: a group's commit is where it stands.
 * Where nobody gave an `end_offset` the first answer fixes the `last_end`: what is appended
   meanwhile does not keep a reader from ending. An end that was given is waited for.
 * Behind the last stable offset a reader of committed records is at the end too: an answer that
@@ -68,15 +69,18 @@ class PartitionCursor:
         self.is_answered = True
         if self.last_end is None and not self.follow:
             self.last_end = fetched.high_watermark
+        end = self.last_end if self.end_offset is None else self.end_offset
         records = decode_fetched(
             fetched.batches,
             from_offset=self.start if isinstance(self.start, int) else fetched.log_start_offset,
-            end_offset=self.last_end if self.end_offset is None else self.end_offset,
+            end_offset=end,
         )
         if self.timestamp is not None:
             records = _from_time(records, self.timestamp)
         self.at_end = fetched.up_to_date or fetched.next_offset == self.start
         self.start, self.timestamp = fetched.next_offset, None
+        if end is not None:
+            self.start = min(self.start, end)
         return [ConsumedRecord(self.topic, self.partition, *record) for record in records]
 
     @property

@@ -129,7 +129,10 @@ class Producer:
             self._flushing += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: self._waiting.is_empty, timeout_s)
+                self._changed.wait_for(
+                    lambda: self._waiting.is_empty or not self._thread.is_alive(), timeout_s
+                )
+                return self._waiting.is_empty
             finally:
                 self._flushing -= 1
 
@@ -164,6 +167,10 @@ class Producer:
             raise RuntimeError("the producer failed; make a new one") from self._failure
         if self._closed:
             raise RuntimeError("the producer is closed")
+        if not self._thread.is_alive():
+            raise RuntimeError(
+                "the producer's thread stayed behind a fork; make one in this process"
+            )
 
     def _work(self) -> None:
         while (pending := self._next()) is not None:

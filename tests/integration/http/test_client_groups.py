@@ -48,6 +48,23 @@ def test_a_group_reads_on_where_it_ended(api: Api) -> None:
         assert len(list(client.consume(topic))) == 5  # without the group all
 
 
+def test_what_came_too_late_to_be_given_out_is_not_committed(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a" * 300)
+    api.values(topic, "b")
+    with client_of(api) as client:
+        reading = client.consume(topic, group="late", limits=tierlog.Limits(max_bytes=400))
+        assert next(reading).offset == 0
+        api.values(topic, "c")  # comes with b, behind the end that the first answer fixed
+        assert [record.value for record in reading] == [b"b"]
+        assert offsets_of(client, "late") == {0: 2}
+        assert [record.value for record in client.consume(topic, group="late")] == [b"c"]
+        api.values(topic, *"defg")
+        part = client.consume(topic, group="late", end_offset=5)
+        assert [record.value for record in part] == [b"d", b"e"]
+        assert offsets_of(client, "late") == {0: 5}
+
+
 def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *"abcdef")

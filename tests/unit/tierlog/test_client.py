@@ -310,7 +310,12 @@ def test_fetch_leaves_out_what_lies_before_the_offset_and_checks_the_bytes():
     with client(Script(page)) as c:
         assert [r.value for r in c.fetch("t", 0, offset=5).records] == [b"b", b"c"]
         assert [r.value for r in c.fetch("t", 0, timestamp=20).records] == [b"b", b"c"]
-        assert len(c.fetch("t", 0, limits=Limits(max_records=1)).records) == 1
+        few = c.fetch("t", 0, limits=Limits(max_records=1))
+        assert ([r.value for r in few.records], few.next_offset, few.up_to_date) == (
+            [b"a"],
+            5,
+            False,
+        )
     batch[-1] ^= 1
     bad = Script(fetched(bytes(batch), next_offset=7, high_watermark=7))
     with client(bad) as c, pytest.raises(errors.CorruptBatch):

@@ -1,6 +1,7 @@
 """The producers over a broker of a few lines: order, sequences, repeats, room."""
 
 import asyncio
+import os
 import threading
 from itertools import pairwise
 
@@ -318,6 +319,24 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
     assert broker.logs[0] == [b"before", b"after"]
     with pytest.raises(RuntimeError, match="closed"):
         producer.send("t", "too late", partition=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_producer_behind_a_fork_says_so():
+    broker = TinyBroker()
+    with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
+        producer.send("t", "of the parent", partition=0)
+        child = os.fork()
+        if not child:
+            try:
+                assert not producer.flush()
+                producer.send("t", "of the child", partition=0)
+            except RuntimeError as error:
+                os._exit(7 if "fork" in str(error) else 8)
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert broker.logs[0] == [b"of the parent"]
 
 
 def test_who_stops_waiting_for_one_record_stops_nothing_else():
