@@ -35,6 +35,10 @@ class Answer(NamedTuple):
     headers: HeaderList
     body: bytes = b""
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body)
+
 
 class FileAnswer(NamedTuple):
     """A body that lies in files."""
@@ -84,6 +88,11 @@ async def send_answer(exchange: Exchange, answer: AnyAnswer) -> None:
         await _send_stream(exchange, answer)
 
 
+def announced_size(answer: Answer | FileAnswer) -> int | None:
+    """What Content-Length says; None where the status forbids a body (RFC 9110, 8.6)."""
+    return None if answer.status in (204, 304) else answer.size_bytes
+
+
 def whole_head(exchange: Exchange, headers: HeaderList, *, size: int | None) -> HeaderList:
     """With what every answer says."""
     lines = [
@@ -105,8 +114,7 @@ async def _send_head(
 
 
 async def _send_bytes(exchange: Exchange, answer: Answer) -> None:
-    size = None if answer.status in (204, 304) else len(answer.body)
-    await _send_head(exchange, answer.status, answer.headers, size=size)
+    await _send_head(exchange, answer.status, answer.headers, size=announced_size(answer))
     body = b"" if exchange.method == "HEAD" else answer.body
     is_last = len(body) <= SMALL_BYTES
     await exchange.send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -6,7 +6,8 @@ Of a fetch of 64 KiB, uvicorn's cycle, its task and the messages of ASGI cost mo
   for, or finds under way, is uvicorn's to order.
 * Only bytes that are in memory, and few, and one answer a read of the socket: nothing here waits
   for a disk or takes another's turn.
-* What the socket does not take goes on in a task, as if the first part had been sent there.
+* What the socket does not take of a file goes on in a task, as if the first part had been sent
+  there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.http.answers import FileAnswer
+from api.http.answers import Answer, FileAnswer
 from api.http.exchange import Scope
 from api.http.file_send import SMALL_BYTES
 from api.http.zerocopy import ZeroCopyProtocol, encode_head
@@ -31,7 +32,7 @@ _OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding", b"expect
 class Front(Protocol):
     """The application, as far as it answers before there is a task."""
 
-    def answer_at_once(self, scope: Scope) -> FileAnswer | None: ...
+    def answer_at_once(self, scope: Scope) -> Answer | FileAnswer | None: ...
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None: ...
 
@@ -56,10 +57,16 @@ class AtOnceProtocol(ZeroCopyProtocol):
         scope |= {"method": "GET", "path": path.decode("ascii"), "raw_path": path}
         scope["query_string"] = query
         answer = self.front.answer_at_once(scope)
-        if answer is None or not all(map(_is_resident, answer.slices)):
+        if answer is None:
             return False
-        lines = [*self.server_state.default_headers, *answer.headers]
-        left = self._send_now(encode_head(answer.status, lines), answer.slices)
+        head = encode_head(answer.status, [*self.server_state.default_headers, *answer.headers])
+        left: tuple[FileSlice, ...] = ()
+        if isinstance(answer, Answer):
+            self.transport.write(head + answer.body)
+        elif all(map(_is_resident, answer.slices)):
+            left = self._send_now(head, answer.slices)
+        else:
+            return False
         self.front.went_out(scope, left=left)
         if left:
             self._left_bytes = sum(piece.size_bytes for piece in left)

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
@@ -24,9 +22,17 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, log_headers, read
-from api.http.settings import MAX_FETCH_BYTES, MIB
-from api.http.shared_pages import WrittenPage, page_key
+from api.http.reading import (
+    Isolation,
+    MaxBytes,
+    MinBytes,
+    WaitMs,
+    log_headers,
+    read,
+    work_bytes,
+)
+from api.http.settings import MIB
+from api.http.shared_pages import Key, WrittenPage, page_key
 from api.http.tail import tail_of
 from broker.partition import Fetched, Partition
 from record_format.errors import OffsetTrimmed
@@ -40,8 +46,6 @@ FORMS: Final = (
     media_types.EVENTS,
 )
 _RAW: Final = (b"content-type", media_types.BATCHES.encode())
-# What a reader sends again and again: read without the table of parameters, to the same end.
-_USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
 _ATTEMPTS: Final = 3
 # So many records are looked for in so many bytes first: a megabyte is not read to show one record.
 FEW_RECORDS: Final = 100
@@ -81,34 +85,6 @@ class Found(NamedTuple):
     offset: int
 
 
-def fetch_at_once(context: Context, exchange: Exchange) -> FileAnswer | None:
-    """Whole batches that are in memory, from an offset on."""
-    if exchange.header(b"accept") != media_types.BATCHES:
-        return None
-    partition = context.broker.partition(exchange.topic, exchange.partition)
-    offset, query = _offset_and_rest(exchange.scope["query_string"])
-    if offset < 0 or query.committed or query.record_limit is not None:
-        return None
-    began_s = time.perf_counter()
-    fetched = partition.try_read(offset, max_bytes=query.max_bytes)
-    if fetched is None:
-        return None
-    found = Found(fetched, offset)
-    if query.wait_ms and not is_enough(found, query.min_bytes, query.max_bytes):
-        return None
-    exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
-    return _raw_answer(context, exchange, found)
-
-
-def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
-    """The offset that a fetch names, -1 where it names none, and the rest of its query."""
-    usual = _USUAL.match(query_string)
-    if usual is not None and (max_bytes := int(usual[2])) <= MAX_FETCH_BYTES:
-        return int(usual[1]), FetchQuery(max_bytes=max_bytes)
-    query = strict_json.parse_query(query_string, FetchQuery)
-    return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
-
-
 async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
@@ -122,9 +98,15 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
     page = await _written(context, partition, found, few, form)
-    if few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0):
+    if is_cut_short(found, page, few, query):
         found, page = await _more(context, partition, found, page, query=query, form=form)
-    return _records_answer(context, partition, found, page, form)
+    return records_answer(context, partition, found, page, form)
+
+
+def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQuery) -> bool:
+    """Whether the few bytes that were read first were too few for what is asked for."""
+    too_few = few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0)
+    return too_few and page.next_offset < found.fetched.end_offset
 
 
 async def _more(
@@ -136,9 +118,7 @@ async def _more(
     query: FetchQuery,
     form: str,
 ) -> tuple[Found, WrittenPage]:
-    """What all of `max_bytes` holds, where the few bytes that were read first were too few."""
-    if page.next_offset >= found.fetched.end_offset:
-        return found, page
+    """What all of `max_bytes` holds."""
     try:
         fetched = await read(
             context, partition, found.offset, max_bytes=query.max_bytes, committed=query.committed
@@ -223,10 +203,10 @@ async def _batches_answer(
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
-    return _raw_answer(context, exchange, Found(fetched, found.offset))
+    return raw_answer(context, exchange, Found(fetched, found.offset))
 
 
-def _raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
     fetched = found.fetched
     next_offset = max(fetched.next_offset, found.offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
@@ -237,7 +217,7 @@ def _raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswe
     return FileAnswer(200, headers, fetched.slices)
 
 
-def _records_answer(
+def records_answer(
     context: Context, partition: Partition, found: Found, page: WrittenPage, form: str
 ) -> Answer:
     context.metrics.requests.fetched(
@@ -255,16 +235,21 @@ async def _written(
     context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
 ) -> WrittenPage:
     """The records as text; from others who stand at the end of the log as well, where it can be."""
-    fetched = found.fetched
-    limits = (query.committed, query.max_bytes, query.record_limit)
+    work = work_bytes(found.fetched, found.offset)
     return await context.pages.get(
-        page_key(partition, fetched, found.offset, form, query.encoding, *limits),
-        fetched,
-        lambda: context.compute(fetched.size_bytes, lambda: _write(partition, found, query, form)),
+        key_of(partition, found, query, form),
+        found.fetched,
+        lambda: context.compute(work, lambda: write(partition, found, query, form)),
     )
 
 
-def _write(partition: Partition, found: Found, query: FetchQuery, form: str) -> WrittenPage:
+def key_of(partition: Partition, found: Found, query: FetchQuery, form: str) -> Key:
+    """All that what `write` gives depends on."""
+    limits = (query.committed, query.max_bytes, query.record_limit)
+    return page_key(partition, found.fetched, found.offset, form, query.encoding, *limits)
+
+
+def write(partition: Partition, found: Found, query: FetchQuery, form: str) -> WrittenPage:
     page = record_json.read_page(
         found.fetched,
         offset=found.offset,

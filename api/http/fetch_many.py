@@ -22,7 +22,7 @@ from api.http.fetch import at_end, document
 from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
-from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read
+from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read, work_bytes
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
@@ -159,11 +159,11 @@ def _beyonds(places: Sequence[Place | Refused]) -> list[Beyond]:
 async def _answer(
     context: Context, exchange: Exchange, places: Sequence[Place | Refused], wanted: FetchMany
 ) -> Answer:
-    size = 0
+    work = 0
     for place in places:
         if isinstance(place, Place) and place.fetched is not None:
-            size += place.fetched.size_bytes
             fetched = place.fetched
+            work += work_bytes(fetched, place.offset)
             records = max(0, fetched.next_offset - place.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
@@ -171,7 +171,7 @@ async def _answer(
         shown = [_shown(context, exchange, place, wanted=wanted) for place in places]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
-    return Answer(200, [JSON, NO_STORE], await context.compute(size, write))
+    return Answer(200, [JSON, NO_STORE], await context.compute(work, write))
 
 
 def _shown(

@@ -23,7 +23,14 @@ from fastapi import FastAPI
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from api.http import problems
-from api.http.answers import Answer, AnyAnswer, FileAnswer, send_answer, whole_head
+from api.http.answers import (
+    Answer,
+    AnyAnswer,
+    FileAnswer,
+    announced_size,
+    send_answer,
+    whole_head,
+)
 from api.http.at_once import AT_ONCE_BYTES
 from api.http.calls import Call, CallTable
 from api.http.context import Context
@@ -81,26 +88,29 @@ class TierlogApp(FastAPI):
 
     # --- before there is a task -------------------------------------------------------------------
 
-    def answer_at_once(self, scope: Scope) -> FileAnswer | None:
-        """A small answer out of files, its head whole; where there is none the request goes on by
-        `__call__`, with this scope. `went_out` has to follow.
+    def answer_at_once(self, scope: Scope) -> Answer | FileAnswer | None:
+        """A small answer, its head whole; where there is none the request goes on by `__call__`,
+        with this scope. `went_out` has to follow.
         """
         begun = self._begin(scope)
         scope[_BEGUN] = begun
         answer = begun.answer
-        if not isinstance(answer, FileAnswer) or not 0 < answer.size_bytes <= AT_ONCE_BYTES:
+        if not isinstance(answer, Answer | FileAnswer) or answer.size_bytes > AT_ONCE_BYTES:
             return None
-        headers = whole_head(begun.exchange, answer.headers, size=answer.size_bytes)
-        return FileAnswer(answer.status, headers, answer.slices)
+        headers = whole_head(begun.exchange, answer.headers, size=announced_size(answer))
+        if isinstance(answer, FileAnswer) and not answer.size_bytes:
+            return Answer(answer.status, headers)
+        return answer._replace(headers=headers)
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None:
         """The head of an answer was sent, and its body but for `left`, which `__call__` sends."""
         # Taken out: the scope stays with the connection, and an open file would with it.
         begun: Begun = scope.pop(_BEGUN)
         exchange, answer = begun.exchange, begun.answer
-        assert isinstance(answer, FileAnswer), "what was answered at once"
+        assert isinstance(answer, Answer | FileAnswer), "what was answered at once"
         exchange.started = True
         if left:
+            assert isinstance(answer, FileAnswer), "bytes in memory are all taken"
             scope[_BEGUN] = begun._replace(answer=answer._replace(slices=left))
         else:
             self._count(exchange, str(answer.status))

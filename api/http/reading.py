@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -18,6 +18,7 @@ from hot_tier.log_state import Offsets
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
+_RECORD_BYTES: Final = 100  # one that is smaller is as much work
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 
 
@@ -32,6 +33,11 @@ async def read(
         fetched = await context.run(context.readers, call)
     timings.took("broker" if fetched.tier == "hot" else "store", began_s)
     return fetched
+
+
+def work_bytes(fetched: Fetched, offset: int) -> int:
+    """How much work it is to write this as text: compressed, few bytes may be many records."""
+    return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
 
 
 def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> HeaderList:

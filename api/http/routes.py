@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from api.http import fetch_many, partitions, running, shapes, topics
 from api.http.calls import Body, Call, OtherAnswer
-from api.http.fetch import FetchQuery, fetch, fetch_at_once
+from api.http.fetch import FetchQuery, fetch
+from api.http.fetch_at_once import fetch_at_once
 from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE

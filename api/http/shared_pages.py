@@ -59,19 +59,35 @@ class SharedPages:
 
     async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
         """The page, made where nobody has it; kept where `fetched` reached the end of the log."""
-        if fetched.next_offset < fetched.end_offset or fetched.size_bytes > PAGE_MAX_BYTES:
+        if not _is_shared(fetched):
             return await make()
         while True:
-            page = self._pages.get(key)
+            page = self._kept(key)
             if page is not None:
-                self._hits.inc()
-                self._pages.move_to_end(key)
                 return page
             made = self._under_way.get(key)
             if made is None:
                 break
             await made.wait()  # where making it failed, it is tried again here
         return await self._made(key, make)
+
+    def get_now(self, key: Key, fetched: Fetched, make: Callable[[], WrittenPage]) -> WrittenPage:
+        """As `get`, where it takes so little to make it that nobody waits for another."""
+        if not _is_shared(fetched):
+            return make()
+        page = self._kept(key)
+        if page is None:
+            self._misses.inc()
+            page = make()
+            self._keep(key, page)
+        return page
+
+    def _kept(self, key: Key) -> WrittenPage | None:
+        page = self._pages.get(key)
+        if page is not None:
+            self._hits.inc()
+            self._pages.move_to_end(key)
+        return page
 
     async def _made(self, key: Key, make: Make) -> WrittenPage:
         self._misses.inc()
@@ -85,9 +101,13 @@ class SharedPages:
         return page
 
     def _keep(self, key: Key, page: WrittenPage) -> None:
-        if page.size_bytes > PAGE_MAX_BYTES:
+        if page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
             return
         self._pages[key] = page
         self.size_bytes += page.size_bytes
         while self.size_bytes > self._limit_bytes:
             self.size_bytes -= self._pages.popitem(last=False)[1].size_bytes
+
+
+def _is_shared(fetched: Fetched) -> bool:
+    return fetched.next_offset >= fetched.end_offset and fetched.size_bytes <= PAGE_MAX_BYTES

@@ -24,7 +24,7 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.reading import Isolation, log_headers, read
+from api.http.reading import Isolation, log_headers, read, work_bytes
 from api.http.shared_pages import WrittenPage, page_key
 from broker.partition import Fetched, Partition, Tier
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
@@ -95,7 +95,7 @@ class Tail:
             page_key(partition, fetched, offset, "events", *form),
             fetched,
             lambda: self._context.compute(
-                fetched.size_bytes, lambda: self._write(partition, fetched, offset)
+                work_bytes(fetched, offset), lambda: self._write(partition, fetched, offset)
             ),
         )
         self._context.metrics.requests.fetched(

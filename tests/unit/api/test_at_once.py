@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.http.answers import FileAnswer
+from api.http.answers import Answer, FileAnswer
 from api.http.at_once import AtOnceProtocol
 from api.http.deadline import Deadline
 from api.http.limited_protocol import ConnectionLimits
@@ -27,13 +27,18 @@ SIZE = 9_000_001
 
 
 class Front:
-    """`/now?position-count[,…]` is answered at once where it can be; all else says `later`."""
+    """`/now?position-count[,…]` and `/said?text` are answered at once where they can be; all else
+    says `later`.
+    """
 
     def __init__(self, path) -> None:
         self.file = OpenFile(path)
         self.at_once, self.tasks = 0, []
 
-    def answer_at_once(self, scope: Any) -> FileAnswer | None:
+    def answer_at_once(self, scope: Any) -> Answer | FileAnswer | None:
+        if scope["path"] == "/said":
+            text = scope["query_string"]
+            return Answer(200, [(b"content-length", b"%d" % len(text))], text)
         slices = self.slices_of(scope)
         if not slices:
             return None
@@ -169,8 +174,10 @@ def test_one_connection_is_answered_again_and_again(running):
             assert body_of(answers) == running.data[position : position + 50000]
             sock.sendall(get("/later"))
             assert body_of(answers) == b"later"
+            sock.sendall(get(f"/said?{position}"))
+            assert body_of(answers) == b"%d" % position
     running.settle()
-    assert (running.front.at_once, len(running.front.tasks)) == (20, 20)
+    assert (running.front.at_once, len(running.front.tasks)) == (40, 20)
 
 
 def test_answers_keep_the_order_of_requests_that_came_together(running):
@@ -180,6 +187,12 @@ def test_answers_keep_the_order_of_requests_that_came_together(running):
         running.data[number : number + 1000] if number % 3 else b"later" for number in range(40)
     ]
     assert running.front.at_once <= 1, "the others of one read of the socket are not put first"
+
+
+def test_bytes_in_memory_need_no_task_and_no_descriptor(running, monkeypatch):
+    monkeypatch.setattr(os, "dup", None)
+    assert running.ask(get("/said?" + "a" * 4000)) == [b"a" * 4000]
+    assert (running.front.at_once, running.front.tasks) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from api.http.answers import FileAnswer
+from api.http.answers import Answer, FileAnswer
 from api.http.calls import Call, CallTable
 from api.http.front import TierlogApp
 from api.http.metrics import HttpMetrics
@@ -58,16 +57,6 @@ def holders_of(path: Path) -> int:
     return sum(os.path.realpath(link) == str(path) for link in links.iterdir())
 
 
-def sent_by(app: TierlogApp, given: dict[str, Any]) -> list[Any]:
-    messages: list[Any] = []
-
-    async def send(message: Any) -> None:
-        messages.append(message)
-
-    asyncio.run(app(given, None, send))  # type: ignore[arg-type]
-    return messages
-
-
 def test_files_that_were_sent_at_once_are_let_go_while_the_connection_stays(path, without_gc):
     app = app_of(lambda *_: FileAnswer(200, [], (FileSlice(OpenFile(path), 0, 10),)))
     kept = scope()  # by the protocol, until another request comes
@@ -84,7 +73,20 @@ def test_a_refusal_keeps_no_file_open(path, without_gc):
         raise InvalidRequest(f"{opened.name} is not for you")
 
     app, kept = app_of(at_once), scope()
-    assert app.answer_at_once(kept) is None
-    head = sent_by(app, kept)[0]
-    assert head["status"] == 400
+    answer = app.answer_at_once(kept)
+    assert answer is not None
+    assert answer.status == 400
     assert holders_of(path) == 0
+
+
+def test_an_answer_without_bytes_is_none_out_of_a_file(path):
+    app = app_of(lambda *_: FileAnswer(200, [], ()))
+    answer = app.answer_at_once(scope())
+    assert isinstance(answer, Answer)
+    assert (b"content-length", b"0") in answer.headers
+
+
+def test_an_answer_that_has_no_body_announces_none():
+    answer = app_of(lambda *_: Answer(304, [])).answer_at_once(scope())
+    assert answer is not None
+    assert b"content-length" not in dict(answer.headers)
