@@ -40,11 +40,15 @@ class LongPoll:
         """The time is up, or the client left: answer with what there is."""
         return self._over or self._loop.time() >= self._deadline
 
-    async def wait(self, beyonds: Iterable[Beyond]) -> None:
-        """Return when one of the high watermarks is above its offset, or `over`."""
+    def listen(self) -> None:
+        """From now on `left` tells, whether anything is waited for or not."""
         if self._watch is None:
             self._watch = self._exchange.watch_for_leaving(self.leave)
             self._context.add_waiting(self.leave)
+
+    async def wait(self, beyonds: Iterable[Beyond]) -> None:
+        """Return when one of the high watermarks is above its offset, or `over`."""
+        self.listen()
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._end)
         self._woken.clear()

@@ -1,6 +1,9 @@
 """Server-sent events: a partition or a topic as it grows.
 
-* A slow reader costs no memory: a page is read only after the last one went into its socket.
+* A slow reader costs no memory: a page of a partition is read only after the last one went into its
+  socket.
+* After each page the loop has its turn: what is in memory is read and written without a wait, and a
+  reader that keeps up would hold all others up.
 * An event's id says where to resume: of a partition the record's offset, of a topic each
   partition's, as `partition:offset,…`. `Last-Event-ID` wins over `offset` and resumes after those
   records.
@@ -10,8 +13,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Annotated, Final
 
 import msgspec
@@ -71,11 +76,13 @@ class Tail:
             check_within(partition, offset)
             self.places[partition] = offset
 
-    async def next_events(self) -> bytes:
-        """A page of each partition that has something; see `at_end` for whether there is more."""
-        parts = []
+    async def pages(self) -> AsyncGenerator[bytes, None]:
+        """A page of each partition that has something; then see `at_end` for whether there is more.
+
+        Raises what `read` does.
+        """
         self.at_end = True
-        for partition, offset in self.places.items():
+        for partition, offset in list(self.places.items()):
             fetched = await read(
                 self._context,
                 partition,
@@ -85,9 +92,11 @@ class Tail:
             )
             self._seen[partition] = fetched.high_watermark
             if fetched.slices:
-                parts.append(await self._events(partition, fetched, offset))
+                yield await self._events(partition, fetched, offset)
+                await asyncio.sleep(0)
+            else:  # a gap may lead up to the end
+                self.places[partition] = max(offset, fetched.next_offset)
             self.at_end = self.at_end and self.places[partition] >= fetched.end_offset
-        return b"".join(parts)
 
     async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
         form = (self._query.encoding, self._committed, self._query.max_bytes, self._whole_topic)
@@ -184,18 +193,24 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
     yield _COMMENT  # so that the head of the answer leaves at once
     heartbeat_ms = context.settings.heartbeat_ms
     with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
-        while not poll.left:
+        poll.listen()
+        while True:
             try:
                 context.access.recheck(exchange)
-                events = await tail.next_events()
+                async with aclosing(tail.pages()) as pages:
+                    async for events in pages:
+                        yield events
+                        if poll.left:
+                            return
+                        context.access.recheck(exchange)
             except TierlogError as error:
                 yield _error_event(context, exchange, error)
                 return
-            if events:
-                yield events
             if tail.at_end:
                 await poll.wait(tail.beyonds())
-            if poll.over and not poll.left:
+            if poll.left:
+                return
+            if poll.over:
                 yield _COMMENT
                 poll.restart(wait_ms=heartbeat_ms)
 

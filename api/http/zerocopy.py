@@ -39,6 +39,7 @@ from api.http.body_receive import RECEIVE_INTO, BodyReceive
 from api.http.file_send import FileSend
 from api.http.limited_protocol import LimitedProtocol
 from api.http.one_protocol import new_parser
+from api.http.refusals import ClientGone
 from api.http.send_turns import TURN_BYTES, SendTurns
 from record_format.page_cache import HasFileno
 
@@ -67,7 +68,10 @@ class ZeroCopyCycle(RequestResponseCycle):
     ends_by_closing = False  # the body has no length, and its client knows no chunks
 
     async def send(self, message: Any) -> None:
+        """Raises ClientGone where more is to follow and nobody is there to read it."""
         kind = message["type"]
+        if self.disconnected and message.get("more_body", False):
+            raise ClientGone
         if self.ends_by_closing:
             self.expected_content_length = len(message.get("body", b""))
         if kind == EXTENSION:

@@ -1,0 +1,128 @@
+"""Tails that have much to read before they wait: who else is served, and when they end."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.http.answers import StreamAnswer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.settings import HttpSettings
+from api.http.tail import tail_partition
+from broker.broker import Broker
+from broker.partition import Fetched
+from broker.settings import BrokerSettings
+from hot_tier.append import Acks
+from record_format.produced import build_produced
+from tests.integration.http.conftest import records_path, served
+
+PAGES = 20
+VALUE = "x" * 40_000  # a page holds one
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_tail_whose_client_left_reads_no_more(tmp_path: Path, loop: str) -> None:
+    with served(tmp_path, HttpSettings(), loop=loop) as server:
+        body = {"records": [{"value": "x" * 500_000}] * 2}
+        for _ in range(24):
+            assert httpx.post(server.url + records_path("t"), json=body).status_code == 200
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            path = "/v1/topics/t/partitions/0/tail?offset=earliest"
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        metrics = ""
+        while "tierlog_http_requests_in_progress 1.0" not in metrics:  # the one that asks
+            metrics = httpx.get(f"{server.url}/metrics").text
+        name = 'tierlog_fetched_bytes_total{tier="hot"}'
+        fetched = next(line for line in metrics.splitlines() if line.startswith(name))
+        assert float(fetched.rpartition(" ")[2]) < 24_000_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker.open(BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0), store=None)
+    broker.create_topic("t")
+    for _ in range(PAGES + 2):
+        batch = build_produced([b"x" * 40_000], timestamps=[1], max_message_bytes=1 << 20)
+        broker.partition("t", 0).append(batch, acks=Acks.ALL).result(10)
+    yield broker
+    broker.close()
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+async def tail_from_the_start(context: Context) -> StreamAnswer:
+    """Of a client that takes all at once, and stays; its comment was read."""
+    exchange = Exchange({"method": "GET", "headers": [], "query_string": b"offset=earliest"})
+    exchange.params = {"topic": "t", "partition": "0"}
+    exchange.receive = never
+    answer = await tail_partition(context, exchange)
+    assert isinstance(answer, StreamAnswer)
+    await anext(answer.parts)
+    return answer
+
+
+def test_others_have_their_turn_between_two_pages(broker: Broker) -> None:
+    async def turns_of_others() -> int:
+        context, loop, turns = Context(broker, HttpSettings()), asyncio.get_running_loop(), 0
+        stream = await tail_from_the_start(context)
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        loop.call_soon(turn)
+        for _ in range(PAGES):
+            await anext(stream.parts)
+        await stream.parts.aclose()
+        context.close()
+        return turns
+
+    assert asyncio.run(turns_of_others()) >= PAGES - 1
+
+
+def test_a_tail_that_is_not_at_the_end_yet_ends_when_the_server_stops(broker: Broker) -> None:
+    async def pages_after_the_stop() -> int:
+        context = Context(broker, HttpSettings())
+        stream = await tail_from_the_start(context)
+        await anext(stream.parts)
+        context.stop_waiting()
+        context.close()
+        return len([page async for page in stream.parts])
+
+    assert asyncio.run(pages_after_the_stop()) == 0
+
+
+def test_a_gap_that_leads_to_the_end_is_passed_and_then_waited_at(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = broker.partition("t", 0)
+    end = partition.offsets().high_watermark
+
+    async def next_part() -> bytes:
+        context = Context(broker, HttpSettings(heartbeat_ms=50))
+        stream = await tail_from_the_start(context)
+        page = await anext(stream.parts)
+        context.close()
+        return page
+
+    nothing = partition.read(0, max_bytes=1)._replace(slices=(), next_offset=end)
+    looks: list[int] = []
+
+    def look(offset: int, **_: Any) -> Fetched:
+        looks.append(offset)
+        return nothing
+
+    monkeypatch.setattr(partition, "try_read", look)
+    assert asyncio.run(next_part()) == b":\n\n", "the heartbeat of who waits"
+    assert looks == [0], "who waits does not look"
