@@ -91,14 +91,9 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
         time_image=facts.time_image,
         bytes_since_entry=facts.bytes_since_entry,
     )
-    state.active.first_timestamp = first_timestamp(state, segment)
+    state.active.first_timestamp = segment.first_timestamp(state.files)
     load_producers(state, folder, end_offset=facts.next_offset)
     return True
-
-
-def first_timestamp(state: LogState, segment: Segment) -> int | None:
-    first = next(segment.headers(state.files), None)
-    return None if first is None else first.max_timestamp
 
 
 def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> None:

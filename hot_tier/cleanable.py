@@ -78,12 +78,8 @@ def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
     """Least of the segments' first timestamps; of no use where no lag is set."""
     if state.config.max_compaction_lag_ms == 2**63 - 1:
         return None
-    firsts = []
-    for segment in ready:
-        first = next(segment.headers(state.files), None)
-        if first is not None and first.max_timestamp > 0:
-            firsts.append(first.max_timestamp)
-    return min(firsts, default=None)
+    firsts = (segment.first_timestamp(state.files) for segment in ready)
+    return min((first for first in firsts if first is not None and first > 0), default=None)
 
 
 class GroupLimits(NamedTuple):

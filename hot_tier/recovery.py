@@ -12,7 +12,6 @@ from typing import Final
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.batch_walk import CheckedBatch
-from hot_tier.clean_open import first_timestamp
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
 from hot_tier.index_rebuild import rebuild_indexes, write_indexes
@@ -233,7 +232,7 @@ class Recovery:
             bytes_since_entry=plan.bytes_since_entry,
         )
         state.active.restore_indexes(offset_image, time_image)
-        state.active.first_timestamp = first_timestamp(state, segment)
+        state.active.first_timestamp = segment.first_timestamp(state.files)
         self._sync_log(segment)
 
     def _sync_log(self, segment: Segment) -> None:

@@ -95,6 +95,11 @@ class Segment:
         """
         return headers_from(self.log_reader(files), start, end=self.end.size_bytes)
 
+    def first_timestamp(self, files: Files) -> int | None:
+        """The largest of its first batch, as Kafka has a segment's first; None without one."""
+        first = next(self.headers(files), None)
+        return None if first is None else first.max_timestamp
+
     def relative(self, offset: int) -> int:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
