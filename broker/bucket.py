@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from broker.cold_log import ColdLog, read_copy
+from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder, ProbeResult
 from broker.own_partition import OwnPartition
 from broker.pace import Pace
@@ -27,7 +28,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
-from cold_tier.probe import RACE_S, StoreTraits, probe
+from cold_tier.probe import RACE_S, StoreTraits, probe, still_holds
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from cold_tier.upload_notes import UploadNotes
 from hot_tier.log_config import LogConfig
@@ -37,7 +38,14 @@ from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
 from manifest.state import EpochStart
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
+from manifest.topic_objects import (
+    MAX_TOPIC_BYTES,
+    Cluster,
+    TopicObject,
+    TopicObjects,
+    create_cluster,
+    load_cluster,
+)
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -166,18 +174,29 @@ class Bucket:
         return self.store
 
     def _probe(self, known: ProbeResult | None) -> StoreTraits:
-        """The store's traits; asked anew when the store is another or the answer is a week old."""
+        """The store's traits; asked anew when the store is another, the answer is a week old, or a
+        short look finds that it holds no more.
+        """
         single = self._settings.allow_single_writer_store
-        same_store = known is not None and known.store == (self.store.url, single)
-        if known and same_store and 0 <= self._clock() - known.probed_ms < PROBE_KEPT_MS:
-            return known.traits
+        if known is not None and self._is_of_this_store(known):
+            there = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
+            if still_holds(self.store, known.traits, there=there):
+                return known.traits
         # A folder's create is link(2), in our own code: a short race looks for an odd file system.
         race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
         return probe(self.store, allow_single_writer=single, race_s=race_s)
 
+    def _is_of_this_store(self, known: ProbeResult) -> bool:
+        store = (self.store.url, self._settings.allow_single_writer_store)
+        is_fresh = 0 <= self._clock() - known.probed_ms < PROBE_KEPT_MS
+        return is_fresh and (known.store, known.place) == (store, self.store.place)
+
     def _remember(self, traits: StoreTraits) -> None:
         store = (self.store.url, self._settings.allow_single_writer_store)
-        self._folder.write_probe(ProbeResult(store=store, traits=traits, probed_ms=self._clock()))
+        found = ProbeResult(
+            store=store, place=self.store.place, traits=traits, probed_ms=self._clock()
+        )
+        self._folder.write_probe(found)
 
     def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
         assert self._uploader is not None, "nothing is uploaded before the store was checked"
@@ -208,12 +227,9 @@ class Bucket:
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
-        """None where remote storage is off and no segment is in the bucket: one may have been on
-        its way there when it was turned off.
-        """
+        """None where the partition has no side there (`uses_bucket`)."""
         cold = self.cold_log(record, partition)
-        is_on = LogConfig.parse(record.config).remote_storage_enable
-        return cold if is_on or cold.has_segments else None
+        return cold if uses_bucket(LogConfig.parse(record.config), cold.manifest) else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         return ColdLog(

@@ -15,6 +15,7 @@ import structlog
 
 from cold_tier.cold_reader import ColdRead, ColdReader
 from cold_tier.index_bundle import parse_bundle
+from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
 from manifest.state import LoosePage, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore
@@ -56,10 +57,6 @@ class ColdReads:
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
         return self.manifest.end_offset if self.manifest else 0
-
-    @property
-    def has_segments(self) -> bool:
-        return self.manifest is not None and self.manifest.segment_count > 0
 
     @property
     def size_bytes(self) -> int:
@@ -202,6 +199,14 @@ class ColdReads:
             # The copy on disk was unreadable. Only the claim may take what the bucket has for ours.
             raise StoreUnavailable(f"{self}: its manifest has not been read from the bucket yet")
         return self.manifest
+
+
+def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
+    """Whether a partition has a side in the bucket: also where remote storage was turned off while
+    segments of it were there, or on their way.
+    """
+    has_segments = manifest is not None and manifest.segment_count > 0
+    return has_segments or config.remote_storage_enable
 
 
 class _Following:

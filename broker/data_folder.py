@@ -64,9 +64,12 @@ class FolderInUse(ConfigurationError):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the start-up probe found. `store`: its URL, and whether one writer was promised."""
+    """What the start-up probe found. `store`: its URL, and whether one writer was promised; `place`
+    names the server too.
+    """
 
     store: tuple[str, bool]
+    place: str = ""
     traits: StoreTraits
     probed_ms: int
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.cold_reads import producers_at_end
+from broker.cold_reads import producers_at_end, uses_bucket
 from broker.data_folder import folder_lock, manifest_copy_path, new_id, write_epochs
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
@@ -224,8 +224,7 @@ class _Restore:
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
     ) -> None:
         """What the first start does with the partition."""
-        has_segments = manifest is not None and manifest.segment_count > 0
-        if not (has_segments or LogConfig.parse(topic.config).remote_storage_enable):
+        if not uses_bucket(LogConfig.parse(topic.config), manifest):
             return  # it has nothing in the bucket, and never will: there is nobody to fence
         name = f"{topic.topic_id}-{number}"
         whole = None

@@ -21,14 +21,15 @@ from typing import Final, NoReturn, cast
 import msgspec
 
 from broker.broker import Broker, wall_clock_ms
-from broker.data_folder import DataFolder, folder_lock
+from broker.data_folder import DataFolder, ProbeResult, folder_lock
 from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.take_over import marker_path
 from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
+from cold_tier.probe import StoreTraits
 from hot_tier.stand_in import StandInDisk, link_files
-from record_format.errors import ConfigurationError
+from record_format.errors import ConfigurationError, ObjectExists
 
 LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed
 
@@ -42,7 +43,7 @@ def plan_repair(
     """
     data_dir = settings.data_dir
     with stand_in(data_dir, topic) as place:
-        _believe_probe(place, (store.url, settings.allow_single_writer_store))
+        _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
         broker = Broker.open_idle(
             replace(settings, data_dir=place, take_over=False),
             store=cast(ObjectStore, ReadOnlyStore(store)),
@@ -67,13 +68,18 @@ class ReadOnlyStore:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
+    def put(self, key: str, _body: object, *, if_absent: bool = False, **_: object) -> NoReturn:
+        if if_absent and self._store.head(key) is not None:
+            raise ObjectExists(key)
+        self._refuse()
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigurationError(
             f"a plan writes nothing to {self._store.url}, and a first start with it does: start "
             "the broker once"
         )
 
-    put = put_file = delete = abort = _refuse
+    put_file = delete = abort = _refuse
 
 
 @contextmanager
@@ -105,11 +111,15 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
             registry.forget(record.topic_id)
 
 
-def _believe_probe(place: Path, store: tuple[str, bool]) -> None:
+def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
     """Where a store was ever used, none is probed: that writes, and a plan relies on nothing."""
     folder = DataFolder(place)
-    found = folder.read_probe()
-    if found is not None:
-        now = msgspec.structs.replace(found, store=store, probed_ms=wall_clock_ms())
-        folder.write_probe(now)
+    if folder.read_probe() is not None:
+        believed = ProbeResult(
+            store=(store.url, single_writer),
+            place=store.place,
+            traits=StoreTraits(checks_checksums=False),  # then none are tried
+            probed_ms=wall_clock_ms(),
+        )
+        folder.write_probe(believed)
     folder.close(clean=folder.was_clean)

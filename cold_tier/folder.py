@@ -78,6 +78,10 @@ class FolderStore:
         return self._root.as_uri()
 
     @property
+    def place(self) -> str:
+        return self.url
+
+    @property
     def ledger(self) -> StoreLedger:
         return self._ledger
 

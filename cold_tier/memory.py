@@ -56,6 +56,10 @@ class MemoryStore:
         return f"memory://{self._name}"
 
     @property
+    def place(self) -> str:
+        return self.url
+
+    @property
     def ledger(self) -> StoreLedger:
         return self._ledger
 

@@ -108,6 +108,11 @@ class ObjectStore(Protocol):
         ...
 
     @property
+    def place(self) -> str:
+        """The URL, and the server that answers for it: two servers may have a bucket of a name."""
+        ...
+
+    @property
     def ledger(self) -> StoreLedger: ...
 
     def full_key(self, key: str) -> str:

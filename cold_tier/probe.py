@@ -83,6 +83,28 @@ def probe(
             store.delete(run.keys)
 
 
+def still_holds(store: ObjectStore, traits: StoreTraits, *, there: tuple[str, bytes]) -> bool:
+    """Whether what a probe found before is still so, as far as two requests tell: the server behind
+    a URL may be another since. `there`: an object's key and bytes; where the condition is ignored
+    it is written over by the same.
+
+    Raises StoreUnavailable, ConfigurationError.
+    """
+    run, (key, body) = _Run(store, new_unique()), there
+    try:
+        store.put(key, body, if_absent=True)
+    except ObjectExists:
+        return not traits.checks_checksums or run.refuses_wrong_checksum()
+    except OutcomeUnknownError as error:
+        raise StoreUnavailable(f"store {store.url}: an answer was lost: {error}") from error
+    else:
+        return False
+    finally:
+        with suppress(TierlogError):
+            if run.keys:
+                store.delete(run.keys)
+
+
 class _Run:
     def __init__(self, store: ObjectStore, run: str) -> None:
         self._store, self._run = store, run
@@ -114,13 +136,19 @@ class _Run:
         self._refuse("ignores the condition of a PUT (If-None-Match: *)")
 
     def checks_checksums(self) -> bool:
+        if not self.refuses_wrong_checksum():
+            return False
+        body, key = b"checked", self.keys[-1]
+        self._store.put(key, body)
+        stat = self._store.head(key)
+        return stat is not None and stat.checksum is not None and stat.checksum[0] == "crc32c"
+
+    def refuses_wrong_checksum(self) -> bool:
         body, key = b"checked", self._key("checksum")
         with suppress(ChecksumRefused):
             self._store.put(key, body, crc32c=crc32c_of(body) ^ 1)
             return False
-        self._store.put(key, body)
-        stat = self._store.head(key)
-        return stat is not None and stat.checksum is not None and stat.checksum[0] == "crc32c"
+        return True
 
     def check_delete(self) -> None:
         """Retention, and the removal of what nothing names any more, need it."""

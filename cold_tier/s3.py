@@ -93,6 +93,10 @@ class S3Store:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     @property
+    def place(self) -> str:
+        return f"{self.url} at {self._client.meta.endpoint_url}"
+
+    @property
     def ledger(self) -> StoreLedger:
         return self._ledger
 

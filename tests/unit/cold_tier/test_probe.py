@@ -6,7 +6,7 @@ import pytest
 from cold_tier.folder import FolderStore
 from cold_tier.memory import MemoryStore
 from cold_tier.object_store import ObjectStat
-from cold_tier.probe import probe
+from cold_tier.probe import StoreTraits, probe, still_holds
 from record_format.errors import (
     ConfigurationError,
     ObjectExists,
@@ -125,3 +125,24 @@ def test_the_race_ends_in_time_on_a_slow_store():
     probe(store, race_s=3, monotonic=lambda: float(next(ticks)))
     largest = store.ledger.usage()["probe", "put"].sent_bytes
     assert largest < 20 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks_checksums", "holds"),
+    [
+        (MemoryStore, True, True),
+        (MemoryStore, False, True),
+        (IgnoresTheCondition, True, False),
+        (ChecksNothing, True, False),
+        (ChecksNothing, False, True),
+    ],
+)
+def test_two_requests_tell_a_store_that_is_another_behind_the_same_url(
+    kind, checks_checksums, holds
+):
+    store = kind("again")
+    store.put("there", b"bytes")
+    traits = StoreTraits(checks_checksums=checks_checksums)
+    assert still_holds(store, traits, there=("there", b"bytes")) == holds
+    assert store.get("there", max_bytes=100) == b"bytes"
+    assert [stat.key for stat in store.list("", limit=9)] == ["there"]

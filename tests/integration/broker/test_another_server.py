@@ -1,0 +1,58 @@
+"""The server behind a store's URL is another since it was probed: within the week for which the
+verdict is kept, too.
+"""
+
+import pytest
+
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.memory import MemoryStore
+from record_format.errors import ConfigurationError
+
+
+class Server:
+    """The same objects, behind another server."""
+
+    def __init__(self, objects, *, place=None, ignores_conditions=False):
+        self._objects, self.place = objects, place or objects.url
+        self._ignores_conditions = ignores_conditions
+        self.created = []
+
+    def __getattr__(self, name):
+        return getattr(self._objects, name)
+
+    def put(self, key, body, *, if_absent=False, crc32c=None):
+        if key.startswith("probe/"):
+            self.created.append(key)
+        condition = if_absent and not self._ignores_conditions
+        return self._objects.put(key, body, if_absent=condition, crc32c=crc32c)
+
+
+@pytest.fixture
+def start(tmp_path):
+    settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
+    objects = MemoryStore("bucket")
+
+    def started(**how):
+        store = Server(objects, **how)
+        broker = Broker.open_idle(settings, store=store)
+        broker.close()
+        return len(store.created)
+
+    assert started() > 10, "a first start probes"
+    return started
+
+
+def test_the_same_server_is_not_probed_again_within_a_week(start):
+    assert start() == 1, "a body with a wrong checksum"
+
+
+def test_one_that_ignores_conditions_is_refused(start):
+    with pytest.raises(ConfigurationError, match="ignores the condition of a PUT"):
+        start(ignores_conditions=True)
+    assert start() == 1
+
+
+def test_another_endpoint_is_probed(start):
+    assert start(place="s3://bucket at http://elsewhere") > 10
+    assert start(place="s3://bucket at http://elsewhere") == 1
