@@ -3,7 +3,9 @@
 * Each append is checked against the log as it will be after the ones before it: expected offset,
   producer sequences, the need to roll.
 * Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
-* Memory changes only after the write; a write that fails refuses all appends that were in it.
+* Memory changes only after the write; a write that fails refuses all appends that were in it, and
+  with them what was answered by them: a repeat of one, a sequence or an expected offset that did
+  not fit behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from record_format.errors import (
     InvalidRecord,
     OffsetMismatch,
     OutOfOrderSequence,
+    ProducerFenced,
     TierlogError,
 )
 from record_format.produced import ProducedBatches
@@ -43,7 +46,7 @@ class _Group:
         self._now_ms = state.clock()
         self._log_append_time = self._now_ms if state.config.log_append_time else None
         self._pending = state.active.begin_write()
-        self._unwritten: list[int] = []  # numbers of the outcomes that stand on the pending write
+        self._unwritten: list[int] = []  # numbers of the outcomes that may rest on what is pending
         self._producers: dict[int, Producer] = {}  # as they will be after it
         self.outcomes: list[Outcome] = []
 
@@ -51,6 +54,9 @@ class _Group:
         try:
             self._state.check_online()
             self.outcomes.append(self._planned(append))
+        except (OffsetMismatch, OutOfOrderSequence, ProducerFenced) as refusal:
+            self._unwritten.append(len(self.outcomes))
+            self.outcomes.append(refusal)
         except TierlogError as refusal:
             self.outcomes.append(refusal)
 
@@ -78,6 +84,8 @@ class _Group:
         )
 
     def _duplicate(self, earlier: ProducerBatch) -> AppendResult:
+        if earlier.last_offset >= self._state.log_end_offset:  # the first copy is not written yet
+            self._unwritten.append(len(self.outcomes))
         return AppendResult(
             earlier.first_offset,
             earlier.last_offset,

@@ -2,6 +2,7 @@ import errno
 
 import pytest
 
+from hot_tier.append import Append
 from record_format.errors import DiskFull, LogOfflineError
 
 
@@ -25,8 +26,6 @@ def test_a_full_disk_refuses_the_write_and_nothing_else(
 
 
 def test_a_full_disk_refuses_all_that_was_in_the_write(open_log, produced, make_batch, disk):
-    from hot_tier.append import Append
-
     log = open_log(disk=disk)
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
     appends = [Append(produced(make_batch([b"x"]))) for _ in range(3)]
@@ -46,6 +45,39 @@ def test_a_refused_write_leaves_the_producer_as_it_was(open_log, append_values, 
     disk.heal()
     assert not append_values(log, b"b", base_sequence=1, **fields).duplicate
     assert append_values(log, b"b", base_sequence=1, **fields).duplicate
+
+
+@pytest.mark.parametrize(
+    ("number", "failure"), [(errno.ENOSPC, DiskFull), (errno.EIO, LogOfflineError)]
+)
+def test_what_was_answered_by_an_unwritten_append_fails_with_it(
+    open_log, produced, make_batch, disk, number, failure
+):
+    log = open_log(disk=disk)
+    fields = {"producer_id": 1, "producer_epoch": 1}
+    group = [
+        Append(produced(make_batch([b"first"], base_sequence=0, **fields))),
+        Append(produced(make_batch([b"first"], base_sequence=0, **fields))),  # sent once more
+        Append(produced(make_batch([b"gap"], base_sequence=2, **fields))),
+        Append(produced(make_batch([b"old"], producer_id=1, producer_epoch=0, base_sequence=0))),
+        Append(produced(make_batch([b"conditional"])), expected_offset=0),
+    ]
+    disk.fail("write_at", number, suffix=".log")
+    assert [type(outcome) for outcome in log.append(group)] == [failure] * len(group)
+    assert log.log_end_offset == 0
+
+
+def test_a_repeat_of_what_is_written_needs_no_room(
+    open_log, append_values, produced, make_batch, disk
+):
+    log = open_log(disk=disk)
+    fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    append_values(log, b"a", **fields)
+    disk.fail("write_at", errno.ENOSPC, suffix=".log")
+    group = [Append(produced(make_batch([b"b"]))), Append(produced(make_batch([b"a"], **fields)))]
+    refused, repeat = log.append(group)
+    assert isinstance(refused, DiskFull)
+    assert (repeat.duplicate, repeat.base_offset) == (True, 0)
 
 
 def test_an_index_without_room_refuses_nothing(open_log, append_values, disk, tmp_path):

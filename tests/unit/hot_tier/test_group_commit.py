@@ -1,3 +1,4 @@
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,7 @@ import hot_tier.log
 from hot_tier.append import Acks, Append
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log_config import LogConfig
-from record_format.errors import LogOfflineError, OffsetMismatch, ShuttingDown
+from record_format.errors import DiskFull, LogOfflineError, OffsetMismatch, ShuttingDown
 
 TIMEOUT_S = 10
 
@@ -156,6 +157,25 @@ def test_a_repeat_waits_for_the_flush_of_the_first_copy(open_log, executor, time
     again = commits.submit(one(**fields), acks=Acks.ALL).result(TIMEOUT_S)
     assert (again.duplicate, again.base_offset) == (True, 0)
     assert log.high_watermark == 1
+
+
+def test_a_repeat_of_what_could_not_be_written_is_no_answer(open_log, timer, one, disk):
+    """Acknowledged by acks=1, and with acks=all never answered at all."""
+    log = open_log(disk=disk)
+    fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+    disk.fail("write_at", errno.ENOSPC, suffix=".log")
+    held = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(held.wait, TIMEOUT_S)
+        commits = GroupCommit(log, pool, timer)
+        waiting = [
+            commits.submit(one(**fields), acks=acks) for acks in (Acks.ALL, Acks.ALL, Acks.LEADER)
+        ]
+        held.set()
+        for future in waiting:
+            with pytest.raises(DiskFull):
+                future.result(TIMEOUT_S)
+        assert commits.close(TIMEOUT_S)
 
 
 def test_nobody_can_cancel_what_may_be_written(open_log, executor, timer, one):
