@@ -119,14 +119,13 @@ class ActiveSegment:
         self._bytes_since_entry = plan.bytes_since_entry
         segment.largest = plan.largest
         segment.min_timestamp, segment.record_count = pending.min_timestamp, pending.record_count
+        segment.end = pending.end  # before the entries: a reader that meets one sees its batch too
         if plan.offset_entries:
             room = self._room()
             for entry in plan.offset_entries[: room.offset_entries]:
                 self.offsets.add(*entry)
             for entry in plan.time_entries[: room.time_entries]:
                 self.times.add(*entry)
-        segment.end = pending.end
-        if plan.offset_entries:
             self._write_indexes()
 
     def _write_indexes(self) -> None:

@@ -13,13 +13,16 @@ from hot_tier.disk import is_refusal
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
-from hot_tier.segment import Segment, SegmentEnd
+from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
+from record_format.batch import NO_TIMESTAMP
 from record_format.errors import DiskFull, TierlogError
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
     """Make the files of an empty segment. Raises OSError, with nothing left behind."""
     segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
+    # Known from the start: who looks it up notes what was found, maybe after the first append.
+    segment.largest = LargestTimestamp(NO_TIMESTAMP, base_offset)
     try:
         active = ActiveSegment(
             segment,

@@ -51,7 +51,8 @@ class SegmentLookup:
             return None
         entry, following = self._entries_around(segment.relative(offset))
         first_bytes = ONE_HEADER_BYTES
-        if entry is not None and following is not None:
+        # The active index may have entries already that came after the end that was looked at.
+        if entry is not None and following is not None and following[1] < size_bytes:
             between = following[1] - entry[1]
             if between > WINDOW_BYTES:
                 # Large batches have an entry each: most likely the next one is it, without a walk.

@@ -1,0 +1,62 @@
+"""Reads take no lock: what they look at may be older than what they look at next."""
+
+from hot_tier.segment_lookup import SegmentLookup
+from tests.fakes.partition_logs import NOW_MS
+
+
+class SeenBefore:
+    """A segment whose end was looked at earlier than all else."""
+
+    def __init__(self, segment):
+        self._segment, self.end = segment, segment.end
+
+    def __getattr__(self, name):
+        return getattr(self._segment, name)
+
+
+class Watched:
+    """An index that does something after each entry."""
+
+    def __init__(self, index, then):
+        self._index, self._then = index, then
+
+    def add(self, *entry):
+        self._index.add(*entry)
+        self._then()
+
+    def __len__(self):
+        return len(self._index)
+
+    def __getattr__(self, name):
+        return getattr(self._index, name)
+
+
+def test_an_entry_behind_the_end_that_a_reader_saw_is_no_bad_index(open_log, append_values):
+    log = open_log(config={"index.interval.bytes": 4096})
+    for size in (5000, 3000, 10_000):  # the last gets no entry of its own
+        append_values(log, b"x" * size)
+    lookup = SegmentLookup(SeenBefore(log._state.active.segment), log._state.files)
+    append_values(log, b"x" * 10_000)
+    assert lookup.find_offset(2).base_offset == 2
+
+
+def test_a_time_whose_batch_is_just_being_appended_is_no_bad_index(open_log, append_values):
+    log = open_log(config={"index.interval.bytes": 0})
+    append_values(log, b"a")
+    seen = []
+    active = log._state.active
+    active.times = Watched(
+        active.times, lambda: seen.append(log.offset_for_timestamp(NOW_MS + 1, end_offset=2))
+    )
+    append_values(log, b"b", timestamps=[NOW_MS + 1])
+    assert seen == [(1, NOW_MS + 1)]
+
+
+def test_a_look_at_an_empty_active_segment_writes_nothing_down(open_log, append_values):
+    """It could be done after the first append, whose largest timestamp would be forgotten."""
+    log = open_log()
+    append_values(log, b"a")
+    log.roll(reason="test")
+    before = log._state.active.segment.largest
+    assert [view.max_timestamp for view in log.segments()] == [NOW_MS, -1]
+    assert log._state.active.segment.largest is before
