@@ -95,7 +95,7 @@ class Broker:
             clock=clock,
             commits_max=settings.group_commits_max,
         )
-        self._reserve = DiskReserve(
+        self.reserve = DiskReserve(
             folder.path,
             reserve_bytes=settings.disk_reserve_bytes or 0,
             reliefs=(self._shrink_cache, self.janitor.relieve_disk),
@@ -114,7 +114,7 @@ class Broker:
             bucket,
             self._appenders,
             clock=clock,
-            check_room=self._reserve.refuse_when_breached,
+            check_room=self.reserve.refuse_when_breached,
             disk=disk,
         )
         self._topics = LiveTopics(
@@ -146,7 +146,7 @@ class Broker:
             bucket,
             scratch=self.folder.scratch("bring-back"),
             clock=self.clock,
-            check_room=self._reserve.refuse_without_room,
+            check_room=self.reserve.refuse_without_room,
         )
 
     def _background_tasks(self) -> list[BackgroundTask]:
@@ -159,7 +159,7 @@ class Broker:
             ("checkpoints", self.save_checkpoints, settings.recovery_checkpoint_ms),
         )
         return [
-            BackgroundTask("disk-reserve", self._reserve.check, interval_s=CHECK_S),
+            BackgroundTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
             self._copying,
             self._group_keeping,
             *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
@@ -338,6 +338,7 @@ class Broker:
             self._diverged(),
             held_up=self.copier.held_up(),
             holes=self.holes.told(),
+            disk_refusal=self.reserve.refusal,
         )
 
     def storage_report(self) -> reports.StorageReport:

@@ -41,9 +41,20 @@ class DiskReserve:
         reliefs: tuple[Relief, ...],
         free: Callable[[Path], int] = free_bytes,
     ) -> None:
-        self._path, self._reserve_bytes = path, reserve_bytes
+        self._path, self.reserve_bytes = path, reserve_bytes
         self._reliefs, self._free = reliefs, free
         self._breached = False
+
+    @property
+    def free_bytes(self) -> int:
+        return self._free(self._path)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why writes are refused, where they are."""
+        if not self._breached:
+            return None
+        return f"less than disk.reserve.bytes ({self.reserve_bytes}) is free below {self._path}"
 
     def check(self) -> None:
         """Look, make room where it is needed, and remember whether writes may go on."""
@@ -59,20 +70,17 @@ class DiskReserve:
                 log.info("disk reserve is back: writes are taken again")
 
     def refuse_when_breached(self) -> None:
-        if self._breached:
-            raise DiskFull(
-                f"less than disk.reserve.bytes ({self._reserve_bytes}) is free below {self._path}",
-                retry_after_s=CHECK_S,
-            )
+        if refusal := self.refusal:
+            raise DiskFull(refusal, retry_after_s=CHECK_S)
 
     def refuse_without_room(self, size_bytes: int) -> None:
         """For a file that is written in one go: refused before it breaches the reserve."""
         if self._missing() + size_bytes > 0:
             raise DiskFull(
-                f"{size_bytes} bytes and disk.reserve.bytes ({self._reserve_bytes}) do not fit "
+                f"{size_bytes} bytes and disk.reserve.bytes ({self.reserve_bytes}) do not fit "
                 f"below {self._path}",
                 retry_after_s=CHECK_S,
             )
 
     def _missing(self) -> int:
-        return self._reserve_bytes - self._free(self._path)
+        return self.reserve_bytes - self.free_bytes

@@ -95,6 +95,7 @@ def readiness(
     *,
     held_up: Mapping[Partition, str] = MappingProxyType({}),
     holes: Mapping[Partition, str] = MappingProxyType({}),
+    disk_refusal: str | None = None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
@@ -103,6 +104,8 @@ def readiness(
         for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
     ]
     degraded += sorted(f"{one}: {why}" for one, why in holes.items())
+    if disk_refusal is not None:
+        degraded.append(f"writes are refused: {disk_refusal}")
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")

@@ -66,6 +66,8 @@ class BrokerMetrics(Collector):
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
         yield gauge("tierlog_offload_held_up_partitions", {(): len(broker.copier.held_up())})
+        yield gauge("tierlog_disk_free_bytes", {(): broker.reserve.free_bytes})
+        yield gauge("tierlog_disk_reserve_bytes", {(): broker.reserve.reserve_bytes})
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)

@@ -117,6 +117,12 @@ METRICS: Final = (
         "gauge",
         f"Partitions beyond the first {PARTITIONS_MAX:,}, which have no offsets here",
     ),
+    Metric("tierlog_disk_free_bytes", "gauge", "Bytes free where the data folder lies"),
+    Metric(
+        "tierlog_disk_reserve_bytes",
+        "gauge",
+        "disk.reserve.bytes: where less is free, writes are refused",
+    ),
     # --- the bucket
     Metric(
         "tierlog_offload_lag_bytes",

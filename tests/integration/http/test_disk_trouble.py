@@ -40,13 +40,16 @@ def test_a_full_disk_refuses_writes_until_room_is_back_and_reads_go_on(api: Api)
 def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
     topic = api.topic()
     api.values(topic, 1)
-    reserve = api.broker._reserve
-    reserve._free, free = (lambda _: reserve._reserve_bytes - 1), reserve._free
+    reserve = api.broker.reserve
+    reserve._free, free = (lambda _: reserve.reserve_bytes - 1), reserve._free
     reserve.check()
-    answer = api.produce(topic, {"value": 2})
+    answer, ready = api.produce(topic, {"value": 2}), api.get("/readyz")
     reserve._free = free
     reserve.check()
     problem(answer, 507, "disk-full")
+    assert ready.json()["ready"], "reads go on"
+    assert "writes are refused: less than disk.reserve.bytes" in ready.json()["degraded"][0]
+    assert api.get("/readyz").json()["degraded"] == []
     assert api.values(topic, 2)["base_offset"] == 1
 
 

@@ -53,6 +53,7 @@ def test_every_expression_is_over_metrics_and_labels_that_there_are(expression: 
         "tierlog_partitions",
         "tierlog_offload_held_up_partitions",
         "tierlog_offload_lag_seconds",
+        "tierlog_disk_free_bytes",
         "tierlog_store_available",
         "tierlog_store_errors_total",
         "tierlog_http_errors_total",
