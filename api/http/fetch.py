@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from api.http.reading import (
     MaxBytes,
     MinBytes,
     WaitMs,
+    compute_text,
     log_headers,
     read,
     work_bytes,
@@ -239,7 +241,7 @@ async def _written(
     return await context.pages.get(
         key_of(partition, found, query, form),
         found.fetched,
-        lambda: context.compute(work, lambda: write(partition, found, query, form)),
+        lambda: compute_text(context, work, partial(write, partition, found, query, form)),
     )
 
 
@@ -249,12 +251,16 @@ def key_of(partition: Partition, found: Found, query: FetchQuery, form: str) -> 
     return page_key(partition, found.fetched, found.offset, form, query.encoding, *limits)
 
 
-def write(partition: Partition, found: Found, query: FetchQuery, form: str) -> WrittenPage:
+def write(
+    partition: Partition, found: Found, query: FetchQuery, form: str, plain_only: bool
+) -> WrittenPage:
+    """The records as text. Raises CorruptBatch, and Compressed as `read_page` does."""
     page = record_json.read_page(
         found.fetched,
         offset=found.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit,
+        plain_only=plain_only,
     )
     if form == media_types.JSON:
         body = record_json.write_array(page, query.encoding)

@@ -26,6 +26,7 @@ from api.http.fetch import (
 )
 from api.http.positions import EARLIEST, parse_position
 from api.http.reading import work_bytes
+from api.http.record_json import Compressed
 from api.http.settings import MAX_FETCH_BYTES
 from broker.partition import Partition
 from record_format import page_cache
@@ -53,11 +54,14 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
     if found is None or not _is_little(found):
         return None
     began_s = time.perf_counter()
-    page = context.pages.get_now(
-        key_of(partition, found, few, form),
-        found.fetched,
-        lambda: write(partition, found, few, form),
-    )
+    try:
+        page = context.pages.get_now(
+            key_of(partition, found, few, form),
+            found.fetched,
+            lambda: write(partition, found, few, form, plain_only=True),
+        )
+    except Compressed:
+        return None
     exchange.timings.add("encode", began_s)
     if is_cut_short(found, page, few, query):
         return None

@@ -22,7 +22,15 @@ from api.http.fetch import at_end, document
 from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
-from api.http.reading import Isolation, MaxBytes, MinBytes, WaitMs, read, work_bytes
+from api.http.reading import (
+    Isolation,
+    MaxBytes,
+    MinBytes,
+    WaitMs,
+    compute_text,
+    read,
+    work_bytes,
+)
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
@@ -167,21 +175,34 @@ async def _answer(
             records = max(0, fetched.next_offset - place.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def write() -> bytes:
-        shown = [_shown(context, exchange, place, wanted=wanted) for place in places]
+    def write(plain_only: bool) -> bytes:
+        shown = [
+            _shown(context, exchange, place, wanted=wanted, plain_only=plain_only)
+            for place in places
+        ]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
-    return Answer(200, [JSON, NO_STORE], await context.compute(work, write))
+    return Answer(200, [JSON, NO_STORE], await compute_text(context, work, write))
 
 
 def _shown(
-    context: Context, exchange: Exchange, place: Place | Refused, *, wanted: FetchMany
+    context: Context,
+    exchange: Exchange,
+    place: Place | Refused,
+    *,
+    wanted: FetchMany,
+    plain_only: bool,
 ) -> bytes:
     if isinstance(place, Refused):
         return _shown_error(context, exchange, place)
     assert place.fetched is not None, "it was read"
     try:
-        page = record_json.read_page(place.fetched, offset=place.offset, max_bytes=place.page_bytes)
+        page = record_json.read_page(
+            place.fetched,
+            offset=place.offset,
+            max_bytes=place.page_bytes,
+            plain_only=plain_only,
+        )
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from msgspec import Meta
 
 from api.http import timings
 from api.http.context import Context
 from api.http.problems import HeaderList
+from api.http.record_json import Compressed
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
 from broker.partition import Fetched, Partition, Tier
 from hot_tier.log_state import Offsets
+
+T = TypeVar("T")
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
@@ -38,6 +43,18 @@ async def read(
 def work_bytes(fetched: Fetched, offset: int) -> int:
     """How much work it is to write this as text: compressed, few bytes may be many records."""
     return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
+
+
+async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
+    """Run at once what is little work, in a thread what is much. `write` is given whether it is to
+    raise Compressed rather than expand a batch: nobody knows how much work that is.
+    """
+    if work <= context.settings.inline_max_bytes:
+        try:
+            return await context.compute(work, lambda: write(True))
+        except Compressed:
+            pass
+    return await context.compute(sys.maxsize, lambda: write(False))
 
 
 def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> HeaderList:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from broker.partition import Fetched
+from record_format import codecs
 from record_format.batch import BatchHeader, check_crc, iter_headers
 from record_format.decode import Columns, decode_columns
 from record_format.encode import Headers
@@ -81,18 +82,33 @@ _ANY: Final = msgspec.json.Decoder(Raw)
 _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
+class Compressed(Exception):
+    """A batch would have to be expanded, to who knows how much."""
+
+
 def read_page(
-    fetched: Fetched, *, offset: int, max_bytes: int, max_records: int | None = None
+    fetched: Fetched,
+    *,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None = None,
+    plain_only: bool = False,
 ) -> Page:
     """The records from `offset` on out of what was fetched. Reads files: it may block.
 
     `max_bytes` is over keys, values and headers. A batch that fails its check ends the page before
-    it; where nothing stands before it, raises CorruptBatch.
+    it; where nothing stands before it, raises CorruptBatch. With `plain_only` raises Compressed
+    rather than expand a batch.
     """
     batches: list[Columns] = []
     try:
         next_offset = _read_into(
-            batches, fetched, offset=offset, room=max_bytes, records_left=max_records
+            batches,
+            fetched,
+            offset=offset,
+            room=max_bytes,
+            records_left=max_records,
+            plain_only=plain_only,
         )
     except CorruptBatch:
         if not batches:
@@ -102,9 +118,15 @@ def read_page(
 
 
 def _read_into(
-    batches: list[Columns], fetched: Fetched, *, offset: int, room: int, records_left: int | None
+    batches: list[Columns],
+    fetched: Fetched,
+    *,
+    offset: int,
+    room: int,
+    records_left: int | None,
+    plain_only: bool,
 ) -> int:
-    """The offset behind the records that were added. Raises CorruptBatch."""
+    """The offset behind the records that were added. Raises CorruptBatch, Compressed."""
     for piece in fetched.slices:
         data = piece.read()
         for header in _batches(data, piece):
@@ -112,6 +134,8 @@ def _read_into(
                 continue
             if is_aborted(header, fetched.aborted):
                 continue
+            if plain_only and header.codec != codecs.NONE:
+                raise Compressed
             columns = _decode(data, header, piece, offset)
             fitting, size = _fitting(columns, room, records_left, is_first=not batches)
             if fitting:

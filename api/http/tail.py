@@ -17,6 +17,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -29,7 +30,7 @@ from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.problems import HeaderList
-from api.http.reading import Isolation, log_headers, read, work_bytes
+from api.http.reading import Isolation, compute_text, log_headers, read, work_bytes
 from api.http.shared_pages import WrittenPage, page_key
 from broker.partition import Fetched, Partition, Tier
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
@@ -103,8 +104,10 @@ class Tail:
         page = await self._context.pages.get(
             page_key(partition, fetched, offset, "events", *form),
             fetched,
-            lambda: self._context.compute(
-                work_bytes(fetched, offset), lambda: self._write(partition, fetched, offset)
+            lambda: compute_text(
+                self._context,
+                work_bytes(fetched, offset),
+                partial(self._write, partition, fetched, offset),
             ),
         )
         self._context.metrics.requests.fetched(
@@ -116,10 +119,14 @@ class Tail:
         self.places[partition] = page.next_offset
         return events
 
-    def _write(self, partition: Partition, fetched: Fetched, offset: int) -> WrittenPage:
+    def _write(
+        self, partition: Partition, fetched: Fetched, offset: int, plain_only: bool
+    ) -> WrittenPage:
         """What all who stand at the same place are sent: for a topic's tail without the ids."""
         query = self._query
-        page = record_json.read_page(fetched, offset=offset, max_bytes=query.max_bytes)
+        page = record_json.read_page(
+            fetched, offset=offset, max_bytes=query.max_bytes, plain_only=plain_only
+        )
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
         size_bytes = sum(len(line) for _, line in lines)
         if self._whole_topic:

@@ -1,6 +1,7 @@
-"""What is answered at once is what a task answers. Committed records always take a task; where there
-are no transactions they are all records. And of equal requests in one packet the first alone is sent
-at once.
+"""What is answered at once is what a task answers.
+
+Committed records always take a task; where there are no transactions they are all records. And of
+equal requests in one packet the first alone is sent at once.
 """
 
 import re

@@ -2,10 +2,12 @@ import json
 import socket
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
 
+from api.http import record_json
 from api.http.app import create_app
 from record_format.batch import iter_headers
 from record_format.decode import iter_records
@@ -390,3 +392,23 @@ def test_few_records_are_few_whatever_their_size(api: Api) -> None:
     answer = api.fetch(topic, max_records=11, max_bytes=12_000, accept=NDJSON)
     assert answer.headers["log-next-offset"] == str(len(answer.text.splitlines())) == "2"
     assert api.fetch(topic, max_records=1, max_bytes=1).json()["next_offset"] == 1
+
+
+@pytest.mark.parametrize(("codec", "on_the_loop"), [("uncompressed", True), ("zstd", False)])
+@pytest.mark.parametrize("path", ["records?offset=0", "records", "tail?offset=0"])
+def test_what_has_to_be_expanded_holds_up_nobody(
+    api: Api, monkeypatch: pytest.MonkeyPatch, codec: str, on_the_loop: bool, path: str
+) -> None:
+    topic = api.topic(compression_type=codec)
+    api.values(topic, "0" * 100_000 if codec == "zstd" else "few")
+    decode, threads = record_json.decode_columns, []
+
+    def noting(*args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(*args, **more)
+
+    monkeypatch.setattr(record_json, "decode_columns", noting)
+    with api.stream("GET", f"/v1/topics/{topic}/partitions/0/{path}") as answer:
+        assert answer.status_code == 200
+        next(answer.iter_bytes())
+    assert [name == "http-server" for name in threads] == [on_the_loop]
