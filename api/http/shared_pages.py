@@ -2,6 +2,7 @@
 
 * Only pages that end where the log ended are kept: many clients stand there, and each record is
   written as text once for all of them. Who reads old records reads alone.
+* A page of nothing is not kept: a log that grows has one at each of its ends.
 * A key says everything that the page depends on, by values that never mean something else later
   (the topic's id, not its name; the very bytes it was made of, for compaction puts another file in
   the place of one). What is kept is bounded in bytes; the least used goes first.
@@ -22,6 +23,7 @@ from broker.partition import Fetched, Partition
 
 LIMIT_BYTES: Final = 16 << 20
 PAGE_MAX_BYTES: Final = 1 << 20
+KEY_BYTES: Final = 1 << 10  # about what a kept page takes besides its text
 
 Key = tuple[object, ...]
 
@@ -104,10 +106,11 @@ class SharedPages:
         if page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
             return
         self._pages[key] = page
-        self.size_bytes += page.size_bytes
+        self.size_bytes += page.size_bytes + KEY_BYTES
         while self.size_bytes > self._limit_bytes:
-            self.size_bytes -= self._pages.popitem(last=False)[1].size_bytes
+            self.size_bytes -= self._pages.popitem(last=False)[1].size_bytes + KEY_BYTES
 
 
 def _is_shared(fetched: Fetched) -> bool:
-    return fetched.next_offset >= fetched.end_offset and fetched.size_bytes <= PAGE_MAX_BYTES
+    at_end = fetched.next_offset >= fetched.end_offset
+    return at_end and 0 < fetched.size_bytes <= PAGE_MAX_BYTES

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from api.http.metrics import HttpMetrics
-from api.http.shared_pages import SharedPages, WrittenPage
+from api.http.shared_pages import KEY_BYTES, SharedPages, WrittenPage
 from api.http.watermarks import Watermarks
 
 AT_END = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=100)
+NOTHING = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=0)
 IN_THE_MIDDLE = SimpleNamespace(next_offset=4, end_offset=5, size_bytes=100)
 
 
@@ -153,17 +154,33 @@ def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
     run(case)
 
 
-@pytest.mark.parametrize("size_bytes", [10, 400, 2000])
+@pytest.mark.parametrize("size_bytes", [1, 10_000, 200_000])
 def test_what_is_kept_is_bounded(size_bytes):
     async def case() -> None:
-        pages = SharedPages(HttpMetrics().shared_pages, limit_bytes=1000)
+        pages = SharedPages(HttpMetrics().shared_pages, limit_bytes=100_000)
 
         async def make() -> WrittenPage:
             return written(b"x" * size_bytes)
 
+        each = size_bytes + KEY_BYTES
         for number in range(500):
             await pages.get((number,), AT_END, make)
-            assert pages.size_bytes <= 1000
-        assert pages.size_bytes == 1000 // size_bytes * size_bytes
+            assert pages.size_bytes <= 100_000
+        assert pages.size_bytes == 100_000 // each * each
+
+    run(case)
+
+
+def test_a_page_of_nothing_is_not_kept():
+    async def case() -> None:
+        pages, made = SharedPages(HttpMetrics().shared_pages), []
+
+        async def make() -> WrittenPage:
+            made.append(1)
+            return written(b"")
+
+        for _ in range(3):
+            await pages.get(("a",), NOTHING, make)
+        assert (len(made), pages.size_bytes) == (3, 0)
 
     run(case)
