@@ -10,6 +10,7 @@
 * A file that an earlier process left is no more than a guess: its size and CRC are checked again
   before the first byte of it is served.
 * No file is opened, checked or unlinked under the lock.
+* What somebody else deletes is a miss, be it the whole folder.
 * The descriptors of the chunks that were read last stay open: to open a file and close it again
   costs more than finding a batch in it.
 
@@ -222,7 +223,13 @@ class ChunkCache:
             self._room.notify_all()
 
     def new_temp(self) -> Path:
-        return self._folder / FILLING / secrets.token_hex(12)
+        """A name for a file to be filled. Raises DiskFull."""
+        folder = self._folder / FILLING
+        try:  # each time: whoever needs room may delete a cache while it is used
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DiskFull(f"chunk cache {folder}: {error.strerror}") from error
+        return folder / secrets.token_hex(12)
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
         """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
@@ -294,7 +301,7 @@ class ChunkCache:
 
     def _rename(self, temp: Path, path: Path) -> None:
         for _ in range(RENAME_ATTEMPTS):
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 temp.rename(path)
             except FileNotFoundError:

@@ -35,6 +35,7 @@ READING: Final = (
     "cold-object-corrupt",
     "corrupt-log",
     "store-unavailable",
+    "disk-full",  # no room for what comes from the bucket
 )
 WRITING: Final = (
     *NO_TOPIC,

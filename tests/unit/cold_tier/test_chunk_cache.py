@@ -1,4 +1,5 @@
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -116,6 +117,21 @@ def test_a_file_that_vanished_is_a_miss(tmp_path):
     assert cache.usage().chunks == 0
     fill(cache, 0)
     assert cache.lookup(ref(0)) is not None
+
+
+def test_a_folder_that_vanished_is_made_again(tmp_path):
+    cache = make(tmp_path / "cache")
+    fill(cache, 0)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.lookup(ref(0)) is None
+    assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
+    chunk, temp = ref(1), cache.new_temp()
+    cache.reserve(SIZE)
+    temp.write_bytes(body_of(1))
+    temp.rename(tmp_path / "filled")
+    shutil.rmtree(tmp_path / "cache")
+    cache.publish(chunk, tmp_path / "filled")
+    assert os.pread(cache.lookup(ref(1)).fd, SIZE, 0) == body_of(1)
 
 
 @pytest.mark.parametrize("damage", ["none", "flip", "cut", "longer"])
