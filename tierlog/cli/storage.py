@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import EndpointOption, OfflineStoreOption, opened_store
@@ -152,7 +153,10 @@ def offload(
     ] = 60.0,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Roll the active segments and upload all that is rolled."""
+    """Roll the active segments and upload all that is rolled.
+
+    Ends with 1 where something remains after the wait.
+    """
     done = client.offload(topic, wait_ms=int(wait_s * 1000) or None)
     if output.is_json:
         print_json(done)
@@ -160,6 +164,11 @@ def offload(
         note(
             f"uploaded {done.uploaded_segments} segments, {size(done.uploaded_bytes)}; "
             f"{done.remaining_segments} remain"
+        )
+    if wait_s and done.remaining_segments:
+        raise RetriableError(
+            f"after {wait_s:g} s the bucket still lacks segments: {done.remaining_segments}; "
+            "`/readyz` says what is degraded, the broker's log why"
         )
 
 

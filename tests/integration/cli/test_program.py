@@ -121,6 +121,21 @@ def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path,
     assert second.stop() == 0
 
 
+def test_an_offload_that_leaves_something_behind_is_a_failure(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    store = (tmp_path / "bucket").as_uri()
+    flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
+    broker = RunningBroker(*flags, cwd=tmp_path)
+    program = Program(broker.server)
+    program.ok("topic", "create", "t")
+    program.ok("produce", "t", stdin=b"a\n")
+    (tmp_path / "bucket").rename(tmp_path / "elsewhere")
+    said = program.fails(1, "storage", "offload", "t", "--wait", "0.1")
+    assert "after 0.1 s the bucket still lacks segments: 1;" in said
+    program.ok("storage", "offload", "t", "--wait", "0")
+    assert broker.stop() == 0
+
+
 def test_a_killed_broker_lost_nothing_that_was_acknowledged(tmp_path):
     first = RunningBroker("dev", "--port", "0", cwd=tmp_path)
     Program(first.server).ok("topic", "create", "kept")
