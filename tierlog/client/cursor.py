@@ -73,10 +73,12 @@ class PartitionCursor:
         records = decode_fetched(
             fetched.batches,
             from_offset=self.start if isinstance(self.start, int) else fetched.log_start_offset,
-            end_offset=end,
+            end_offset=end if self.timestamp is None else None,
         )
         if self.timestamp is not None:
-            records = _from_time(records, self.timestamp)
+            # The first at that time may lie behind the end: so it is looked for ahead of the cut.
+            found = _from_time(records, self.timestamp)
+            records = [one for one in found if end is None or one.offset < end]
         self.at_end = fetched.up_to_date or fetched.next_offset == self.start
         self.start, self.timestamp = fetched.next_offset, None
         if end is not None:

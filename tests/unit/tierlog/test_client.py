@@ -370,6 +370,14 @@ def test_what_a_gateway_says_is_a_broken_connection(status):
         assert c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9)).topic == "t"
 
 
+def test_a_time_behind_the_end_gives_nothing_that_is_older():
+    batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 20, 30])
+    with client(Script(fetched(bytes(batch), next_offset=3, high_watermark=3))) as c:
+        assert list(c.consume("t", partitions=[0], timestamp=30, end_offset=2)) == []
+        (record,) = c.consume("t", partitions=[0], timestamp=20, end_offset=2)
+    assert record.value == b"b"
+
+
 def test_an_end_that_is_not_written_yet_is_waited_for_in_the_broker():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(3)]
     script = Script(
