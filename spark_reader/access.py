@@ -12,19 +12,16 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import S3Options, open_store
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.exchange import Call
 
-TASK_ATTEMPTS: Final = 30
+PATIENT_ATTEMPTS: Final = 30
 """A minute and a half: a task that fails costs more, and a sink's has left rows behind."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,7 @@ class _Clients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[Access, ObjectStore] = {}
-        self._brokers: dict[Access, Client] = {}
+        self._brokers: dict[tuple[Access, bool], Client] = {}
 
     def store(self, access: Access) -> ObjectStore:
         assert access.store is not None
@@ -54,19 +51,21 @@ class _Clients:
                 self._stores[access] = open_store(access.store, access.s3, must_exist=True)
             return self._stores[access]
 
-    def broker(self, access: Access) -> Client:
-        from tierlog.client import Client  # a read of the bucket alone does not pay for it
+    def broker(self, access: Access, *, patient: bool) -> Client:
+        # A read of the bucket alone does not pay for it.
+        from tierlog.client import Client, RetryPolicy
 
         assert access.server is not None
         with self._lock:
-            if access not in self._brokers:
-                self._brokers[access] = Client(
+            if (access, patient) not in self._brokers:
+                self._brokers[access, patient] = Client(
                     access.server,
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
+                    retries=RetryPolicy().at_least(PATIENT_ATTEMPTS if patient else 1),
                 )
-            return self._brokers[access]
+            return self._brokers[access, patient]
 
     def close(self) -> None:
         with self._lock:
@@ -89,9 +88,13 @@ atexit.register(_clients.close)
 
 @dataclass(frozen=True)
 class Connections:
-    """What `access` leads to, opened when it is first asked for."""
+    """What `access` leads to, opened when it is first asked for.
+
+    `patient`: for who knows that the broker is there, and that it will be back.
+    """
 
     access: Access
+    patient: bool = False
 
     @property
     def has_store(self) -> bool:
@@ -103,10 +106,4 @@ class Connections:
 
     @cached_property
     def broker(self) -> Client:
-        return _clients.broker(self.access)
-
-    def ask_on(self, call: Call[T]) -> T:
-        """A call to a broker that answered before: while it restarts, no task need fail."""
-        from tierlog.client.exchange import exchange
-
-        return self.broker.run(exchange(call, self.broker.retries.at_least(TASK_ATTEMPTS)))
+        return _clients.broker(self.access, patient=self.patient)

@@ -73,9 +73,9 @@ class PartitionFacts:
 class Catalog:
     """One look at the world; nothing is kept from one query to the next."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, *, patient: bool = False) -> None:
         self._options = options
-        self._connections = Connections(options.access)
+        self._connections = Connections(options.access, patient)
         self._with_broker = options.tier == "all"
 
     # --- topics -----------------------------------------------------------------------------------

@@ -29,10 +29,15 @@ from spark_reader.ranges import LossPolicy, OffsetRange, Warn, resolve
 
 
 class Planner:
-    """Plans one read. `report` is told what was decided, `warn` what is missing."""
+    """Plans one read. `report` is told what was decided, `warn` what is missing.
 
-    def __init__(self, options: ReadOptions, *, report: Warn, warn: Warn) -> None:
-        self.catalog = Catalog(options)
+    `patient`: of a stream whose broker answered before.
+    """
+
+    def __init__(
+        self, options: ReadOptions, *, report: Warn, warn: Warn, patient: bool = False
+    ) -> None:
+        self.catalog = Catalog(options, patient=patient)
         self.loss = LossPolicy(options.fail_on_data_loss, warn)
         self._options, self._report = options, report
 

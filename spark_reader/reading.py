@@ -34,7 +34,6 @@ from spark_reader.cold_index import chunk_ref
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
 from spark_reader.ranges import LossPolicy
-from tierlog.client import calls
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -135,19 +134,15 @@ _rooms: Final = _Rooms()
 
 
 def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
-    connections = Connections(request.access)
+    broker = Connections(request.access, patient=True).broker  # it answered when this was planned
     limits = Limits(max_bytes=TAIL_FETCH_BYTES, isolation=request.isolation)
     name = f"{split.topic}-{split.partition}"
     offset = split.start_offset
     while offset < split.end_offset:
         try:
-            found = connections.ask_on(
-                calls.fetch_batches(
-                    split.topic, split.partition, start=offset, timestamp=None, limits=limits
-                )
-            )
+            found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
             # Asked afterwards: so these are the planned topic's, and of no later one of its name.
-            topic_id = connections.ask_on(calls.describe_topic(split.topic)).topic_id
+            topic_id = broker.describe_topic(split.topic).topic_id
         except OffsetTrimmed as error:
             loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
             offset = error.log_start_offset

@@ -35,7 +35,6 @@ from spark_reader.option_table import Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import access_of
 from spark_reader.sink_batches import COLUMN_TYPES, Batch, Batcher, Place, TopicShape, rows_of
-from tierlog.client import calls
 
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
 
@@ -132,9 +131,9 @@ class _Producer:
     """One attempt of one task, as the broker knows it. Not shared."""
 
     def __init__(self, access: Access) -> None:
-        self._connections = Connections(access)
-        self._broker = self._connections.broker
+        self._broker = Connections(access).broker
         self._identity = self._broker.init_producer()
+        self._broker = Connections(access, patient=True).broker  # now that it answered
         self._sequences: dict[Place, int] = {}
         self._shapes: dict[str, TopicShape] = {}
 
@@ -154,9 +153,8 @@ class _Producer:
             producer_epoch=self._identity.producer_epoch,
             base_sequence=sequence,
         )
-        topic, partition = batch.place
-        self._connections.ask_on(
-            calls.produce_batches(topic, bytes(batch.data), partition=partition, acks="all")
+        self._broker.produce_batches(
+            batch.place.topic, bytes(batch.data), partition=batch.place.partition
         )
         self._sequences[batch.place] = (sequence + batch.records) & MAX_SEQUENCE
 

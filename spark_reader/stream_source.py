@@ -55,6 +55,7 @@ class TierlogStreamReader(
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options, self._columns = options, columns
         self._facts: Facts = {}
+        self._is_answered = False
         self._target: dict[PartitionName, int] | None = None
         self._last_batch_ms: int | None = None  # the first one waits for nothing
 
@@ -189,11 +190,12 @@ class TierlogStreamReader(
     # --- looking ----------------------------------------------------------------------------------
 
     def _planner(self) -> Planner:
-        return Planner(self._options, report=say, warn=say)
+        return Planner(self._options, report=say, warn=say, patient=self._is_answered)
 
     def _look(self) -> tuple[Planner, Facts]:
         planner = self._planner()
         self._facts = _by_name(planner.catalog.partitions_of_stream())
+        self._is_answered = True
         return planner, self._facts
 
     def _check_gone(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
