@@ -184,19 +184,30 @@ class Janitor:
             log.info("local segments let go", partition=str(partition), before_offset=end)
 
     def relieve_disk(self, missing_bytes: int) -> bool:
-        """Let the oldest covered segment of each partition go, whatever its retention."""
+        """Let the oldest covered segment of each partition go, whatever its retention.
+
+        A partition that fails does not hold up the others.
+        """
         freed = 0
         for partition in list(self._partitions()):
-            oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
-            covered = partition.cold is not None and not partition.log.config.compacts
-            if oldest and covered and oldest.end_offset <= removable_end(partition):
-                partition.log.delete_local(oldest.end_offset)
-                partition.log.reap(self._clock(), at_once=True)
-                freed += oldest.size_bytes
-                log.warning("segment let go: the disk is full", partition=str(partition))
+            try:
+                freed += self._let_oldest_go(partition)
+            except (TierlogError, OSError) as error:
+                log.warning("no segment let go", partition=str(partition), error=str(error))
             if freed >= missing_bytes:
                 break
         return freed > 0
+
+    def _let_oldest_go(self, partition: Partition) -> int:
+        """How many bytes it freed."""
+        oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
+        covered = partition.cold is not None and not partition.log.config.compacts
+        if oldest is None or not covered or oldest.end_offset > removable_end(partition):
+            return 0
+        partition.log.delete_local(oldest.end_offset)
+        partition.log.reap(self._clock(), at_once=True)
+        log.warning("segment let go: the disk is full", partition=str(partition))
+        return oldest.size_bytes
 
 
 def removable_end(partition: Partition) -> int:

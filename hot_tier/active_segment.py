@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hot_tier.disk import Disk, is_refusal, write_all
@@ -46,17 +46,22 @@ class ActiveSegment:
         self.first_append_ms: int | None = now_ms if segment.end.size_bytes else None
         self.first_timestamp: int | None = None
         self._bytes_since_entry = bytes_since_entry
-        self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
-        offsets = IndexImage(
-            segment.path(OFFSET_INDEX), OFFSET_ENTRY, image=offset_image, disk=disk
-        )
-        times = IndexImage(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
+        with ExitStack() as opened:  # what was opened is closed again where the rest fails
+            self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
+            opened.callback(os.close, self._fd)
+            offsets = IndexImage(
+                segment.path(OFFSET_INDEX), OFFSET_ENTRY, image=offset_image, disk=disk
+            )
+            opened.callback(offsets.close)
+            times = IndexImage(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
+            opened.callback(times.close)
+            offsets.preallocate(config.segment_index_bytes)
+            times.preallocate(config.segment_index_bytes)
+            if config.preallocate and segment.end.size_bytes < config.segment_bytes:
+                disk.reserve(self._fd, config.segment_bytes)
+            opened.pop_all()
         segment.offsets, segment.times = offsets, times
         self.offsets, self.times = offsets, times
-        offsets.preallocate(config.segment_index_bytes)
-        times.preallocate(config.segment_index_bytes)
-        if config.preallocate and segment.end.size_bytes < config.segment_bytes:
-            disk.reserve(self._fd, config.segment_bytes)
 
     def restore_indexes(self, offset_image: bytes, time_image: bytes) -> None:
         """Put back the entries that recovery found by walking; they are written as appends
@@ -137,9 +142,10 @@ class ActiveSegment:
                 raise
 
     def drop_tail(self) -> None:
-        """Cut what a failed write left behind. Raises OSError."""
-        if not self.config.preallocate:
-            self.disk.truncate(self._fd, self.segment.end.size_bytes)
+        """Cut what a failed write left behind, with what was preallocated: behind a shorter write,
+        recovery would take whole batches of it for records. Raises OSError.
+        """
+        self.disk.truncate(self._fd, self.segment.end.size_bytes)
 
     # --- sealing ----------------------------------------------------------------------------------
 

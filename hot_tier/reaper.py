@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hot_tier.disk import is_refusal
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX
 from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState
@@ -39,8 +40,8 @@ class Reaper:
             for segment in items[:count]:
                 self._rename(segment)
             if count:
-                self._start_epochs_at(items[count].base_offset)
                 state.folder_changed = True
+                self._start_epochs_at(items[count].base_offset)
             return [segment.base_offset for segment in items[:count]]
 
     def _rename(self, segment: Segment) -> None:
@@ -69,11 +70,15 @@ class Reaper:
         self._deleted.append((state.clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
-        """As Kafka: epochs of which no local record is left go."""
+        """As Kafka: epochs of which no local record is left go.
+
+        On a full disk the next deletion does it: this one is to make room.
+        """
         try:
             self._state.epochs.cut_start(max(offset, self._state.log_start_offset))
         except OSError as error:
-            raise disk_error(self._state, error) from error
+            if not is_refusal(error):
+                raise disk_error(self._state, error) from error
 
     def reap(self, now_ms: int, *, at_once: bool) -> int:
         """Unlink what was deleted long enough ago; how many segments."""

@@ -72,6 +72,20 @@ def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
     assert house.broker.storage_report().offload_lag_ms == 0
 
 
+def test_a_log_that_cannot_be_looked_at_keeps_no_other_from_making_room(house):
+    for topic in ("a", "b"):
+        house.broker.create_topic(topic, config=SMALL)
+        fill(house, topic, segments=2)
+        assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
+    house.broker.close()
+    rotten = house.root / "data" / "a-0" / f"{0:020d}.log"
+    rotten.with_suffix(".timeindex").unlink()
+    rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
+    house.broker = house.open()
+    assert house.broker.janitor.relieve_disk(1)
+    assert house.broker.partition("b", 0).log.first_local_offset > 0
+
+
 def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
     paces = []
 

@@ -1,9 +1,21 @@
 import errno
+import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from hot_tier.append import Append
 from record_format.errors import DiskFull, LogOfflineError
+
+
+def open_below(folder):
+    """Names of the files that are open there, also of those that were unlinked."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(fd.readlink())
+    return sorted(path.name for path in found if path.parent == folder)
 
 
 def test_a_full_disk_refuses_the_write_and_nothing_else(
@@ -78,6 +90,50 @@ def test_a_repeat_of_what_is_written_needs_no_room(
     refused, repeat = log.append(group)
     assert isinstance(refused, DiskFull)
     assert (repeat.duplicate, repeat.base_offset) == (True, 0)
+
+
+def test_what_a_refused_write_left_in_preallocated_space_never_comes_back(
+    open_log, append_values, records_of, produced, make_batch, disk, tmp_path
+):
+    log = open_log(config={"preallocate": True, "segment.bytes": 1 << 20}, disk=disk)
+    group = [Append(produced(make_batch([value]))) for value in (b"A1", b"A2", b"A3")]
+    disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=2 * len(group[0].batches.body))
+    assert [type(outcome) for outcome in log.append(group)] == [DiskFull] * 3
+    disk.heal()
+    append_values(log, b"B1")
+    log.flush()
+    shutil.copytree(log.folder, tmp_path / "after the crash")
+    log = open_log(tmp_path / "after the crash", clean=False)
+    assert [r.value for r in records_of(log)] == [b"B1"]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_roll_that_is_refused_leaves_no_file_open(open_log, append_values, disk, suffix):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"x" * 1000)
+    disk.fail("open", errno.ENOSPC, suffix=suffix)
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            append_values(log, b"x" * 1000)
+    assert open_below(log.folder) == [
+        f"{0:020d}{kind}" for kind in (".index", ".log", ".timeindex")
+    ]
+
+
+def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values, disk, tmp_path):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    for _ in range(3):
+        append_values(log, b"x" * 1000)
+    log.flush()
+    disk.fail("open", errno.ENOSPC, suffix=".tmp")
+    assert log.delete_local(2) == [0, 1]
+    assert log.reap(0, at_once=True) == 2
+    assert len(list((tmp_path / "t-0").glob("*.log*"))) == 1
+    disk.heal()
+    append_values(log, b"x" * 1000)
+    log.flush()
+    assert log.delete_local(3) == [2]
+    assert [entry.start_offset for entry in log.epochs] == [3], "what was too much is gone"
 
 
 def test_an_index_without_room_refuses_nothing(open_log, append_values, disk, tmp_path):
