@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -84,15 +85,16 @@ class Topic:
         self.config = LogConfig.parse(record.config)
         self.partitions: dict[int, Partition] = {}
         self.damaged: dict[int, Damaged] = {}
+        self.turns = itertools.count()  # of requests: records without a key stick to one partition
         self.add(partitions)
 
     def add(self, partitions: Mapping[int, Partition | Damaged]) -> None:
-        for number, one in partitions.items():
-            if isinstance(one, Damaged):
-                self.damaged[number] = one
-            else:
-                self.partitions[number] = one
-                self.damaged.pop(number, None)
+        """The maps are swapped whole: who goes over them meanwhile goes on with what there was."""
+        opened = {n: one for n, one in partitions.items() if not isinstance(one, Damaged)}
+        damaged = {n: one for n, one in partitions.items() if isinstance(one, Damaged)}
+        self.partitions = {**self.partitions, **opened}
+        rest = {n: one for n, one in self.damaged.items() if n not in opened}
+        self.damaged = {**rest, **damaged}
 
     @property
     def numbers(self) -> list[int]:

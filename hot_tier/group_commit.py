@@ -51,7 +51,7 @@ class CommitLog(Protocol):
 class FlushTimer:
     """Calls back after a while, for all partitions of a broker, on one thread.
 
-    Callbacks must be quick: they hand work to an executor.
+    Callbacks must be quick: they hand work to an executor. One that fails ends no other's time.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,11 @@ class FlushTimer:
                 if self._closed:
                     return
                 callback = heapq.heappop(self._due)[2]
-            callback()
+            try:
+                callback()
+            except Exception as bug:  # noqa: BLE001  told as that of a thread that ends by it
+                told = (type(bug), bug, bug.__traceback__, self._thread)
+                threading.excepthook(threading.ExceptHookArgs(told))
 
     def _ready(self) -> bool:
         return bool(self._due) and self._due[0][0] <= time.monotonic()

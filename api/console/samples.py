@@ -93,6 +93,8 @@ class Sampler:
                 await self.take()
             except (TierlogError, OSError) as error:
                 log.warning("no sample for the console", error=str(error))
+            except Exception:
+                log.exception("no sample for the console: a bug")
             await asyncio.sleep(max(self._interval_s, self._worked_s * _LEAST_REST))
 
     async def take(self) -> StorageReport:

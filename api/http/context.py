@@ -3,15 +3,13 @@
 * The event loop never waits for a disk or a bucket: `read` is for reads that may, `change` for what
   alters topics or waits for an upload, `compute` for parsing and writing large bodies. Each has
   threads of its own, and not many: an offload that takes a minute never stands in a read's way.
-* Everything else here lives on the event loop and needs no lock, but for `next_turn`, which any
-  thread may call: two requests that meet there may take the same turn, and no harm is done.
+* Everything else here lives on the event loop and needs no lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -50,7 +48,6 @@ class Context:
             settings.change_threads, thread_name_prefix="http-change"
         )
         self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
-        self._turns: dict[str, itertools.count[int]] = {}
         self._waiting: set[Callable[[], None]] = set()
         self._stopping = False
         self._register_metrics()
@@ -99,13 +96,6 @@ class Context:
         """The whole key in the bucket of what the store calls `key`."""
         bucket = self.broker.bucket
         return key if bucket is None else bucket.store.full_key(key)
-
-    def next_turn(self, topic: str) -> int:
-        """Count the requests to a topic: records without a key stick to one partition each."""
-        turns = self._turns.get(topic)
-        if turns is None:
-            turns = self._turns[topic] = itertools.count()
-        return next(turns)
 
     def add_waiting(self, leave: Callable[[], None]) -> None:
         """`leave` is called when the server stops; at once where it does already."""

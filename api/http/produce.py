@@ -236,7 +236,7 @@ def _prepare(
         )
         return {request.partition.number: produced}
     columns = _parse(request, body, records_max=settings.records_max)
-    return build_appends(_by_partition(context, request, columns), rules, request.producer)
+    return build_appends(_by_partition(request, columns), rules, request.producer)
 
 
 def _parse(request: Request, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -254,16 +254,14 @@ def _key(query: ProduceQuery) -> bytes | None:
     return query.key.encode() if isinstance(query.key, str) else None
 
 
-def _by_partition(
-    context: Context, request: Request, columns: RecordColumns
-) -> Mapping[int, RecordColumns]:
+def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, RecordColumns]:
     topic = request.topic
     if request.partition is None:
         split = split_by_partition(
             columns,
             existing=topic.partitions or topic.numbers,
             count=topic.record.partitions,
-            turn=context.next_turn(topic.record.name),
+            turn=next(topic.turns),
         )
         for number in split:
             topic.partition(number)  # all are there, before anything is appended to one

@@ -403,3 +403,12 @@ def test_what_was_taken_before_the_close_is_answered_and_nothing_after_it(house)
         append(partitions[0]).result(10)
     house.broker = house.open()
     assert house.broker.partition("t", 2).log.log_end_offset == 200
+
+
+def test_who_goes_over_the_partitions_is_not_disturbed_by_new_ones(house):
+    house.broker.create_topic("t", partitions=2)
+    partitions = house.broker.partitions()
+    assert next(partitions).number == 0
+    house.broker.alter_topic("t", partitions=3)
+    assert [partition.number for partition in partitions] == [1]
+    assert [partition.number for partition in house.broker.partitions()] == [0, 1, 2]

@@ -241,3 +241,18 @@ def test_the_timer_calls_in_order_and_drops_the_rest_at_close():
     assert done.wait(TIMEOUT_S)
     timer.close()
     assert called == [1, 2]
+
+
+def test_a_callback_that_fails_is_told_and_ends_no_others_time(monkeypatch):
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    timer, done = FlushTimer(), threading.Event()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    timer.call_after(1, fail)
+    timer.call_after(2, done.set)
+    assert done.wait(TIMEOUT_S)
+    timer.close()
+    assert [one.exc_type for one in told] == [ZeroDivisionError]
