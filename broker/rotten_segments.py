@@ -122,7 +122,7 @@ class RottenSegments:
         )
 
     def apply(self, step: RepairStep, *, accept_loss: bool) -> RepairStep:
-        """Raises DiskFull, LogOfflineError, CorruptIndex, OSError."""
+        """Raises Throttled (a compaction), DiskFull, LogOfflineError, CorruptIndex, OSError."""
         assert step.base_offset is not None, "a step of a segment names it"
         assert step.last_offset is not None, "a step of a segment names it"
         if step.action is Action.DROP_BATCHES and not accept_loss:

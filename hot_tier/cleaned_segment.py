@@ -1,13 +1,15 @@
 """The segment that compaction writes: `….cleaned` files, whole and synced before anybody sees them.
 
 * Batches come in order; index entries are made for them as appending makes them.
+* They have the names of their segment, so a log makes one at a time (`alone`).
 * Nothing of it is part of the log until `segment_swap` puts it in; `discard` leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +29,23 @@ from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState
 from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, SegmentEnd
 from record_format.batch import BatchHeader
+from record_format.errors import Throttled
 from record_format.index_layouts import AbortedTxn, pack_txn_index
 
 WRITE_BYTES: Final = 1 << 20
+
+
+@contextmanager
+def alone(state: LogState) -> Iterator[None]:
+    """Around the making of one, until it is in place or discarded. Does not wait: who repairs keeps
+    whoever swaps from the files. Raises Throttled while another is made.
+    """
+    if not state.rewriting.acquire(blocking=False):
+        raise Throttled(f"{state.name}: a segment is being written anew just now")
+    try:
+        yield
+    finally:
+        state.rewriting.release()
 
 
 class CleanedSegment:

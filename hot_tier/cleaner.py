@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaned_segment import CleanedSegment
+from hot_tier.cleaned_segment import CleanedSegment, alone
 from hot_tier.cleaned_transactions import CleanedTransactions
 from hot_tier.file_names import LOG
 from hot_tier.log_reader import aborted_transactions
@@ -96,7 +96,7 @@ class Cleaner:
         """Clean up to `cleanable.end_offset`, or as far as the table reaches.
 
         Raises Interrupted, CorruptBatch, ConfigurationError (the table holds not even one batch's
-        keys), DiskFull, LogOfflineError.
+        keys), Throttled (a repair is under way), DiskFull, LogOfflineError.
         """
         first_dirty, end_offset = cleanable.first_dirty_offset, cleanable.end_offset
         self._fill_table(first_dirty, end_offset)
@@ -114,7 +114,8 @@ class Cleaner:
             min(config.segment_bytes, MAX_SEGMENT_BYTES), config.segment_index_bytes, borders
         )
         for group in group_segments(wanted, limits):
-            self._clean_group(group, upper_bound=end_offset)
+            with alone(self._state):
+                self._clean_group(group, upper_bound=end_offset)
         return CleanedRound(reached, reached >= end_offset, self._read_bytes, self._written_bytes)
 
     # --- the keys of the dirty part ---------------------------------------------------------------

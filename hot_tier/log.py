@@ -390,7 +390,8 @@ class PartitionLog:
     ) -> CleanedRound:
         """One round of compaction; see `cleaner`. One at a time.
 
-        Raises Interrupted (nothing is lost), CorruptDataError, DiskFull, LogOfflineError.
+        Raises Interrupted, Throttled (nothing is lost), CorruptDataError, DiskFull,
+        LogOfflineError.
         """
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
 

@@ -99,6 +99,7 @@ class LogState:
         self.offline: str | None = None
         self.replacements = 0  # see `steady`
         self.unmirrored: bool | None = None  # see `segment_swap`; None: not looked at yet
+        self.rewriting = threading.Lock()  # see `cleaned_segment`
         self.closed = False  # nothing is begun any more
         self.shut = False  # its files are closed, and their names may be another log's
         self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
-from hot_tier.cleaned_segment import CleanedSegment
+from hot_tier.cleaned_segment import CleanedSegment, alone
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
 from hot_tier.open_files import ReadAt
@@ -168,8 +168,13 @@ class Salvage:
         """Put the segment without that in its place. See that nobody reads its files by their paths
         meanwhile.
 
-        Raises UnknownSegment where it went meanwhile, CorruptIndex, DiskFull, LogOfflineError.
+        Raises UnknownSegment where it went meanwhile, Throttled (a compaction), CorruptIndex,
+        DiskFull, LogOfflineError.
         """
+        with alone(self._state):
+            self._drop_lost()
+
+    def _drop_lost(self) -> None:
         state, segment = self._state, self._segment
         cleaned = None
         try:

@@ -1,0 +1,77 @@
+"""Compaction and repair write a segment anew under the same names: one of them at a time."""
+
+from contextlib import suppress
+
+import pytest
+
+from record_format.errors import CorruptBatch, Throttled
+from record_format.key_table import PlainKeyTable
+from tests.fakes.faulty_disk import FaultyDisk
+
+
+class Meanwhile(FaultyDisk):
+    """Calls `then`, once, before a rewritten segment's bytes are written."""
+
+    then = None
+
+    def write_at(self, fd, buffers, position):
+        if self._paths[fd].endswith(".log.cleaned") and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return super().write_at(fd, buffers, position)
+
+
+@pytest.fixture
+def log(open_log, append_values):
+    """Five sealed batches that were compacted, the fourth of which rotted since; one more segment
+    is dirty.
+    """
+    log = open_log(config={"cleanup.policy": "compact"}, disk=Meanwhile())
+    positions = []
+    for number in range(5):
+        positions.append(log.size_bytes)
+        append_values(log, b"value %d" % number, keys=[b"%d" % number])
+    log.roll(reason="test")
+    append_values(log, b"newer", keys=[b"0"])
+    log.roll(reason="test")
+    path = log.segments()[0].path
+    data = bytearray(path.read_bytes())
+    data[positions[3] + 70] ^= 1
+    path.write_bytes(data)
+    return log
+
+
+def repair(log):
+    log.salvage(0, reaches_end=False).drop_lost()
+
+
+def compact(log):
+    log.clean(log.cleanable(5), PlainKeyTable(1 << 20))
+
+
+def test_a_segment_is_not_compacted_while_it_is_repaired(log, records_of):
+    def meanwhile():
+        with suppress(CorruptBatch, Throttled):
+            compact(log)
+
+    log._state.disk.then = meanwhile
+    repair(log)
+    assert [r.offset for r in records_of(log)] == [0, 1, 2, 4, 5]
+    compact(log)
+    assert [r.offset for r in records_of(log)] == [1, 2, 4, 5]
+
+
+def test_a_segment_is_not_repaired_while_it_is_compacted(log, records_of):
+    repair(log)
+    refused = []
+
+    def meanwhile():
+        with pytest.raises(Throttled) as refusal:
+            repair(log)
+        refused.append(refusal.value)
+
+    log._state.disk.then = meanwhile
+    compact(log)
+    assert len(refused) == 1
+    repair(log)
+    assert [r.offset for r in records_of(log)] == [1, 2, 4, 5]
