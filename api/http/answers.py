@@ -18,7 +18,7 @@ import msgspec
 
 from api.http.exchange import Exchange
 from api.http.problems import HeaderList
-from api.http.zerocopy import EXTENSION
+from api.protocol.zerocopy import EXTENSION
 from record_format.file_slice import FileSlice
 
 READ_BYTES: Final = 256 << 10

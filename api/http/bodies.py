@@ -19,10 +19,11 @@ from typing import Final, Protocol
 import zstandard
 
 from api.http import media_types
-from api.http.body_receive import ReceiveInto
 from api.http.exchange import Exchange
-from api.http.refusals import ClientGone, StalledBody
+from api.http.refusals import StalledBody
 from api.http.settings import HttpSettings
+from api.protocol.body_receive import ReceiveInto
+from api.protocol.errors import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, RequestTooLarge, Throttled
 
 ENCODINGS: Final = ("gzip", "zstd")

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from api.http import strict_json, timings
-from api.http.body_receive import RECEIVE_INTO, ReceiveInto
 from api.http.grants import NOBODY, Grant
-from api.http.refusals import ClientGone
+from api.protocol.body_receive import RECEIVE_INTO, ReceiveInto
+from api.protocol.errors import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 Scope = MutableMapping[str, Any]

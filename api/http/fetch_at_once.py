@@ -10,7 +10,6 @@ from typing import Final
 
 from api.http import media_types, strict_json
 from api.http.answers import AnyAnswer
-from api.http.at_once import AT_ONCE_BYTES
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import (
@@ -28,6 +27,7 @@ from api.http.positions import EARLIEST, parse_position
 from api.http.reading import work_bytes
 from api.http.record_json import Compressed
 from api.http.settings import MAX_FETCH_BYTES
+from api.protocol.at_once import AT_ONCE_BYTES
 from broker.partition import Partition
 from record_format import page_cache
 

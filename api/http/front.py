@@ -31,11 +31,12 @@ from api.http.answers import (
     send_answer,
     whole_head,
 )
-from api.http.at_once import AT_ONCE_BYTES
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Scope, Send
-from api.http.refusals import ClientGone, MethodNotAllowed
+from api.http.refusals import MethodNotAllowed
+from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer
+from api.protocol.errors import ClientGone
 from record_format.errors import TierlogError
 from record_format.file_slice import FileSlice
 
@@ -88,7 +89,7 @@ class TierlogApp(FastAPI):
 
     # --- before there is a task -------------------------------------------------------------------
 
-    def answer_at_once(self, scope: Scope) -> Answer | FileAnswer | None:
+    def answer_at_once(self, scope: Scope) -> ReadyAnswer | None:
         """A small answer, its head whole; where there is none the request goes on by `__call__`,
         with this scope. `went_out` has to follow.
         """
@@ -98,9 +99,10 @@ class TierlogApp(FastAPI):
         if not isinstance(answer, Answer | FileAnswer) or answer.size_bytes > AT_ONCE_BYTES:
             return None
         headers = whole_head(begun.exchange, answer.headers, size=announced_size(answer))
-        if isinstance(answer, FileAnswer) and not answer.size_bytes:
-            return Answer(answer.status, headers)
-        return answer._replace(headers=headers)
+        if isinstance(answer, Answer):
+            return ReadyAnswer(answer.status, headers, body=answer.body)
+        slices = answer.slices if answer.size_bytes else ()
+        return ReadyAnswer(answer.status, headers, slices=slices)
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None:
         """The head of an answer was sent, and its body but for `left`, which `__call__` sends."""

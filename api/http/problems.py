@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from api.http import refusals
+from api.protocol.errors import HeaderTooLarge
 from record_format import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -123,7 +124,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     refusals.RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
     ),
-    refusals.HeaderTooLarge: Kind(431, "header-too-large", "The head is too large", _SIZES),
+    HeaderTooLarge: Kind(431, "header-too-large", "The head is too large", _SIZES),
     errors.Throttled: Kind(429, "throttled", "Too much at once"),
     errors.CorruptDataError: Kind(500, "corrupt-log", "A local file fails its check", _local_file),
     errors.MissingObject: Kind(

@@ -41,16 +41,6 @@ class RangeNotSatisfiable(RequestError):
         self.size_bytes = size_bytes
 
 
-class HeaderTooLarge(RequestError):
-    """The request line and the headers together."""
-
-    def __init__(self, *, limit_bytes: int, size_bytes: int) -> None:
-        super().__init__(
-            f"the request's head has {size_bytes} bytes or more; at most {limit_bytes} are taken"
-        )
-        self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
-
-
 class PreconditionFailed(RequestError):
     """If-Match names none of what is there."""
 
@@ -81,7 +71,3 @@ class AppendedInPart(Exception):
     def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
         super().__init__(str(cause))
         self.cause, self.results = cause, list(results)
-
-
-class ClientGone(Exception):
-    """The client closed the connection: there is nobody to answer."""

@@ -23,11 +23,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.http import problems
-from api.http.at_once import AtOnceProtocol
 from api.http.context import Context
-from api.http.limited_protocol import ConnectionLimits
-from api.http.send_turns import SendTurns
 from api.http.settings import HttpSettings
+from api.protocol.at_once import AtOnceProtocol
+from api.protocol.limited_protocol import ConnectionLimits
+from api.protocol.send_turns import SendTurns
 from record_format.errors import RequestError, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")

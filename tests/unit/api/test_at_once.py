@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from api.http.answers import Answer, FileAnswer
-from api.http.at_once import AtOnceProtocol
-from api.http.deadline import Deadline
-from api.http.limited_protocol import ConnectionLimits
-from api.http.send_turns import SendTurns
-from api.http.zerocopy import EXTENSION
+from api.protocol.at_once import AtOnceProtocol, ReadyAnswer
+from api.protocol.deadline import Deadline
+from api.protocol.limited_protocol import ConnectionLimits
+from api.protocol.send_turns import SendTurns
+from api.protocol.zerocopy import EXTENSION
 from record_format import page_cache
 from record_format.file_slice import FileSlice, OpenFile
 from tests.fakes.protocol_server import serving_protocol
@@ -35,15 +34,15 @@ class Front:
         self.file = OpenFile(path)
         self.at_once, self.tasks = 0, []
 
-    def answer_at_once(self, scope: Any) -> Answer | FileAnswer | None:
+    def answer_at_once(self, scope: Any) -> ReadyAnswer | None:
         if scope["path"] == "/said":
             text = scope["query_string"]
-            return Answer(200, [(b"content-length", b"%d" % len(text))], text)
+            return ReadyAnswer(200, [(b"content-length", b"%d" % len(text))], text)
         slices = self.slices_of(scope)
         if not slices:
             return None
         size = sum(piece.size_bytes for piece in slices)
-        return FileAnswer(200, [(b"content-length", b"%d" % size)], slices)
+        return ReadyAnswer(200, [(b"content-length", b"%d" % size)], slices=slices)
 
     def slices_of(self, scope: Any) -> tuple[FileSlice, ...]:
         if scope["path"] != "/now":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from api.http.body_receive import BodyReceive
+from api.protocol.body_receive import BodyReceive
 
 
 def receive(

@@ -1,6 +1,7 @@
 import inspect
 
 from api.http import problems, refusals
+from api.protocol import errors as of_connections
 from record_format import errors
 
 
@@ -12,14 +13,11 @@ def test_every_class_of_the_error_tree_has_its_own_answer() -> None:
         errors.OffsetOutOfRange,
         errors.TooLarge,
     }
-    for module in (errors, refusals):
+    passed_on = (of_connections.ClientGone, refusals.AppendedInPart)
+    for module in (errors, refusals, of_connections):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             own = issubclass(kind, Exception) and kind.__module__ == module.__name__
-            if (
-                own
-                and kind not in known
-                and kind not in (refusals.ClientGone, refusals.AppendedInPart)
-            ):
+            if own and kind not in known and kind not in passed_on:
                 found = next((base for base in kind.__mro__ if base in problems.TABLE), None)
                 assert found is not None, kind
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from api.http.send_turns import TURN_BYTES, SendTurns
+from api.protocol.send_turns import TURN_BYTES, SendTurns
 
 WINDOW = TURN_BYTES // 2
 

@@ -22,9 +22,9 @@ import httpx
 import pytest
 import uvicorn
 
-from api.http.limited_protocol import ConnectionLimits
-from api.http.send_turns import SendTurns
-from api.http.zerocopy import EXTENSION, ZeroCopyProtocol
+from api.protocol.limited_protocol import ConnectionLimits
+from api.protocol.send_turns import SendTurns
+from api.protocol.zerocopy import EXTENSION, ZeroCopyProtocol
 from record_format import page_cache
 from tests.fakes.protocol_server import serving_protocol
 

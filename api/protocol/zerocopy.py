@@ -35,12 +35,12 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.http.body_receive import RECEIVE_INTO, BodyReceive
-from api.http.file_send import FileSend
-from api.http.limited_protocol import LimitedProtocol
-from api.http.one_protocol import new_parser
-from api.http.refusals import ClientGone
-from api.http.send_turns import TURN_BYTES, SendTurns
+from api.protocol.body_receive import RECEIVE_INTO, BodyReceive
+from api.protocol.errors import ClientGone
+from api.protocol.file_send import FileSend
+from api.protocol.limited_protocol import LimitedProtocol
+from api.protocol.one_protocol import new_parser
+from api.protocol.send_turns import TURN_BYTES, SendTurns
 from record_format.page_cache import HasFileno
 
 EXTENSION: Final = "http.response.zerocopysend"

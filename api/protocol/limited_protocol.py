@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.http.deadline import Deadline
-from api.http.one_protocol import OneProtocol
-from api.http.refusals import HeaderTooLarge
-from api.http.request_target import to_origin_form
+from api.protocol.deadline import Deadline
+from api.protocol.errors import HeaderTooLarge
+from api.protocol.one_protocol import OneProtocol
+from api.protocol.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
 
 

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from api.http.deadline import Deadline
+from api.protocol.deadline import Deadline
 
 RECEIVE_INTO: Final = "tierlog.receive_into"  # among a scope's extensions: a `ReceiveInto`
 TURN_BYTES: Final = 1 << 20

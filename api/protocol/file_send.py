@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from api.http.send_turns import SendTurns
+from api.protocol.send_turns import SendTurns
 from record_format import page_cache
 from record_format.page_cache import HasFileno
 

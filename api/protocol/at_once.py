@@ -13,26 +13,35 @@ Of a fetch of 64 KiB, uvicorn's cycle, its task and the messages of ASGI cost mo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.http.answers import Answer, FileAnswer
-from api.http.exchange import Scope
-from api.http.file_send import SMALL_BYTES
-from api.http.zerocopy import ZeroCopyProtocol, encode_head
+from api.protocol.file_send import SMALL_BYTES
+from api.protocol.zerocopy import ZeroCopyProtocol, encode_head
 from record_format import page_cache
 from record_format.file_slice import FileSlice
+
+Scope = MutableMapping[str, Any]
 
 AT_ONCE_BYTES: Final = SMALL_BYTES
 _OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
+class ReadyAnswer(NamedTuple):
+    """A whole head, and behind it either bytes or slices of files."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes = b""
+    slices: tuple[FileSlice, ...] = ()
+
+
 class Front(Protocol):
     """The application, as far as it answers before there is a task."""
 
-    def answer_at_once(self, scope: Scope) -> Answer | FileAnswer | None: ...
+    def answer_at_once(self, scope: Scope) -> ReadyAnswer | None: ...
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None: ...
 
@@ -61,7 +70,7 @@ class AtOnceProtocol(ZeroCopyProtocol):
             return False
         head = encode_head(answer.status, [*self.server_state.default_headers, *answer.headers])
         left: tuple[FileSlice, ...] = ()
-        if isinstance(answer, Answer):
+        if not answer.slices:
             self.transport.write(head + answer.body)
         elif all(map(_is_resident, answer.slices)):
             left = self._send_now(head, answer.slices)

@@ -1,0 +1,17 @@
+"""What a connection itself meets, before or beyond what a handler sees."""
+
+from record_format.errors import RequestError
+
+
+class HeaderTooLarge(RequestError):
+    """The request line and the headers together."""
+
+    def __init__(self, *, limit_bytes: int, size_bytes: int) -> None:
+        super().__init__(
+            f"the request's head has {size_bytes} bytes or more; at most {limit_bytes} are taken"
+        )
+        self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
+
+
+class ClientGone(Exception):
+    """The client closed the connection: there is nobody to answer."""
