@@ -25,13 +25,13 @@ from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, restorable
-from record_format.errors import UnknownTopic
+from record_format.errors import UnknownManifestVersion, UnknownTopic
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
 from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import ReadOptions, TopicChoice
+from spark_reader.options import NO_LIMITS, ReadOptions, TopicChoice
 from tierlog.client.answers import Offsets
 
 PARALLEL: Final = 16
@@ -63,11 +63,7 @@ class PartitionFacts:
     cold_end_offset: int
     manifest: Manifest | None
     is_pinned: bool = False
-
-    @property
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        found = self.manifest.gaps if self.manifest else ()
-        return tuple((gap.start_offset, gap.end_offset) for gap in found)
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 class Catalog:
@@ -183,7 +179,20 @@ class Catalog:
             cold_end_offset=cold_end,
             manifest=manifest,
             is_pinned=is_pinned,
+            gaps=self._gaps(topic, partition, manifest),
         )
+
+    def _gaps(
+        self, topic: TopicFacts, partition: int, manifest: Manifest | None
+    ) -> tuple[tuple[int, int], ...]:
+        """Without a store the broker knows them; limits alone need them, and a request is dear."""
+        if manifest is not None:
+            return tuple((gap.start_offset, gap.end_offset) for gap in manifest.gaps)
+        if self._connections.has_store or self._options.trigger == NO_LIMITS:
+            return ()
+        with suppress(UnknownManifestVersion):
+            return self._connections.broker.manifest(topic.name, partition).gaps
+        return ()
 
     def _pinned_end(self, topic: TopicFacts, partition: int, cold_end: int) -> int:
         wanted = self._options.ending.place(topic.name, partition)

@@ -44,6 +44,9 @@ class TriggerLimits:
     max_bytes: int | None = None
 
 
+NO_LIMITS: Final = TriggerLimits()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     access: Access

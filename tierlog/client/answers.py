@@ -151,7 +151,10 @@ class SegmentsPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestPage(NamedTuple):
-    """One page of a manifest: the document as it came, and where the next page begins."""
+    """One page of a manifest: the document as it came, and where the next page begins.
+
+    `gaps`: [start, end) each, of offsets that a restore or a take-over stepped over.
+    """
 
     version: int
     leader_epoch: int
@@ -160,6 +163,7 @@ class ManifestPage(NamedTuple):
     segments: tuple[Mapping[str, object], ...]
     next_from_offset: int | None
     document: Mapping[str, object]
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 class Offloaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -411,6 +411,10 @@ def _read_manifest(reply: Reply) -> answers.ManifestPage:
             segments=msgspec.convert(document["segments"], tuple[dict[str, object], ...]),
             next_from_offset=msgspec.convert(document.get("next_from_offset"), int | None),
             document=document,
+            gaps=tuple(
+                (one["base_offset"], one["next_offset"])
+                for one in msgspec.convert(document.get("gaps", []), list[dict[str, int]])
+            ),
         )
     except (KeyError, msgspec.ValidationError) as error:
         raise UnexpectedAnswer(f"a manifest that is none of this API ({error})") from error

@@ -1,13 +1,16 @@
 """Streams: the reader's own calls, then Spark's, over a log that goes on being written."""
 
 import json
+import shutil
 
 import pytest
 
+from broker.restore import RestoreOptions, restore
+from cold_tier.open import open_store
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.ranges import DataLoss
-from tests.fakes.two_tiers import two_tiers
+from tests.fakes.two_tiers import START_MS, two_tiers
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 
@@ -147,6 +150,30 @@ def test_limits_by_bytes_and_a_minimum(own):
     own.produce("t", 50)
     assert patient.latestOffset(end, patient.getDefaultReadLimit()) == end
     assert place(hasty.latestOffset(end, hasty.getDefaultReadLimit())) == {0: 1050, 1: 1050}
+
+
+def test_a_gap_takes_nothing_of_a_limit_whoever_knows_of_it(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 500)
+        tiers.offload("t")
+    shutil.rmtree(tmp_path / "data")
+    gap = 10**9
+    restore(
+        open_store(f"file://{tmp_path}/bucket"),
+        RestoreOptions(tmp_path / "data", gap, lambda: START_MS),
+    )
+    with two_tiers(tmp_path) as tiers:
+        tiers.written["t", 0] = []
+        tiers.produce("t", 100)
+        for store in (tiers.store_url, None):
+            stream = reader(tiers, store=store, maxOffsetsPerTrigger="300")
+            limit, start, found = stream.getDefaultReadLimit(), stream.initialOffset(), []
+            for _ in range(2):
+                end = stream.latestOffset(start, limit)
+                found += rows(stream, start, end)
+                start = end
+            assert [offset for _, offset in found] == [*range(500), *range(gap + 500, gap + 600)]
 
 
 def test_available_now_ends_with_what_there_was(own):
