@@ -4,8 +4,8 @@
 * How far it came is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
   after a crash a round is done again, which changes nothing more. It goes with the topic: of one
   that got the name since, values would count as clean that are not.
-* Recovery points are saved before a round: a segment with gaps must not lie above them, where
-  recovery would take a gap for a loss.
+* Recovery points are saved between the look at what is dirty and its cleaning: a segment with gaps
+  must not lie above them, where recovery would take a gap for a loss.
 * Segments that are in the bucket only (after a restore) cannot be compacted, and a tombstone must
   not go while they may hold what it deletes: they are brought back first.
 """
@@ -75,7 +75,6 @@ class Compactor:
         due = self._due()
         if not due:
             return
-        self._save_recovery_points()
         table = make_key_table(self._settings.log_cleaner_dedupe_buffer_bytes)
         for partition, _ in due:
             if self._stopping.is_set():
@@ -138,6 +137,7 @@ class Compactor:
         hooks = CleanerHooks(self._stopping.is_set, lambda: self._swapping(partition))
         try:
             while (cleanable := self._look(partition)) is not None:
+                self._save_recovery_points()
                 done = partition.log.clean(cleanable, table, hooks)
                 self._note(partition, done.end_offset)
                 log.info(

@@ -1,10 +1,13 @@
 """Compaction in a broker: local disk first, the bucket after it, in one transition a segment."""
 
 import random
+import shutil
 import threading
 
 import pytest
 
+from broker.broker import Broker
+from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from record_format.decode import iter_records
 from record_format.errors import StoreUnavailable
@@ -222,3 +225,26 @@ def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, resta
     compacted(house, "t")
     assert last_of(house.records("t")) == last
     assert len(house.records("t")) == len(last)
+
+
+def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp_path):
+    """Else a topic that is no longer compacted is cut there after a crash."""
+    house.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
+    log, compactor = house.broker.partition("t", 0).log, house.broker.compactor
+    save, last = compactor._save_recovery_points, fill(house, "t", 100)
+    log.roll(reason="test")
+
+    def save_while_more_comes():
+        compactor._save_recovery_points = save
+        save()
+        last.update(fill(house, "t", 300, seed=2))
+        log.roll(reason="test")
+
+    compactor._save_recovery_points = save_while_more_comes
+    compactor.run_round()
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    shutil.copytree(house.root / "data", tmp_path / "after the crash")
+    house.broker.close()
+    settings = BrokerSettings(data_dir=tmp_path / "after the crash", disk_reserve_bytes=0)
+    house.broker = Broker.open_idle(settings, store=None)
+    assert last_of(house.records("t")) == last
