@@ -217,7 +217,10 @@ class Groups:
         self._settle(pending)
 
     def forget_topic(self, name: str) -> None:
-        """The topic was deleted: its offsets go from memory now, from the log where that works."""
+        """The topic was deleted: its offsets go from memory now, from the log where that works.
+
+        Those that a group committed since on a new topic of the name stay.
+        """
         with self._lock:
             if self._view is None:
                 self._gone.add(name)
@@ -225,9 +228,15 @@ class Groups:
             self._finish_all()
             view = self._view
             if name == TOPIC:
-                self._view, self._owed = GroupView(), set()
+                self._view, self._owed = self._replay(), set()
                 return
-            gone = {key for key, _ in view.commits() if key.topic == name}
+            present = self._topic_or_none(name)
+            since = parse_topic_id(present.record.topic_id) if present is not None else None
+            gone = {
+                key
+                for key, commit in view.commits()
+                if key.topic == name and (since is None or commit.topic_id != since)
+            }
             for key in gone:
                 view.remove(key)
             self._owed |= gone

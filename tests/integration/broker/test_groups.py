@@ -127,6 +127,27 @@ def test_a_topics_offsets_go_with_it_and_do_not_come_back_with_its_name(house, t
         house.restart()
 
 
+@pytest.mark.parametrize("deleted", ["t", TOPIC])
+def test_a_commit_on_a_new_topic_of_a_name_outlives_the_deletion_of_the_old_one(
+    house, topic, monkeypatch, deleted
+):
+    """The new one is made, and committed on, before the deletion has come to the groups."""
+    commit(house, "g", t0=9, t1=8)
+    forget = house.broker.groups.forget_topic
+
+    def overtaken(name):
+        if deleted == "t":
+            house.broker.create_topic("t", partitions=3)
+        commit(house, "g", t0=2)
+        forget(name)
+
+    monkeypatch.setattr(house.broker.groups, "forget_topic", overtaken)
+    house.broker.delete_topic(deleted)
+    for _ in range(2):
+        assert offsets_of(house, "g") == {("t", 0): 2}
+        house.restart()
+
+
 def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, topic):
     commit(house, "g", t0=9)
     write_raw(
