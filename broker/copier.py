@@ -7,7 +7,7 @@
   local disk, or is missing, waits until it is repaired; that is told (`held_up`).
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
-* Where compaction replaced segments that the bucket has, the bucket follows first (`mirror`).
+* Where compaction replaced segments, the bucket follows first, all the way (`mirror`).
 * The copier never deletes a local file: retention does, by the manifest in force.
 """
 
@@ -186,13 +186,17 @@ class Copier:
         assert cold is not None
         self.claim(partition)
         cold.settle()
-        if not partition.log.mirrored:
+        if not _is_mirrored(partition):
             follow_compaction(partition, stopping=lambda: self._stopping)
+            if not _is_mirrored(partition):
+                return True  # another turn: what lies above must not overtake what lies below
         pending = _pending(partition)
         if not pending or self._stopping:
             return False
         self._holes.check(partition, pending[0])
         with partition.log.files_lock:
+            if not _is_mirrored(partition):
+                return True  # compaction replaced something just now
             try:
                 entry = cold.offload(partition.log.sealed_segment_files(pending[0]))
             except UnknownSegment:
@@ -219,6 +223,10 @@ def _has_work(partition: Partition) -> bool:
     if cold is None or cold.leadership_lost or partition.log.offline:
         return False
     return not cold.claimed or not partition.log.mirrored or bool(_pending(partition))
+
+
+def _is_mirrored(partition: Partition) -> bool:
+    return partition.log.mirrored
 
 
 def _is_done(partition: Partition) -> bool:

@@ -7,6 +7,12 @@
   down cost nothing but another look. Groups never reach across where the cold tier ends, or may
   end, so every local segment below stands for whole entries of the manifest.
 * One transition a segment: no version of the manifest has half of a replacement.
+* In offset order, and nothing that came after a replacement before what lies below it: a segment
+  without its tombstone must not be in the bucket while the value that it deleted still is. So a
+  pass ends where compaction replaces something meanwhile, and nothing new goes up before a pass is
+  through (`copier`).
+* A local segment takes the place of whole entries alone. One that stands for a part of an entry is
+  of another history (an older copy of the folder), and would take the rest away.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import structlog
 from broker.partition import Partition
 from hot_tier.segment_views import SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import UnknownSegment
+from record_format.errors import CorruptDataError, UnknownSegment
 
 log = structlog.get_logger(__name__)
 
@@ -31,17 +37,21 @@ def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> 
     for view in partition.log.segments():
         if stopping():
             return replaced
+        if partition.log.replacements != replacements:
+            return replaced  # what is looked at below may be newer than what was done above
         if view.sealed and view.last_offset < cold.end_offset:
-            replaced += _follow(partition, view)
+            replaced += _follow(partition, view, replacements=replacements)
     partition.log.note_mirrored(replacements=replacements)
     return replaced
 
 
-def _follow(partition: Partition, view: SegmentView) -> bool:
+def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bool:
     """Whether the bucket got another object for this segment."""
     cold = partition.cold
     assert cold is not None
-    with partition.log.files_lock:
+    with partition.log.files_lock:  # nothing is replaced within
+        if partition.log.replacements != replacements:
+            return False
         try:
             files = partition.log.sealed_segment_files(view.base_offset)
         except UnknownSegment:
@@ -55,6 +65,13 @@ def _follow(partition: Partition, view: SegmentView) -> bool:
         ]
         if not old or (len(old) == 1 and _same(partition, old[0], view)):
             return False
+        if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:
+            raise CorruptDataError(
+                f"has offsets {files.base_offset} to {files.last_offset}, and the bucket has one "
+                f"of offsets {old[0].base_offset} to {old[-1].last_offset}: is this an older copy "
+                "of the folder?",
+                file=str(files.log),
+            )
         entry = cold.replace(old, files)
     log.info(
         "compacted segment offloaded",

@@ -35,7 +35,7 @@ from broker.bucket_check import CheckOptions, check_partition
 from broker.partition import Partition
 from broker.rebuilt_segment import PIECE_BYTES, object_pieces, rebuilt_segment
 from broker.repair_step import Action, RepairStep
-from broker.rotten_segments import RottenSegments
+from broker.rotten_segments import InBucket, RottenSegments
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
@@ -106,8 +106,8 @@ class Repair:
         if manifest is not None and (hole := self._hole(manifest)) is not None:
             planned.append(Planned(hole, None, None))
         end_offset = manifest.end_offset if manifest else 0
-        sound = [entry for entry in entries if entry.base_offset not in by_base]
-        rotten = self._rotten.plan(end_offset, sound, deep=deep)
+        bucket = InBucket(end_offset, entries, frozenset(by_base))
+        rotten = self._rotten.plan(bucket, deep=deep)
         planned += [Planned(one, None, None) for one in rotten]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)

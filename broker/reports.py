@@ -100,7 +100,8 @@ def readiness(
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
     degraded += [
-        f"nothing of {one} is offloaded any more: {why}; `tierlog storage repair` says what helps"
+        f"nothing of {one} is offloaded any more: {why}; "
+        "`tierlog storage repair --deep` says what helps"
         for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
     ]
     degraded += sorted(f"{one}: {why}" for one, why in holes.items())

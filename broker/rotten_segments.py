@@ -2,10 +2,9 @@
 
 | the segment                           | step                                                     |
 |---------------------------------------|----------------------------------------------------------|
-| the bucket has it, sound, and nothing | `set-aside`: it and all before it leave the disk; reads  |
-| compacts the log                      | come from the bucket                                     |
-| the bucket has it, and compaction     | `none`: a restore takes it from there                    |
-| works on the log                      |                                                          |
+| the bucket has it, sound              | `set-aside`: it and all before it leave the disk; reads  |
+|                                       | come from the bucket, and compaction brings them back    |
+| the bucket has it, and it is bad too  | `none`                                                   |
 | the bucket lacks it                   | `drop-batches`: exactly those that do not check, and     |
 |                                       | only where that loss was accepted; their offsets are     |
 |                                       | left out. So are those of a file that was lost behind it |
@@ -18,9 +17,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -38,6 +36,14 @@ from record_format.errors import UnknownSegment
 log = structlog.get_logger(__name__)
 
 
+class InBucket(NamedTuple):
+    """`bad`: base offsets of those entries that a check found wanting."""
+
+    end_offset: int
+    entries: Sequence[SegmentEntry]
+    bad: frozenset[int]
+
+
 class RottenSegments:
     """Of one partition. `aside`: the folder that gets a folder for each segment."""
 
@@ -46,13 +52,9 @@ class RottenSegments:
     def __init__(self, partition: Partition, aside: Path, holes: Holes) -> None:
         self._partition, self._aside, self._holes = partition, aside, holes
 
-    def plan(
-        self, cold_end_offset: int, sound: Sequence[SegmentEntry], *, deep: bool
-    ) -> Iterator[RepairStep]:
-        """`sound`: what the bucket has and no check found wanting. Raises UnknownSegment, OSError.
-
-        Changes nothing.
-        """
+    def plan(self, bucket: InBucket, *, deep: bool) -> Iterator[RepairStep]:
+        """What would be done; changes nothing. Raises UnknownSegment, OSError."""
+        cold_end_offset = bucket.end_offset
         views = [view for view in self._partition.log.segments() if view.sealed]
         waiting = [view for view in views if view.last_offset >= cold_end_offset]
         for view in views if deep else waiting[:1]:
@@ -60,7 +62,7 @@ class RottenSegments:
             if lost and view.last_offset >= cold_end_offset:
                 yield self._drop_batches(view, lost)
             elif lost:
-                yield self._set_aside(view, sound)
+                yield self._set_aside(view, bucket)
 
     def hole_at(self, offset: int) -> Gap | None:
         """The hole that begins at or below `offset`, and ends above it; None for none."""
@@ -95,21 +97,16 @@ class RottenSegments:
             "lost, all else stays; --accept-loss does it",
         )
 
-    def _set_aside(self, view: SegmentView, sound: Sequence[SegmentEntry]) -> RepairStep:
-        covered = [
-            entry
-            for entry in sound
+    def _set_aside(self, view: SegmentView, bucket: InBucket) -> RepairStep:
+        there = [
+            entry.base_offset
+            for entry in bucket.entries
             if entry.base_offset <= view.last_offset and entry.last_offset >= view.base_offset
         ]
-        is_whole = bool(covered) and (
-            covered[0].base_offset <= view.base_offset
-            and covered[-1].last_offset >= view.last_offset
-            and all(a.next_offset == b.base_offset for a, b in pairwise(covered))
-        )
-        if is_whole and not self._partition.log.config.compacts:
+        if there and not bucket.bad.intersection(there):
             detail = f"{view.path} does not check; the bucket has all of it, and is read instead"
             return self._step(Action.SET_ASIDE, view, detail)
-        detail = f"{view.path} does not check; a restore takes what the bucket has of it"
+        detail = f"{view.path} does not check, nor does what the bucket has of it"
         return self._step(Action.NONE, view, detail)
 
     def _step(self, action: Action, view: SegmentView, detail: str) -> RepairStep:

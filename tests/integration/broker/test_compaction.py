@@ -1,16 +1,18 @@
 """Compaction in a broker: local disk first, the bucket after it, in one transition a segment."""
 
+import dataclasses
 import random
 import shutil
 import threading
 
 import pytest
 
+from broker import mirror
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from record_format.decode import iter_records
-from record_format.errors import StoreUnavailable
+from record_format.errors import CorruptDataError, StoreUnavailable
 from record_format.produced import build_produced
 
 COMPACT = {
@@ -248,3 +250,70 @@ def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp
     settings = BrokerSettings(data_dir=tmp_path / "after the crash", disk_reserve_bytes=0)
     house.broker = Broker.open_idle(settings, store=None)
     assert last_of(house.records("t")) == last
+
+
+def sealed(house, pairs):
+    put(house, "t", pairs)
+    house.broker.partition("t", 0).log.roll(reason="test")
+
+
+def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch):
+    """A round of compaction merges the segments that the bucket is just following, and drops the
+    tombstone behind them: the value that it deleted must go from the bucket first.
+    """
+    house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
+    house.broker._copying.stop(10)
+    partition = house.broker.partition("t", 0)
+    sealed(house, [(b"kept", b"k" * 2000)])
+    sealed(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
+    sealed(house, [(b"deleted", None), (b"last", b"k" * 2500)])
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    compacted(house, "t")  # the value goes from the disk, the tombstone gets its horizon
+    sealed(house, [(b"new", b"n")])
+    follow, rounds = mirror._follow, []
+
+    def overtaken(*view, **seen):
+        found = follow(*view, **seen)
+        if not rounds:
+            rounds.append(house.broker.compactor.run_round())
+            held = [record.key for record in house.records("t")]
+            assert b"deleted" not in held, "the tombstone went from the disk too"
+        return found
+
+    def in_bucket():
+        found = last_of(cold_records(house, "t"))
+        return found[b"deleted"][1] if b"deleted" in found else None
+
+    monkeypatch.setattr("broker.mirror._follow", overtaken)
+    assert in_bucket() is None
+    mirror.follow_compaction(partition, stopping=lambda: False)
+    assert rounds
+    assert in_bucket() is None
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    assert cold_records(house, "t") == house.records("t")
+
+
+def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypatch):
+    """Of an older copy of the folder the segments may have other borders."""
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    offload(house, "t")
+    compacted(house, "t")
+    offload(house, "t")
+    partition = house.broker.partition("t", 0)
+    before = list(partition.cold.entries(0))
+    half = next(view for view in partition.log.segments() if view.sealed)
+    files = partition.log.sealed_segment_files
+    shorter = before[0].last_offset - 1
+    monkeypatch.setattr(
+        partition.log,
+        "sealed_segment_files",
+        lambda base: dataclasses.replace(files(base), last_offset=shorter),
+    )
+    monkeypatch.setattr(partition.log, "segment_crc32c", lambda base: 1)
+    assert before[0].base_offset == half.base_offset
+    with pytest.raises(CorruptDataError, match="the bucket has one of offsets 0 to"):
+        mirror.follow_compaction(partition, stopping=lambda: False)
+    assert list(partition.cold.entries(0)) == before

@@ -141,7 +141,7 @@ def test_it_is_told_until_it_is_repaired(house):
     (told,) = house.broker.readiness().degraded
     assert "t-0" in told
     assert log_of(house).name in told
-    assert "storage repair" in told
+    assert "storage repair --deep" in told
     assert house.broker.readiness().reasons == [], "the partition serves"
     rotten = log_of(house).read_bytes()
     (step,) = house.broker.repair("t")
@@ -190,3 +190,16 @@ def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
     path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
     steps = [(one.action, one.done) for one in house.broker.repair("t", deep=True)]
     assert steps == [("drop", False), ("none", False)]
+
+
+def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
+    house.broker.alter_topic("t", config={"cleanup.policy": "compact"})
+    before = house.records("t")
+    offload(house)
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    assert repaired(house, deep=True).action == "set-aside"
+    assert house.broker.partition("t", 0).log.first_local_offset == 30
+    house.broker.compactor._complete_logs()
+    assert house.broker.partition("t", 0).log.first_local_offset == 0
+    assert house.records("t") == before
+    assert house.broker.repair("t", deep=True) == []
