@@ -4,7 +4,7 @@ An exchange begins before there is anybody to answer to: `receive` and `send` ar
 request has a task.
 
 Header names are looked up in lower case. A header that was sent twice reads as both, joined by a
-comma, as RFC 9110 has it.
+comma; blanks around a value, which the parser leaves behind it, are no part of it (RFC 9110, 5.5).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
-        return None if value is None else value.decode("latin-1")
+        return None if value is None else value.decode("latin-1").strip(" \t")
 
     @property
     def topic(self) -> str:

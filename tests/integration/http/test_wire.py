@@ -78,6 +78,16 @@ def test_a_trailer_is_no_header(api: Api, trailer: str) -> None:
     assert statuses(ask(api, head + body + LAST)) == [200, 200]
 
 
+@pytest.mark.parametrize("blanks", [" ", "\t "])
+def test_blanks_behind_a_header_are_no_part_of_it(api: Api, blanks: str) -> None:
+    topic = api.topic()
+    producer = ("Producer-Id: 5000000000", "Producer-Epoch: 0", "Producer-Sequence: 0")
+    headers = [f"{header}{blanks}" for header in (*producer, "If-Offset-Match: 0", LENGTH)]
+    assert statuses(ask(api, post(records_path(topic), *headers) + LAST)) == [200, 200]
+    resumed = get(f"/v1/topics/{topic}/tail", f"Last-Event-ID: 0:7{blanks}", "Connection: close")
+    assert statuses(ask(api, resumed)) == [416]
+
+
 @pytest.mark.parametrize(
     "piece",
     [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000],
