@@ -91,7 +91,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
-        return await tail_of(context, exchange, [partition], whole_topic=False)
+        return await tail_of(context, exchange, [partition])
     query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:

@@ -156,6 +156,7 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
     log_start = await context.change(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
+    context.watermarks.look_again(partition)  # a long poll may wait with what is no more
     return json_answer(Trimmed(log_start))
 
 

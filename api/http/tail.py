@@ -7,6 +7,7 @@
 * An event's id says where to resume: of a partition the record's offset, of a topic each
   partition's, as `partition:offset,…`. `Last-Event-ID` wins over `offset` and resumes after those
   records.
+* A topic's tail takes in partitions that the topic gains, from their first record on.
 * A fault in mid-stream is an event of its own, `error`, with the problem; then the stream ends.
 * Waiting costs no thread and no polling; those who wait at the same place share one page.
 """
@@ -33,6 +34,7 @@ from api.http.problems import HeaderList
 from api.http.reading import Isolation, compute_text, log_headers, read, work_bytes
 from api.http.shared_pages import WrittenPage, page_key
 from broker.partition import Fetched, Partition, Tier
+from broker.topics import Topic
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
 
 PAGE_BYTES: Final = 64 << 10
@@ -56,8 +58,9 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
 class Tail:
     """Where each partition's reader stands."""
 
-    def __init__(self, context: Context, query: TailQuery, *, whole_topic: bool) -> None:
-        self._context, self._query, self._whole_topic = context, query, whole_topic
+    def __init__(self, context: Context, query: TailQuery, *, topic: Topic | None) -> None:
+        self._context, self._query, self._topic = context, query, topic
+        self._whole_topic = topic is not None
         self._committed = query.isolation == "read_committed"
         self.places: dict[Partition, int] = {}
         self._seen: dict[Partition, int] = {}  # high watermarks
@@ -76,6 +79,14 @@ class Tail:
                 )
             check_within(partition, offset)
             self.places[partition] = offset
+
+    def take_in_younger(self) -> bool:
+        """Whether the topic gained partitions: all that they have is news, and read next."""
+        if self._topic is None or len(self._topic.partitions) == len(self.places):
+            return False
+        for _, partition in sorted(self._topic.partitions.items()):
+            self.places.setdefault(partition, partition.offsets().log_start_offset)
+        return True
 
     async def pages(self) -> AsyncGenerator[bytes, None]:
         """A page of each partition that has something; then see `at_end` for whether there is more.
@@ -147,26 +158,32 @@ class Tail:
 
 async def tail_partition(context: Context, exchange: Exchange) -> AnyAnswer:
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return await tail_of(context, exchange, [partition], whole_topic=False)
+    return await tail_of(context, exchange, [partition])
 
 
 async def tail_topic(context: Context, exchange: Exchange) -> AnyAnswer:
     topic = context.broker.topic(exchange.topic)
-    return await tail_of(context, exchange, topic.all_partitions(), whole_topic=True)
+    return await tail_of(context, exchange, topic.all_partitions(), topic=topic)
 
 
 async def tail_of(
-    context: Context, exchange: Exchange, partitions: list[Partition], *, whole_topic: bool
+    context: Context,
+    exchange: Exchange,
+    partitions: list[Partition],
+    *,
+    topic: Topic | None = None,
 ) -> StreamAnswer:
+    """`topic`, where all of it is followed."""
     query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
     resumed: dict[int, int] = {}
     if last_event_id:
+        whole_topic = topic is not None
         resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
-    tail = Tail(context, query, whole_topic=whole_topic)
+    tail = Tail(context, query, topic=topic)
     await tail.start(partitions, resumed)
-    headers = _HEADERS if whole_topic else [*_HEADERS, *_place(*next(iter(tail.places.items())))]
+    headers = _HEADERS if topic else [*_HEADERS, *_place(*next(iter(tail.places.items())))]
     return StreamAnswer(headers, _stream(context, exchange, tail))
 
 
@@ -213,7 +230,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
             except TierlogError as error:
                 yield _error_event(context, exchange, error)
                 return
-            if tail.at_end:
+            if tail.at_end and not tail.take_in_younger():
                 await poll.wait(tail.beyonds())
             if poll.left:
                 return

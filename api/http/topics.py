@@ -120,8 +120,8 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
     wanted = await json_body(context, exchange, _ALTER)
-    if exchange.topic == CONSUMER_OFFSETS and wanted.partitions is not UNSET:
-        raise Forbidden(f"{exchange.topic}: with more partitions its groups would move and be lost")
+    if exchange.topic == CONSUMER_OFFSETS:
+        _check_offsets_are_kept(wanted)
     if wanted.config is UNSET and wanted.partitions is UNSET:
         strict_json.refuse_field("", "give config or partitions to change")
     altered = await context.change(
@@ -130,7 +130,28 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
         config=None if isinstance(wanted.config, UnsetType) else wanted.config,
         partitions=None if isinstance(wanted.partitions, UnsetType) else wanted.partitions,
     )
+    if wanted.partitions is not UNSET:
+        _show_to_tails(context, exchange.topic)
     return json_answer(_shown(altered))
+
+
+def _show_to_tails(context: Context, name: str) -> None:
+    """Those who follow the topic, and wait, take in the partitions that it gained."""
+    for partition in list(context.broker.topic(name).partitions.values()):
+        context.watermarks.look_again(partition)
+
+
+def _check_offsets_are_kept(wanted: AlterTopic) -> None:
+    """Raises Forbidden for what would lose what groups have committed."""
+    if wanted.partitions is not UNSET:
+        raise Forbidden(
+            f"{CONSUMER_OFFSETS}: with more partitions its groups would move and be lost"
+        )
+    config = {} if isinstance(wanted.config, UnsetType) else wanted.config
+    if config.get("cleanup.policy", "compact") != "compact":
+        raise Forbidden(
+            f"{CONSUMER_OFFSETS}: its cleanup.policy stays compact, or offsets would expire"
+        )
 
 
 async def delete_topic(context: Context, exchange: Exchange) -> Answer:

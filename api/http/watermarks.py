@@ -39,6 +39,12 @@ class Watermarks:
 
         return cancel
 
+    def look_again(self, partition: Partition) -> None:
+        """Wake all who wait for `partition`: something else has changed that they would answer."""
+        waiting = self._partitions.get(partition)
+        if waiting is not None:
+            waiting.wake_all()
+
 
 class _Waiting:
     """Those who wait for one partition."""
@@ -70,6 +76,13 @@ class _Waiting:
             return False
         self._stop_asking()
         return True
+
+    def wake_all(self) -> None:
+        self._stop_asking()
+        wakes = [wake for _, wake in self._waiters.values()]
+        self._waiters.clear()
+        for wake in wakes:
+            wake()
 
     def _ask(self, offset: int) -> None:
         self._stop_asking()

@@ -198,6 +198,23 @@ def test_a_long_poll_ends_in_time_with_what_there_is(api: Api) -> None:
     assert 0.15 < time.monotonic() - began < 5
 
 
+def test_a_long_poll_whose_offset_is_trimmed_is_told_at_once(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    answers: list[httpx.Response] = []
+    poll = threading.Thread(
+        target=lambda: answers.append(api.fetch(topic, wait_ms="30000", min_bytes="100000"))
+    )
+    poll.start()
+    while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
+        time.sleep(0.01)
+    began = time.monotonic()
+    api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1})
+    poll.join()
+    assert time.monotonic() - began < 10, "it waited its time out"
+    problem(answers[0], 410, "offset-trimmed")
+
+
 @pytest.mark.parametrize("accept", ["application/json", BATCHES])
 def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -> None:
     topic = api.topic()

@@ -139,6 +139,9 @@ def test_the_internal_topic_is_not_trimmed_and_keeps_its_partitions(api: Api) ->
     trim = api.post(f"{where}/partitions/0/trim", json={"before_offset": 1})
     problem(trim, 403, "forbidden")
     problem(api.patch(where, json={"partitions": 5}), 403, "forbidden")
+    for policy in ("delete", "compact,delete", None):  # by which what was committed would expire
+        body = {"config": {"cleanup.policy": policy}}
+        problem(api.patch(where, json=body), 403, "forbidden")
     assert api.patch(where, json={"config": {"segment.bytes": 1 << 20}}).status_code == 200
 
 

@@ -88,6 +88,18 @@ def test_a_partition_that_is_younger_than_the_id_is_read_from_its_start(api: Api
         assert json.loads(events.take(1)[0]["data"])["value"] == "b"
 
 
+def test_a_tail_takes_in_the_partitions_that_its_topic_gains(api: Api) -> None:
+    topic = api.topic()
+    with tail(api, f"/v1/topics/{topic}/tail") as events:
+        api.values(topic, "a")
+        assert events.take(1)[0]["id"] == "0:0"
+        assert api.patch(f"/v1/topics/{topic}", json={"partitions": 2}).status_code == 200
+        api.values(topic, "b", partition=1)
+        (event,) = events.take(1)
+        assert event["id"] == "0:0,1:0"
+        assert json.loads(event["data"])["value"] == "b"
+
+
 def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b", "c")
