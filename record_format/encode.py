@@ -201,6 +201,7 @@ def _too_large(index: int, *, limit_bytes: int, size_bytes: int) -> RecordTooLar
         f"record {index} makes a batch of {size_bytes} bytes; max.message.bytes is {limit_bytes}",
         limit_bytes=limit_bytes,
         size_bytes=size_bytes,
+        row=index,
     )
 
 

@@ -76,8 +76,11 @@ class UnknownTopic(UnknownTopicOrPartition):
 
 
 class UnknownPartition(UnknownTopicOrPartition):
-    def __init__(self, topic: str, partition: int) -> None:
-        super().__init__(f"topic {topic!r} has no partition {partition}")
+    """`place`: what in the request names it, where that is not its path."""
+
+    def __init__(self, topic: str, partition: int, *, place: str = "") -> None:
+        where = f"{place}: " if place else ""
+        super().__init__(f"{where}topic {topic!r} has no partition {partition}")
         self.topic, self.partition = topic, partition
 
 
@@ -136,7 +139,13 @@ class TooLarge(RequestError):
 
 
 class RecordTooLarge(TooLarge):
-    """A record or batch above `max.message.bytes`."""
+    """A record or batch above `max.message.bytes`. `row`: which of the records it is, if one is."""
+
+    def __init__(
+        self, detail: str, *, limit_bytes: int, size_bytes: int, row: int | None = None
+    ) -> None:
+        super().__init__(detail, limit_bytes=limit_bytes, size_bytes=size_bytes)
+        self.row = row
 
 
 class RequestTooLarge(TooLarge):

@@ -40,7 +40,7 @@ from api.http.refusals import AppendedInPart, UnsupportedMediaType
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.append import Acks, AppendResult
-from record_format.errors import Forbidden, TierlogError
+from record_format.errors import Forbidden, TierlogError, UnknownPartition
 from record_format.produced import ProducedBatches
 
 log = structlog.get_logger(__name__)
@@ -264,7 +264,7 @@ def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, Reco
             turn=next(topic.turns),
         )
         for number in split:
-            topic.partition(number)  # all are there, before anything is appended to one
+            _check_partition(topic, number, columns)
         return split
     number = request.partition.number
     for index, chosen in enumerate(columns.partitions or ()):
@@ -273,6 +273,18 @@ def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, Reco
                 columns.place(index, "partition"), f"{chosen}, but the path says partition {number}"
             )
     return {number: columns}
+
+
+def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
+    """All are there, before anything is appended to one. Raises what `Topic.partition` does."""
+    try:
+        topic.partition(number)
+    except UnknownPartition:
+        chosen = columns.partitions or ()
+        if number not in chosen:  # a key's: the folder lacks some of the topic's partitions
+            raise
+        place = columns.place(chosen.index(number), "partition")
+        raise UnknownPartition(topic.record.name, number, place=place) from None
 
 
 # --- the append ---------------------------------------------------------------------------------

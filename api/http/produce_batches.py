@@ -20,7 +20,7 @@ from record_format.batch import (
     NO_SEQUENCE,
     parse_header,
 )
-from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord
+from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
 from record_format.produced import (
     ProducedBatches,
     build_produced,
@@ -110,9 +110,24 @@ def build_appends(
     by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: Producer | None
 ) -> dict[int, ProducedBatches]:
     """Each partition's columns as batches. Raises InvalidRecord, TooLarge."""
-    return {
-        partition: _build(columns, rules, producer) for partition, columns in by_partition.items()
-    }
+    appends = {}
+    for partition, columns in by_partition.items():
+        try:
+            appends[partition] = _build(columns, rules, producer)
+        except RecordTooLarge as error:
+            raise _named(error, columns) from None
+    return appends
+
+
+def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
+    """By its place in the request, which has other partitions' records too, and may have lines."""
+    assert error.row is not None, "one record made it too large"
+    limit, size = error.limit_bytes, error.size_bytes
+    return RecordTooLarge(
+        f"{columns.record(error.row)} makes a batch of {size} bytes; max.message.bytes is {limit}",
+        limit_bytes=limit,
+        size_bytes=size,
+    )
 
 
 def _build(columns: RecordColumns, rules: TopicRules, producer: Producer | None) -> ProducedBatches:

@@ -80,10 +80,16 @@ class RecordColumns(NamedTuple):
 
     def place(self, row: int, member: str) -> str:
         """`records[3].key`, or `line 4.key`: the place in the request that `row` came from."""
+        if self.has_members:
+            return f"{self.record(row)}.{member}"
+        return member if self.lines is None else self.record(row)
+
+    def record(self, row: int) -> str:
+        """`records[3]`, or `line 4`; of a body that is one value `record 0`."""
         row = row if self.rows is None else self.rows[row]
-        if not self.has_members:
-            return f"line {self.lines[row]}" if self.lines is not None else member
-        return f"line {self.lines[row]}.{member}" if self.lines else f"records[{row}].{member}"
+        if self.lines is not None:
+            return f"line {self.lines[row]}"
+        return f"records[{row}]" if self.has_members else f"record {row}"
 
 
 _RECORDS: Final = msgspec.json.Decoder(RecordsIn)

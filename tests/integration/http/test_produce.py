@@ -1,5 +1,6 @@
 import base64
 import gzip
+import json
 import time
 from typing import Any
 
@@ -225,6 +226,28 @@ def test_limits_of_size_and_number_are_refused_not_clamped(api: Api) -> None:
     refused = problem(post(api, topic, b"1\n" * 60_000, NDJSON), 413, "request-too-large")
     assert (refused["limit_records"], refused["records"]) == (50_000, 60_000)
     assert api.fetch(topic).json()["high_watermark"] == 5
+
+
+def test_a_record_that_is_too_large_or_nowhere_to_put_is_named_by_its_place(api: Api) -> None:
+    topic = api.topic(partitions=2, max_message_bytes=1000)
+    for bad, status, code, member in (
+        ({"value": "x" * 2000, "partition": 1}, 413, "record-too-large", ""),
+        ({"partition": 7}, 404, "unknown-partition", ".partition:"),
+    ):
+        records = [{"partition": 0}, {"partition": 1}, bad]
+        refused = problem(api.produce(topic, *records), status, code)
+        assert refused["detail"].startswith(f"records[2]{member} "), refused
+        lines = b"\n\n".join(json.dumps(record).encode() for record in records)
+        answer = api.post(
+            f"/v1/topics/{topic}/records?envelope=1",
+            content=lines,
+            headers={"content-type": NDJSON},
+        )
+        refused = problem(answer, status, code)
+        assert refused["detail"].startswith(f"line 5{member} "), refused
+    refused = problem(post(api, topic, b"1\n" + b"2" * 2000, NDJSON), 413, "record-too-large")
+    assert refused["detail"].startswith("line 2 "), refused
+    assert [api.fetch(topic, n).json()["high_watermark"] for n in (0, 1)] == [0, 0]
 
 
 def test_acks_decide_what_is_answered(api: Api) -> None:
