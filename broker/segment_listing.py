@@ -144,17 +144,19 @@ def _known(timestamp: int) -> int | None:
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 
-    Raises UnknownSegment.
+    Raises UnknownSegment, also of one that lies below the log start and is still to be deleted.
     """
     partition.check_leadership()
     log = partition.log
+    log_start = log.log_start_offset
     for view in log.segments():
         if view.base_offset == base_offset:
             if view.active:
                 return SegmentBytes(log.active_flushed_bytes, None, "hot", OpenFile(view.path))
-            return _hot_bytes(log, log.open_sealed(base_offset))
+            if view.last_offset >= log_start:
+                return _hot_bytes(log, log.open_sealed(base_offset))
     entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
-    if entry is None or entry.base_offset != base_offset:
+    if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
     return _cold_bytes(log, entry)
 
@@ -163,6 +165,8 @@ def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | N
     """As `open_segment`, where that needs no disk and no bucket; None where it would."""
     partition.check_leadership()
     log = partition.log
+    if base_offset < log.log_start_offset:
+        return None  # at most its end is above the log start
     opened = log.opened_sealed(base_offset)
     if opened is not None:
         return _hot_bytes(log, opened)

@@ -1,5 +1,7 @@
 import itertools
 
+import pytest
+
 from tests.integration.http.conftest import Api, problem
 
 
@@ -109,6 +111,18 @@ def test_an_unknown_segment_is_told(api: Api) -> None:
     problem(api.get(paths(topic) + "/segments/7"), 404, "unknown-segment")
     problem(api.get(paths(topic) + "/segments/-7"), 404, "unknown-segment")
     problem(api.get(paths(topic) + "/segments/x"), 400, "invalid-request")
+
+
+def test_a_segment_below_the_log_start_is_gone_before_the_bucket_is_told(
+    api: Api, request: pytest.FixtureRequest
+) -> None:
+    topic = api.cold_topic()
+    first, second = api.get(paths(topic) + "/segments?limit=2").json()["segments"]
+    where = [f"{paths(topic)}/segments/{one['base_offset']}" for one in (first, second)]
+    assert [api.get(path).headers["log-tier"] for path in where] == ["cold", "cold"]
+    request.getfixturevalue("store_down")
+    api.post(paths(topic) + "/trim", json={"before_offset": second["base_offset"] + 1})
+    assert [api.get(path).status_code for path in where] == [404, 200]
 
 
 def test_the_manifest_in_force_and_its_versions_are_shown(api: Api) -> None:
