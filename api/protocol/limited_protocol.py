@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -25,6 +25,8 @@ from api.protocol.errors import HeaderTooLarge
 from api.protocol.one_protocol import OneProtocol
 from api.protocol.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
+
+_FAREWELL_S: Final = 1.0
 
 
 class ConnectionLimits(NamedTuple):
@@ -59,6 +61,8 @@ class LimitedProtocol(OneProtocol):
     _rest_deadline: Deadline
     _unread_bytes = 0
     _unread_timer: asyncio.TimerHandle | None = None
+    _is_stopping = False  # the server
+    _farewell_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -77,6 +81,8 @@ class LimitedProtocol(OneProtocol):
         self._head_deadline.stop()
         self._rest_deadline.stop()
         self._unread_ended()
+        if self._farewell_timer is not None:
+            self._farewell_timer.cancel()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
@@ -180,10 +186,25 @@ class LimitedProtocol(OneProtocol):
 
     def shutdown(self) -> None:
         """As uvicorn's; nobody waits for a client that was told all."""
+        self._is_stopping = True
         if self._has_said_last:
             self.transport.close()
         else:
             super().shutdown()
+        self._bound_farewell()
+
+    def _bound_farewell(self) -> None:
+        """A client of TLS that rests reads nothing, and so does not answer the close: without this
+        the stop of the server would wait for it to its end.
+        """
+        if self.transport.is_closing() and not self.transport.can_write_eof():
+            self._farewell_timer = self.loop.call_later(_FAREWELL_S, self._end_farewell)
+
+    def _end_farewell(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self._bound_farewell()
+        else:
+            self.transport.abort()
 
     def _say_last(self, refusal: bytes) -> None:
         """Unread bytes would turn the end into a reset, and that could undo the answer."""
@@ -211,6 +232,8 @@ class LimitedProtocol(OneProtocol):
             self._await_unread()
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            if self._is_stopping:
+                self._bound_farewell()
             return
         self.flow.resume_reading()
         if self.pipeline:

@@ -163,9 +163,11 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, loop: str) -> Non
     context = ssl.create_default_context(cafile=str(certificate))
     tls = Tls(certificate=str(certificate), key=str(key))
     with (
+        httpx.Client(verify=context) as resting,
         served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server,
         httpx.Client(base_url=server.url, verify=context) as client,
     ):
+        assert resting.get(f"{server.url}/healthz").status_code == 200
         for _ in range(3):
             body = {"records": [{"value": "x" * 900_000}]}
             assert client.post(records_path("t"), json=body).status_code == 200
@@ -174,3 +176,5 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, loop: str) -> Non
         assert len(got.content) > 2_700_000
         segment = client.get("/v1/topics/t/partitions/0/segments/0", headers={"range": "bytes=1-"})
         assert segment.content == got.content[1:]
+        began = time.monotonic()
+    assert time.monotonic() - began < 10, "the stop waited for a client that rests"
