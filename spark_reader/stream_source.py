@@ -108,12 +108,13 @@ class TierlogStreamReader(
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
         """A partition that the stream does not know yet begins with its first record.
 
-        One that was set back goes on where it ends: what comes next is new.
+        One that was set back goes on where it ends: what comes next is new. What is gone counts for
+        no limit; that it is gone is found when the batch is planned.
         """
         name = (facts.topic, facts.partition)
         start = facts.log_start_offset
         if begun.topic_ids.get(facts.topic, facts.topic_id) == facts.topic_id:
-            start = min(begun.offsets.get(name, start), facts.end_offset)
+            start = max(start, min(begun.offsets.get(name, start), facts.end_offset))
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))

@@ -193,6 +193,11 @@ def test_trimmed_offsets_and_another_topic_are_data_loss(own):
     end = stream.latestOffset(start, ReadAllAvailable())
     with pytest.raises(DataLoss, match="t-0: offsets 0 to 300 are gone"):
         stream.partitions(start, end)
+    limited = reader(own, maxOffsetsPerTrigger="70", failOnDataLoss="false")
+    first = limited.latestOffset(start, limited.getDefaultReadLimit())
+    assert rows(limited, start, first) == [(0, o) for o in range(300, 320)] + [
+        (1, o) for o in range(50)
+    ]
     own.broker.delete_topic("t")
     own.create("t", partitions=2)
     own.produce("t", 50)
