@@ -21,7 +21,7 @@ from tierlog.client.batching import (
     outgoing,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
-from tierlog.client.producer import wall_clock_ms
+from tierlog.client.producer import steady_ms, wall_clock_ms
 from tierlog.client.records import GivenHeaders, Value
 from tierlog.client.times import Time
 
@@ -48,7 +48,7 @@ class AsyncProducer:
         client: AsyncRunner,
         batching: Batching | None = None,
         *,
-        clock: Callable[[], int] = wall_clock_ms,
+        clock: Callable[[], int] = steady_ms,
     ) -> None:
         self._client = client
         self._batching = batching or Batching()
@@ -74,7 +74,8 @@ class AsyncProducer:
     ) -> asyncio.Future[Placed]:
         """Hand over one record; waits where the buffer is full."""
         now_ms = self._clock()
-        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
+        written_ms = wall_clock_ms()
+        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
         if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
             await self._learn(topic, now_ms)
         if self._task is None:

@@ -141,12 +141,16 @@ class Accumulator:
         return delivery
 
     def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending | None:
-        """A batch that should go now: full, lingered long enough, or everything when flushing."""
+        """A batch that should go now: full, lingered long enough, or everything when flushing.
+
+        Partitions take turns: one that is always full keeps no other from being sent.
+        """
         for place, queue in self._queues.items():
             if not queue or place in self._under_way:
                 continue
             if flushing or len(queue) > 1 or self._is_due(queue[0], now_ms):
                 self._under_way[place] = queue.popleft()
+                self._queues[place] = self._queues.pop(place)
                 return self._under_way[place]
         return None
 

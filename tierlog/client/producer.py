@@ -55,6 +55,11 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady_ms() -> int:
+    """For waiting: a wall clock that is set back would make records wait for it."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class Producer:
     """Gathers records into batches and sends them, each exactly once; a context manager.
 
@@ -68,7 +73,7 @@ class Producer:
         batching: Batching | None = None,
         *,
         room_timeout_s: float = 60.0,
-        clock: Callable[[], int] = wall_clock_ms,
+        clock: Callable[[], int] = steady_ms,
     ) -> None:
         self._client = client
         self._batching = batching or Batching()
@@ -101,7 +106,8 @@ class Producer:
         no record, UnknownTopic, and RuntimeError after `close`.
         """
         now_ms = self._clock()
-        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=now_ms)
+        written_ms = wall_clock_ms()
+        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
         if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
             self._learn(topic, now_ms)
         with self._changed:

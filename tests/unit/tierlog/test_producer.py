@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from itertools import pairwise
 
 import httpx
@@ -277,6 +278,28 @@ def test_only_one_batch_of_a_partition_is_under_way():
         waiting.finish(more)
     assert waiting.is_empty
     assert waiting.held_bytes == 0
+
+
+def test_a_partition_that_is_always_full_keeps_no_other_waiting():
+    waiting, sent = Accumulator(Batching(linger_ms=10, batch_bytes=250)), []
+    waiting.add(("t", 0), Outgoing(b"v" * 200, None, 1), now_ms=0)
+    waiting.add(("t", 1), Outgoing(b"v", None, 1), now_ms=0)
+    for _ in range(4):
+        waiting.add(("t", 0), Outgoing(b"v" * 200, None, 1), now_ms=0)
+        pending = waiting.take_due(now_ms=20)
+        sent.append(pending.place[1])
+        waiting.finish(pending)
+    assert sent == [0, 1, 0, 0]
+
+
+def test_a_clock_that_is_set_back_keeps_no_record_waiting(monkeypatch):
+    broker = TinyBroker()
+    with client(broker) as c, c.producer(Batching(linger_ms=1)) as producer:
+        sent = []
+        for at in (10**12, 10**12 - 3_600_000):
+            monkeypatch.setattr(time, "time_ns", lambda at=at: at * 1_000_000)
+            sent.append(producer.send("t", "v", partition=0))
+        assert sent[1].result(10).offset == 1
 
 
 def test_lingering_ends():
