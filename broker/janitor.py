@@ -212,9 +212,10 @@ class Janitor:
 
 def removable_end(partition: Partition) -> int:
     """Below this offset the disk may forget: the manifest in force has it, or the log start is
-    above.
+    above. Where the bucket has not followed a compaction, it has what was there before.
     """
-    covered = partition.cold.end_offset if partition.cold is not None else 0
+    cold = partition.cold
+    covered = cold.end_offset if cold is not None and partition.log.mirrored else 0
     return max(covered, partition.log.log_start_offset)
 
 

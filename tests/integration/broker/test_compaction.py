@@ -317,3 +317,24 @@ def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypat
     with pytest.raises(CorruptDataError, match="the bucket has one of offsets 0 to"):
         mirror.follow_compaction(partition, stopping=lambda: False)
     assert list(partition.cold.entries(0)) == before
+
+
+def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
+    """Else what compaction had taken away is read again, from the bucket."""
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 400)
+    offload(house, "t")
+    house.set_down(True)
+    log = compacted(house, "t")
+    before = house.records("t")
+    settings = {"cleanup.policy": "delete", "local.retention.bytes": 1}
+    house.broker.alter_topic("t", config=settings)
+    partition = house.broker.partition("t", 0)
+    house.broker.janitor.look_after(partition)
+    house.broker.janitor.relieve_disk(1 << 40)
+    house.set_down(False)
+    assert house.records("t") == before
+    offload(house, "t")
+    house.broker.janitor.look_after(partition)
+    assert log.first_local_offset > 0
+    assert house.records("t") == before
