@@ -6,6 +6,9 @@
   that got the name since, values would count as clean that are not.
 * Recovery points are saved between the look at what is dirty and its cleaning: a segment with gaps
   must not lie above them, where recovery would take a gap for a loss.
+* Nor may a tombstone go while the bucket has not followed the rounds before: it may hold the value
+  still. What is above its end would come back without the tombstone: `restore --tail` puts both
+  together.
 * Segments that are in the bucket only (after a restore) cannot be compacted, and a tombstone must
   not go while they may hold what it deletes: they are brought back first.
 """
@@ -134,7 +137,11 @@ class Compactor:
 
     def _clean(self, partition: Partition, table: KeyTable) -> None:
         """Rounds until the dirty part is done: the table may not hold all its keys at once."""
-        hooks = CleanerHooks(self._stopping.is_set, lambda: self._swapping(partition))
+        hooks = CleanerHooks(
+            stopping=self._stopping.is_set,
+            may_forget=lambda: partition.cold is None or partition.log.mirrored,
+            swapping=lambda: self._swapping(partition),
+        )
         try:
             while (cleanable := self._look(partition)) is not None:
                 self._save_recovery_points()

@@ -69,10 +69,12 @@ class CleanerHooks:
     """`stopping`: asked now and then; a round that stops changes nothing more.
 
     `swapping`: entered around each swap; gives the offsets that no group may reach across (how far
-    the bucket reaches, and where its gaps end).
+    the bucket reaches, and where its gaps end). `may_forget`: asked at the start, whether what is
+    past its horizon (tombstones, markers) may go; not while what it ends may be elsewhere.
     """
 
     stopping: Callable[[], bool] = field(default=lambda: False)
+    may_forget: Callable[[], bool] = field(default=lambda: True)
     swapping: Callable[[], AbstractContextManager[frozenset[int]]] = field(default=_no_borders)
 
 
@@ -88,7 +90,9 @@ class Cleaner:
     ) -> None:
         self._state, self._reaper, self._table, self._hooks = state, reaper, table, hooks
         self._read_bytes = self._written_bytes = 0
-        self._clock = Round(state.clock(), state.config.delete_retention_ms)
+        self._clock = Round(
+            state.clock(), state.config.delete_retention_ms, may_forget=hooks.may_forget()
+        )
         self._transactions = CleanedTransactions()
         self._last_records: dict[int, LastRecord] = {}
 
@@ -221,7 +225,7 @@ class Cleaner:
         drop = may_go
         if header.is_control:
             horizon = header.base_timestamp if header.has_delete_horizon else None
-            drop = may_go and horizon is not None and horizon <= self._clock.now_ms
+            drop = may_go and horizon is not None and self._clock.is_past(horizon)
         if self._is_last_of_producer(header) or header.next_offset == upper_bound:
             retention = Retention.RETAIN_EMPTY
         else:

@@ -53,10 +53,16 @@ class Verdict(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round's clock: `now_ms`, and the horizon that it gives to tombstones."""
+    """One round's clock: `now_ms`, and the horizon that it gives to tombstones. `may_forget`: one
+    that is past it may go.
+    """
 
     now_ms: int
     delete_retention_ms: int
+    may_forget: bool = True
+
+    def is_past(self, horizon_ms: int) -> bool:
+        return self.may_forget and self.now_ms >= horizon_ms
 
     @property
     def delete_horizon_ms(self) -> int:
@@ -114,7 +120,7 @@ def compact_batch(
     if header.is_control:
         choice = _all_of(header)
     else:
-        past_horizon = horizon is not None and clock.now_ms >= horizon
+        past_horizon = horizon is not None and clock.is_past(horizon)
         choice = table.choose(data, header, drop_tombstones=past_horizon)
     if not choice.records:
         return emptied(header) if verdict.retention is Retention.RETAIN_EMPTY else None

@@ -9,7 +9,9 @@ import pytest
 
 from broker import mirror
 from broker.broker import Broker
+from broker.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
+from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.decode import iter_records
 from record_format.errors import CorruptDataError, StoreUnavailable
@@ -154,6 +156,7 @@ def test_a_tombstone_takes_its_key_away_after_its_horizon(house):
     put(house, "t", [(b"key-1", None)])
     compacted(house, "t")
     assert [r.value for r in house.records("t") if r.key == b"key-1"] == [None]
+    offload(house, "t")
     fill(house, "t", 100, keys=1)
     compacted(house, "t")
     assert b"key-1" not in last_of(house.records("t"))
@@ -257,7 +260,8 @@ def sealed(house, pairs):
     house.broker.partition("t", 0).log.roll(reason="test")
 
 
-def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch):
+@pytest.mark.parametrize("tombstone_stays", [True, False])
+def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombstone_stays):
     """A round of compaction merges the segments that the bucket is just following, and drops the
     tombstone behind them: the value that it deleted must go from the bucket first.
     """
@@ -278,13 +282,22 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch):
         if not rounds:
             rounds.append(house.broker.compactor.run_round())
             held = [record.key for record in house.records("t")]
-            assert b"deleted" not in held, "the tombstone went from the disk too"
+            assert (b"deleted" in held) == tombstone_stays
         return found
 
     def in_bucket():
         found = last_of(cold_records(house, "t"))
         return found[b"deleted"][1] if b"deleted" in found else None
 
+    if not tombstone_stays:  # then the order alone has to hold
+        clean, at_once = partition.log.clean, {"may_forget": lambda: True}
+        monkeypatch.setattr(
+            partition.log,
+            "clean",
+            lambda cleanable, table, hooks: clean(
+                cleanable, table, dataclasses.replace(hooks, **at_once)
+            ),
+        )
     monkeypatch.setattr("broker.mirror._follow", overtaken)
     assert in_bucket() is None
     mirror.follow_compaction(partition, stopping=lambda: False)
@@ -293,6 +306,36 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch):
     house.broker.copier.run_round()
     assert house.broker.copier.wait_until_done([partition], timeout_s=20)
     assert cold_records(house, "t") == house.records("t")
+
+
+def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
+    """Else the value that it deleted is alone in the bucket, and comes back with the disk's
+    tail.
+    """
+    house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
+    house.broker._copying.stop(10)
+    house.broker.bucket.settle(house.broker.registry)
+    partition = house.broker.partition("t", 0)
+    sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    sealed(house, [(b"deleted", None), (b"last", b"k")])
+    for number in range(2):
+        compacted(house, "t") if not number else house.broker.compactor.run_round()
+        sealed(house, [(b"new", b"n%d" % number)])
+    assert last_of(house.records("t"))[b"deleted"][1] is None
+    house.broker.close()
+    options = RestoreOptions(
+        data_dir=tmp_path / "new", gap=0, clock=lambda: 0, tail=house.root / "data"
+    )
+    restore(open_store(f"file://{house.root / 'bucket'}"), options)
+    settings = BrokerSettings(data_dir=tmp_path / "new", disk_reserve_bytes=0)
+    store = open_store(f"file://{house.root / 'bucket'}")
+    (house.root / "data").rename(house.root / "lost")
+    house.broker = Broker.open(settings, store=store)
+    found = last_of(house.records("t"))
+    assert found.get(b"deleted", (0, None))[1] is None
+    assert found[b"last"][1] == b"k"
 
 
 def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypatch):
