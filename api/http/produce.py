@@ -40,7 +40,7 @@ from api.http.refusals import AppendedInPart, UnsupportedMediaType
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.append import Acks, AppendResult
-from record_format.errors import Forbidden, TierlogError, UnknownPartition
+from record_format.errors import Forbidden, LogOfflineError, TierlogError, UnknownPartition
 from record_format.produced import ProducedBatches
 
 log = structlog.get_logger(__name__)
@@ -312,7 +312,7 @@ async def _append(
     failure: BaseException | None = None
     for number, outcome in zip(futures, outcomes, strict=True):
         if isinstance(outcome, BaseException):
-            failure = failure or outcome
+            failure = failure or _reason(request, number, outcome)
         else:
             results.append(_result(number, outcome, appends[number].record_count))
     if failure is not None:
@@ -341,6 +341,16 @@ def _submit(
         refused: Future[AppendResult] = Future()
         refused.set_exception(error)
         return refused
+
+
+def _reason(request: Request, number: int, error: BaseException) -> BaseException:
+    """A log that was closed because its topic was deleted meanwhile has no bad disk."""
+    if isinstance(error, LogOfflineError):
+        try:
+            request.topic.partition(number).check_leadership()
+        except TierlogError as reason:
+            return reason
+    return error
 
 
 def _failed(failure: BaseException, results: list[PartitionResult]) -> BaseException:

@@ -377,6 +377,16 @@ def test_an_unknown_topic_partition_type_or_parameter_is_told(api: Api) -> None:
     )
 
 
+def test_a_topic_that_is_deleted_under_a_produce_is_unknown_and_no_bad_disk(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic()
+    partition = api.broker.partition(topic, 0)
+    # Between the look at who leads and the append.
+    monkeypatch.setattr(partition, "_check_room", lambda: api.broker.delete_topic(topic))
+    problem(api.produce(topic, {"value": "a"}), 404, "unknown-topic")
+
+
 def test_a_condition_that_does_not_hold_is_told_also_without_acks(api: Api) -> None:
     topic = api.topic()
     body = {"records": [{"value": "a"}]}
