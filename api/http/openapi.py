@@ -15,6 +15,7 @@ import msgspec
 
 from api.http import problems
 from api.http.calls import Body, Call, OtherAnswer
+from api.http.scopes import OPEN_PATHS
 from api.http.shapes import PROBLEM_REF
 
 Json = dict[str, Any]
@@ -70,6 +71,8 @@ _COMMON_PROBLEMS: Final = (
     "header-too-large",
     "internal",
 )
+# Health is told to everybody, in one form, and always.
+_NOT_OF_OPEN_PATHS: Final = frozenset(("unauthorized", "not-acceptable", "throttled"))
 # Where the broker has tokens; the empty requirement says that it need not.
 SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
 SECURITY: Final[list[Json]] = [{"token": []}, {}]
@@ -161,6 +164,8 @@ def operation(call: Call, schemas: Schemas) -> Json:
         ],
         "responses": _responses(call, schemas),
     }
+    if call.path in OPEN_PATHS:
+        described["security"] = []
     if call.body:
         described["requestBody"] = {"required": True, "content": _content(call.body, schemas)}
     return described
@@ -212,9 +217,16 @@ def _responses(call: Call, schemas: Schemas) -> Json:
         str(status): _answer(answer, schemas)
         for status, answer in {call.status: usual, **call.other_answers}.items()
     }
-    for code in (*_COMMON_PROBLEMS, *call.problems):
+    for code in (*_common_problems(call), *call.problems):
         _add_problem(responses, code)
     return responses
+
+
+def _common_problems(call: Call) -> Iterable[str]:
+    for code in _COMMON_PROBLEMS:
+        without_body = code == "not-acceptable" and not call.answer
+        if not without_body and not (call.path in OPEN_PATHS and code in _NOT_OF_OPEN_PATHS):
+            yield code
 
 
 def _answer(answer: OtherAnswer, schemas: Schemas) -> Json:

@@ -223,6 +223,17 @@ def test_the_document_describes_every_call(api: Api) -> None:
         assert name in document["components"]["schemas"], (name, text[:100])
 
 
+def test_the_document_names_no_answer_that_never_comes(api: Api) -> None:
+    paths = api.get("/openapi.json").json()["paths"]
+    for path in ("/healthz", "/readyz"):
+        assert paths[path]["get"]["security"] == []
+        assert not {"401", "406", "429"} & set(paths[path]["get"]["responses"])
+        assert api.get(path, headers={"accept": "image/png"}).status_code == 200
+    for path, method in (("/v1/topics/{topic}", "delete"), ("/v1/groups/{group}/offsets", "put")):
+        assert "406" not in paths[path][method]["responses"]
+    assert api.delete(f"/v1/topics/{api.topic()}", headers={"accept": "a/b"}).status_code == 204
+
+
 def _references(node: object) -> list[str]:
     if isinstance(node, dict):
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
