@@ -72,7 +72,7 @@ class Access:
             grant.check_topic(topic)
 
     def recheck(self, exchange: Exchange) -> None:
-        """For answers without an end: what was revoked since gets no more. Raises Unauthorized."""
+        """For answers that wait: what was revoked since gets no more. Raises Unauthorized."""
         if self._asks_for_tokens() and self._grant_of(exchange) != exchange.grant:
             raise Unauthorized(given=True)
 

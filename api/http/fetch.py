@@ -144,6 +144,7 @@ async def _fetch_enough(
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not is_enough(found, query.min_bytes, query.max_bytes):
             await poll.wait([Beyond(partition, found.fetched.high_watermark)])
+            context.access.recheck(exchange)
             if position.timestamp >= 0 and not found.fetched.slices:
                 # What came may be older than that time: it is looked up in what there is now.
                 found = await _read_first(context, partition, position, query)

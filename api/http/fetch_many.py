@@ -90,6 +90,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> Answer:
         places = await _read_all(context, places, wanted)
         while not poll.over and not _is_enough(places, wanted):
             await poll.wait(_beyonds(places))
+            context.access.recheck(exchange)
             places = await _read_all(context, places, wanted)
     return await _answer(context, exchange, places, wanted)
 

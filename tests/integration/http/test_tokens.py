@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -244,6 +246,33 @@ def test_a_tail_ends_when_its_token_is_revoked(door: Door) -> None:
     assert "event: error" in rest
     assert '"code":"unauthorized"' in rest
     assert "hidden" not in rest
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_a_long_poll_shows_nothing_once_its_token_is_revoked(door: Door, of_many: bool) -> None:
+    name = f"waiter-{of_many}"
+    token = door.make(name, READ)
+    body = {"partitions": [{"topic": "private", "partition": 0, "offset": "latest"}]}
+    answers: list[httpx.Response] = []
+
+    def wait() -> None:
+        if of_many:
+            answers.append(
+                door.call("POST", "/v1/fetch", token, json={**body, "wait_ms": 20_000}, timeout=30)
+            )
+        else:
+            path = records_path("private") + "?offset=latest&wait_ms=20000"
+            answers.append(door.call("GET", path, token, timeout=30))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while "tierlog_http_waiting_requests 1.0" not in door.call("GET", "/metrics", door.admin).text:
+        time.sleep(0.01)
+    revoke_token(door.file, name)
+    records = {"records": [{"value": "hidden"}]}
+    door.call("POST", records_path("private"), door.admin, json=records)
+    waiting.join()
+    assert "hidden" not in problem(answers[0], 401, "unauthorized")["detail"]
 
 
 def test_a_file_that_vanished_or_cannot_be_read_lets_nobody_in(door: Door) -> None:
