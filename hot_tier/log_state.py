@@ -177,7 +177,7 @@ class LogState:
             for sealed in self.unflushed:
                 sealed.close()
             self.disk = ClosedDisk()
-            self.files.forget_all()
+            self.files.forget_all(self.folder)
 
     def check_shut(self) -> None:
         if self.shut:

@@ -98,12 +98,17 @@ class OpenFiles:
                 for name in [name for name in known if name.startswith(below)]:
                     del known[name]
 
-    def forget_all(self) -> None:
+    def forget_all(self, folder: Path) -> None:
+        """What lies in `folder` is no log's any more, or another's. What is kept for the next read
+        goes, of all logs: that is cheaper than a search. What is pinned goes of this one alone.
+        """
+        below = f"{folder}/"
         self.images.forget_all()
         with self._lock:
             self._forgotten += 1
             self._files.clear()
-            self._pinned.clear()
+            for name in [name for name in self._pinned if name.startswith(below)]:
+                del self._pinned[name]
 
 
 def reader_of(file: OpenFile, pread: Callable[[int, int, int], bytes] = os.pread) -> ReadAt:

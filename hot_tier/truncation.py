@@ -98,4 +98,4 @@ def _close_files(state: LogState) -> None:
     for sealed in state.unflushed:
         sealed.close()
     state.unflushed = []
-    state.files.forget_all()
+    state.files.forget_all(state.folder)

@@ -14,6 +14,7 @@ import pytest
 from hot_tier.append import Append
 from hot_tier.cleaner import Interrupted
 from hot_tier.disk import Disk
+from hot_tier.open_files import OpenFiles
 from record_format.errors import DiskFull, LogOfflineError
 from record_format.key_table import PlainKeyTable
 from tests.fakes.faulty_disk import FaultyDisk
@@ -158,6 +159,22 @@ def test_a_disk_call_that_fails_during_a_round_loses_nothing(
         assert last_of(records_of(again)) == last
         assert len(records_of(again)) == len(last)
         again.close()
+
+
+def test_a_log_that_is_closed_takes_nothing_from_one_that_broke_off_in_a_swap(
+    open_log, records_of, tmp_path
+):
+    """Files of the broken one are found by what was pinned alone, until it is opened again."""
+    disk, files = FaultyDisk(), OpenFiles()
+    log = open_log(config=CONFIG, disk=disk, open_files=files)
+    other = open_log(tmp_path / "other", config=CONFIG, open_files=files)
+    last = fill(log, 1)
+    disk.fail("rename", errno.EIO, suffix=".index")
+    with pytest.raises(LogOfflineError):
+        clean(log)
+    assert last_of(records_of(log)) == last
+    other.close()
+    assert last_of(records_of(log)) == last
 
 
 def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(

@@ -1,5 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -166,8 +167,8 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
     old = house.broker.partition("t", 0)
     forget = OpenFiles.forget_all
 
-    def reading_on(files: OpenFiles) -> None:
-        forget(files)
+    def reading_on(files: OpenFiles, folder: Path) -> None:
+        forget(files, folder)
         monkeypatch.undo()
         assert old.log.read(0, max_bytes=1 << 20).slices
 
