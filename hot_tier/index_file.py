@@ -58,8 +58,10 @@ class IndexImage:
         """Make the file `size_bytes` long (rounded down to whole entries), zeros after the
         entries.
         """
+        size_bytes -= size_bytes % self._layout.size
         self._disk.truncate(self._fd, len(self.image))
-        self._disk.truncate(self._fd, size_bytes - size_bytes % self._layout.size)
+        self._disk.truncate(self._fd, size_bytes)
+        self._written_bytes = min(self._written_bytes, size_bytes)
 
     def add(self, *entry: int) -> None:
         self.image += self._layout.pack(*entry)

@@ -61,12 +61,12 @@ class Reaper:
         renamed = []
         for suffix in RENAMED_IN_ORDER:
             path = segment.path(suffix)
-            state.files.forget(path)
             if path.exists() and not (keep_snapshot and suffix == SNAPSHOT):
                 state.disk.rename(path, staged(path))
                 renamed.append(staged(path))
                 if moved is not None:
                     moved[path] = staged(path)
+            state.files.forget(path)  # last: who opened it until then does not keep it open
         self._deleted.append((state.clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:

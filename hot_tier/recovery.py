@@ -12,6 +12,7 @@ from typing import Final
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.batch_walk import CheckedBatch
+from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
 from hot_tier.index_rebuild import rebuild_indexes, write_indexes
@@ -251,5 +252,5 @@ class Recovery:
         """
         for position in range(0, size_bytes, REWRITE_CHUNK_BYTES):
             data = os.pread(fd, min(REWRITE_CHUNK_BYTES, size_bytes - position), position)
-            self._state.disk.write_at(fd, [data], position)
+            write_all(self._state.disk, fd, [data], position)
             self._report.rewritten_bytes += len(data)

@@ -522,12 +522,15 @@ def test_after_a_failed_flush_the_bytes_are_written_anew(
     assert not log.close()
     disk.heal()
     disk.calls.clear()
+    disk.most_bytes_a_write = 100
     log = open_log(config=CONFIG, disk=disk, clean=True, recovery_point=flushed)
     assert not log.recovery.clean
     assert log.recovery.rewritten_bytes > 0
     active = str(file_of(folder, log.active_base_offset, ".log"))
     rewritten = [call.name for call in disk.calls if call.path == active]
     assert rewritten.index("write_at") < rewritten.index("sync_bytes")
+    size_bytes = log.segments()[-1].size_bytes
+    assert rewritten.count("write_at") == -(-size_bytes // 100), "a short write is gone on with"
     assert records_of(log)[-1].value == b"unflushed"
     log.close()
     log = open_log(config=CONFIG, clean=True)

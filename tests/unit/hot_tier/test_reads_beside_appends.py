@@ -1,6 +1,8 @@
 """Reads take no lock: what they look at may be older than what they look at next."""
 
+from hot_tier.open_files import OpenFiles
 from hot_tier.segment_lookup import SegmentLookup
+from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import NOW_MS
 
 
@@ -60,3 +62,26 @@ def test_a_look_at_an_empty_active_segment_writes_nothing_down(open_log, append_
     before = log._state.active.segment.largest
     assert [view.max_timestamp for view in log.segments()] == [NOW_MS, -1]
     assert log._state.active.segment.largest is before
+
+
+class ReadBeforeRename(FaultyDisk):
+    """Opens each file for a reader just before it gets another name."""
+
+    def __init__(self, files):
+        super().__init__()
+        self._files = files
+
+    def rename(self, source, target):
+        self._files.open(source)
+        super().rename(source, target)
+
+
+def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, append_values):
+    """Its room on the disk would not come back."""
+    files = OpenFiles()
+    log = open_log(open_files=files, disk=ReadBeforeRename(files))
+    append_values(log, b"a")
+    log.roll(reason="test")
+    path = log.segments()[0].path
+    assert log.delete_local(1) == [0]
+    assert files.opened(path) is None

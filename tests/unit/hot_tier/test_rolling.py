@@ -1,5 +1,6 @@
 import pytest
 
+from hot_tier.segment import OFFSET_ENTRY
 from record_format.batch import stamp
 from record_format.errors import DiskFull, UnknownSegment
 
@@ -102,6 +103,20 @@ def test_a_full_index_rolls(open_log, append_values):
         append_values(log, b"v", timestamps=[NOW_MS + number])
     # 4 time entries fit, of which one is kept for the seal: 3 entries, made before batches 2, 3, 4
     assert bases(log) == [0, 4, 8, 12, 16]
+
+
+def test_a_sealed_index_has_the_entries_that_a_smaller_file_had_no_room_for(
+    open_log, append_values, tmp_path
+):
+    config = {"index.interval.bytes": 0, "segment.index.bytes": 800}
+    log = open_log(config=config)
+    for _ in range(30):
+        append_values(log, b"x")
+    log.close()
+    log = open_log(config=config | {"segment.index.bytes": 80})
+    log.roll(reason="test")
+    index = (tmp_path / "t-0" / f"{0:020d}.index").read_bytes()
+    assert [relative for relative, _ in OFFSET_ENTRY.iter_unpack(index)] == list(range(1, 30))
 
 
 def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, clock):
