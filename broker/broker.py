@@ -33,7 +33,7 @@ from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
-from broker.repair_step import RepairStep
+from broker.repair_step import Action, RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
@@ -320,9 +320,14 @@ class Broker:
         `accept_loss`: also what gives up records that are nowhere else. Raises UnknownTopic,
         FencedError, StoreUnavailable, CorruptDataError.
         """
-        return self._upkeep.repair(
-            self.topic(topic), apply=apply, deep=deep, accept_loss=accept_loss
-        )
+        found = self.topic(topic)
+        steps = self._upkeep.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
+        for step in steps:
+            if step.done and step.action is Action.CUT:  # its offsets are given again
+                self.compactor.follow_cuts()
+                end_offset = found.partition(step.partition).log.log_end_offset
+                self.groups.set_back(topic, step.partition, end_offset=end_offset)
+        return steps
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, what no manifest version needs any more; with `apply` it is deleted."""
@@ -422,6 +427,7 @@ class Broker:
     def _open_topics(self) -> None:
         self._topics.open_all(take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
+        self.compactor.follow_cuts()
         self.save_checkpoints()
         self._opener.forget_take_overs()
 

@@ -65,6 +65,17 @@ class Compactor:
         """How far a round ever came; 0 for none."""
         return self._checkpoints.get(_place(partition), 0)
 
+    def follow_cuts(self) -> None:
+        """Durably, before anything is appended: nothing above the end of a log that was cut is
+        clean, though its offsets are given again. Else a tombstone there went without what it
+        deletes. Raises OSError.
+        """
+        with self._lock:
+            ends = {_place(one): one.log.log_end_offset for one in self._partitions()}
+            kept = {p: min(at, ends.get(p, at)) for p, at in self._checkpoints.items()}
+            if kept != self._checkpoints:
+                self._save(kept)
+
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
         with self._lock:

@@ -243,6 +243,28 @@ class Groups:
             started = self._start_debts()
         self._finish_debts(started)
 
+    def set_back(self, topic: str, partition: int, *, end_offset: int) -> None:
+        """The log was cut there: groups that had read further would step over what comes in place
+        of what is lost. Where that cannot be written it is told, no more.
+        """
+        try:
+            self.rebuild()
+            for group in self._beyond((topic, partition), end_offset):
+                self.commit(group, [NewOffset(topic, partition, end_offset)])
+                log.warning("group set back", group=group, topic=topic, offset=end_offset)
+        except TierlogError as error:
+            log.error("groups not set back", topic=topic, partition=partition, error=str(error))
+
+    def _beyond(self, place: TopicPartition, end_offset: int) -> list[str]:
+        with self._lock:
+            self._finish_all()
+            commits = list(self._view.commits()) if self._view else []
+        return [
+            key.group
+            for key, commit in commits
+            if (key.topic, key.partition) == place and commit.offset > end_offset
+        ]
+
     # --- the log ----------------------------------------------------------------------------------
 
     def _append(self, home: Partition, rows: Sequence[_Row]) -> _Pending:

@@ -381,3 +381,37 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
     house.broker.janitor.look_after(partition)
     assert log.first_local_offset > 0
     assert house.records("t") == before
+
+
+def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
+    """Else its tombstones went in time, and the values that they delete stayed."""
+    house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
+    house.broker._copying.stop(10)
+    sealed(house, [(b"deleted", b"d"), (b"kept", b"k")])
+    for number in range(4):
+        sealed(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
+    house.broker.compactor.run_round()
+    assert house.broker.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
+    house.broker.close()
+    for path in (house.root / "data" / "t-0").glob("*.log"):
+        if int(path.stem) > 0:
+            path.unlink()
+    house.broker = house.open()
+    house.broker._copying.stop(10)
+    (step,) = house.broker.repair("t", apply=True, accept_loss=True)
+    assert step.done
+    house.restart()
+    house.broker._copying.stop(10)
+    end = house.broker.partition("t", 0).log.log_end_offset
+    assert end < 10
+    sealed(house, [(b"deleted", None), (b"more", b"m")])
+    for number in range(8):
+        sealed(house, [(b"new", b"m%d" % number)])
+    house.broker.copier.run_round()
+    house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    for number in range(3):
+        house.broker.compactor.run_round()
+        house.broker.copier.run_round()
+        assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+        sealed(house, [(b"new", b"o%d" % number)])
+    assert last_of(house.records("t")).get(b"deleted", (0, None))[1] is None

@@ -181,6 +181,24 @@ def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_an
     assert [name for name, _ in house.broker.groups.all_groups()] == ["h"]
 
 
+def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic):
+    house.broker.alter_topic("t", config={"segment.bytes": 1024})
+    for _ in range(4):
+        house.produce("t", [b"lost" * 15] * 10)
+    commit(house, "g", t0=35, t1=50)
+    commit(house, "h", t0=7)
+    house.broker._copying.stop(10)
+    house.broker.close()
+    max((house.root / "data" / "t-0").glob("*.log")).unlink()
+    house.broker = house.open()
+    (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.action == "cut"
+    for _ in range(2):
+        assert offsets_of(house, "g") == {("t", 0): 30, ("t", 1): 50}
+        assert offsets_of(house, "h") == {("t", 0): 7}
+        house.restart()
+
+
 def test_what_is_no_commit_is_passed_over(house, topic):
     commit(house, "g", t0=1)
     write_raw(
