@@ -1,0 +1,82 @@
+"""A data folder and a bucket that an older tree wrote: nothing is lost by a newer one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from broker.restore import RestoreOptions, restore
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from record_format.encode import encode_batch
+from record_format.produced import check_produced
+from tests.integration.broker.conftest import House
+
+OLDER = Path(__file__).parents[2] / "fixtures" / "older"
+ORDERS = [b"order %d" % number for number in range(300)]
+PRODUCER_ID = 2187984684630354
+
+
+@pytest.fixture
+def older(tmp_path):
+    for name in ("data", "bucket"):
+        shutil.copytree(OLDER / name, tmp_path / name)
+    return tmp_path
+
+
+def values(house, topic, partition=0):
+    return [record.value for record in house.records(topic, partition=partition)]
+
+
+def newest_users(house):
+    return {record.key: record.value for record in house.records("users")}
+
+
+def assert_whole(house):
+    """What was in the bucket when the older tree stopped."""
+    assert values(house, "orders", 0)[:300] == ORDERS
+    assert values(house, "orders", 1) == [*ORDERS, b"once"]
+    assert newest_users(house) == {b"user-%d" % n: b"round 2" for n in range(40)}
+    assert house.broker.offload("orders", wait_ms=20_000).remaining_segments == 0
+    for topic in ("orders", "users"):
+        report = house.broker.verify(topic, deep=True)
+        assert report.ok, report.problems
+
+
+def repeated(house):
+    batch = encode_batch(
+        [b"once"],
+        timestamps=[1_700_000_000_000],
+        producer_id=PRODUCER_ID,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    produced = check_produced(batch, max_message_bytes=1 << 20, now_ms=1_700_000_000_000)
+    return house.broker.partition("orders", 1).append(produced, acks=Acks.ALL).result(10)
+
+
+def test_an_older_folder_is_opened_with_everything_in_it(older):
+    house = House(older)
+    try:
+        assert house.broker.readiness() == ([], [])
+        assert_whole(house)
+        assert values(house, "orders", 0)[300:] == [b"of the second start"]
+        assert (repeated(house).duplicate, repeated(house).base_offset) == (True, 300)
+        group = house.broker.groups.group("readers")
+        assert [(one.partition, one.offset) for one in group] == [(0, 77), (1, 0)]
+        assert house.produce("orders", [b"new"]).base_offset == 301
+    finally:
+        house.broker.close()
+
+
+def test_an_older_bucket_is_restored(older):
+    shutil.rmtree(older / "data")
+    store = open_store(f"file://{older / 'bucket'}")
+    report = restore(store, RestoreOptions(data_dir=older / "data", gap=1000, clock=lambda: 0))
+    assert {one.topic for one in report.partitions} >= {"orders", "users"}
+    house = House(older)
+    try:
+        assert_whole(house)
+        assert repeated(house).duplicate
+    finally:
+        house.broker.close()
