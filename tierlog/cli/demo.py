@@ -116,7 +116,7 @@ def demo(
             if keep:
                 _leave_running(stage)
                 stack.pop_all()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ModuleNotFoundError):  # where something failed, its logs stay
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if not keep:
