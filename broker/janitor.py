@@ -90,6 +90,7 @@ class Janitor:
         if partition.is_over:
             return
         partition.log.maybe_roll(self._clock())
+        self._finish_deletion(partition)
         self._retain_local(partition)
         partition.log.reap(self._clock())
         idle_ms = self._settings.producer_id_expiration_ms
@@ -101,6 +102,16 @@ class Janitor:
         if partition.cold is not None:
             partition.cold.merge_pages()  # last: what fails from here on holds up no retention
         self._holes.look(partition)
+
+    def _finish_deletion(self, partition: Partition) -> None:
+        """Of local files below the log start, which a crash, or a bucket that refused, left."""
+        start = partition.log.log_start_offset
+        if partition.log.first_local_offset >= start:
+            return
+        oldest = local_facts(partition)[0]
+        if oldest.end_offset <= start and not oldest.active:
+            self._save_log_starts()
+            partition.log.delete_local(start)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Move the log start: durable when this returns, in the bucket too where that is up."""

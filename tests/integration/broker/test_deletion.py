@@ -216,3 +216,14 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
     assert house.broker.copier.wait_until_idle(timeout_s=10)
     assert all(partition.cold.claimed for partition in house.broker.partitions())
     assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
+
+
+def test_files_that_a_crash_left_below_the_log_start_go_all_the_same(house) -> None:
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"x")
+    assert house.broker.partition("t", 0).log.trim(3) == 3
+    house.restart()  # the log start was durable, the deletion had not begun
+    partition = house.broker.partition("t", 0)
+    assert (partition.log.log_start_offset, partition.log.first_local_offset) == (3, 0)
+    house.broker.janitor.look_after(partition)
+    assert partition.log.first_local_offset == 3
