@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Final, Literal, NamedTuple
 
@@ -301,6 +301,7 @@ async def _append(
     context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appends.values()))
     context.metrics.produced_records.inc(count)
     if acks is Acks.NONE:
+        _refuse_where_nothing_is_taken(futures.values())
         for number, future in futures.items():
             future.add_done_callback(_Unawaited(name, number))
         return json_answer(Accepted(name, count), status=202)
@@ -341,6 +342,13 @@ def _submit(
         refused: Future[AppendResult] = Future()
         refused.set_exception(error)
         return refused
+
+
+def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) -> None:
+    """What is not awaited may fail unseen, but a full disk is known by now: raised."""
+    refusals = [future.exception() for future in futures if future.done()]
+    if len(refusals) == len(futures) and (refusal := next(filter(None, refusals), None)):
+        raise refusal
 
 
 def _reason(request: Request, number: int, error: BaseException) -> BaseException:

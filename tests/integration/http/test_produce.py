@@ -11,6 +11,7 @@ import zstandard
 from record_format.batch import iter_headers
 from record_format.codecs import CODEC_IDS
 from record_format.encode import encode_batch
+from record_format.errors import DiskFull
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
 NOW = int(time.time() * 1000)
@@ -375,6 +376,19 @@ def test_an_unknown_topic_partition_type_or_parameter_is_told(api: Api) -> None:
     problem(
         post(api, topic, b"{}", "application/json; charset=utf-16"), 415, "unsupported-media-type"
     )
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_a_full_disk_is_told_whatever_is_awaited(
+    api: Api, monkeypatch: pytest.MonkeyPatch, acks: str
+) -> None:
+    topic = api.topic()
+
+    def refuse() -> None:
+        raise DiskFull("the disk is full", retry_after_s=2)
+
+    monkeypatch.setattr(api.broker.partition(topic, 0), "_check_room", refuse)
+    problem(api.produce(topic, {"value": "a"}, acks=acks), 507, "disk-full")
 
 
 def test_a_topic_that_is_deleted_under_a_produce_is_unknown_and_no_bad_disk(
