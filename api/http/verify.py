@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from api.http import strict_json
 from api.http.answers import Answer, json_answer
@@ -12,8 +13,9 @@ from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import JSON
+from api.http.problems import public, shown_path
 from api.http.topics import NO_BODY, acceptable_json, no_body
-from record_format.findings import VerifyReport
+from record_format.findings import Problem, VerifyReport
 
 
 class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +28,15 @@ async def verify(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
     await no_body(context, exchange)
-    return json_answer(await context.change(context.broker.verify, exchange.topic, deep=query.deep))
+    report = await context.change(context.broker.verify, exchange.topic, deep=query.deep)
+    return json_answer(replace(report, problems=[_shown(one) for one in report.problems]))
+
+
+def _shown(found: Problem) -> Problem:
+    """A local file as every other problem shows one: without this machine's paths."""
+    if found.file is None:
+        return found
+    return replace(found, file=shown_path(found.file), detail=public(found.detail))
 
 
 VERIFY_CALL: Final = Call(

@@ -18,6 +18,20 @@ def test_a_whole_topic_is_ok_and_a_lost_object_is_in_the_answer(api):
     ]
 
 
+def test_a_local_file_is_named_without_this_machines_paths(api):
+    name = api.topic(segment_bytes=1024)
+    for _ in range(3):
+        api.values(name, "x" * 900)
+    path = api.broker.partition(name, 0).log.segments()[0].path
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    (found,) = api.post(f"/v1/topics/{name}/verify?deep=1").json()["problems"]
+    assert found["file"] == f"{name}-0/{path.name}"
+    assert found["detail"].startswith(found["file"])
+    assert str(path.parent.parent) not in found["detail"]
+
+
 def test_parameters_and_topics_are_refused_by_name(api):
     assert api.post("/v1/topics/nobody/verify").json()["code"] == "unknown-topic"
     name = api.topic()
