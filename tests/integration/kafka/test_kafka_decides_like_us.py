@@ -178,9 +178,12 @@ def play_transactions(wire, rng, topic="transactions"):
     sequences, is_open = dict.fromkeys(names, 0), set()
     for number in range(STEPS):
         name = rng.choice(names)
-        step = rng.choice(("plain", "send", "send", "send", "end"))
+        step = rng.choice(("plain", *["send"] * 6, "end", "end", "begin anew"))
         if step == "plain":
             assert wire.produce(topic, a_batch(rng, number)).error == "NONE"
+        elif step == "begin anew":  # under the next epoch, which aborts what is open
+            producers[name], sequences[name] = wire.begin_producer(name), 0
+            is_open.discard(name)
         elif step == "end" and name in is_open:
             wire.end_transaction(name, producers[name], commit=rng.random() < 0.5)
             is_open.remove(name)
@@ -422,12 +425,18 @@ def batches(data):
 # --- transactions, in a folder taken over from Kafka ----------------------------------------------
 
 
-@pytest.mark.parametrize("tier", ["hot", "cold"])
+@pytest.mark.parametrize("tier", ["hot", "cold", "recovered"])
 def test_what_was_committed_is_read_alike(theirs, tmp_path, tier):
     data, wanted = tmp_path / "data", theirs.transactions
     shutil.copytree(theirs.data / "transactions-0", data / "transactions-0")
-    for name in ("meta.properties", ".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
-        shutil.copy(theirs.data / name, data)
+    shutil.copy(theirs.data / "meta.properties", data)
+    if tier == "recovered":  # out of the log alone
+        for path in (data / "transactions-0").iterdir():
+            if path.suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
+                path.unlink()
+    else:
+        for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
+            shutil.copy(theirs.data / name, data)
     with api_on(data, open_store(f"file://{tmp_path}/bucket")) as (broker, api):
         if tier == "cold":
             broker.alter_topic("transactions", config={"local.retention.ms": 0})
