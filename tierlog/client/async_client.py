@@ -206,6 +206,7 @@ class AsyncClient:
             place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
             known = await self._committed(group)
             offset = place.starts(known, await self.describe_topic(topic), offset)
+        whole_topic = partitions is None
         if partitions is None:
             partitions = partitions_of(await self.describe_topic(topic))
         first = PartitionCursor(
@@ -215,25 +216,27 @@ class AsyncClient:
             follow=follow,
             limits=limits,
         )
-        turns = Turns(first.spread(partitions, offset), self.retries)
+        cursors = first.spread(partitions, offset)
+        turns = Turns(cursors, self.retries, whole_topic=whole_topic)
         if place is not None:
             async with aclosing(self._consume_for(place, turns)) as records:
                 async for record in records:
                     yield record
             return
-        while turn := turns.next_turn():
-            for record in turn.cursor.take(await self.run(turn.steps)):
+        while turn := turns.next_turn(time.monotonic()):
+            for record in turn.take(await self.run(turn.steps)):
                 yield record
 
     async def _consume_for(
         self, place: GroupPlace, turns: Turns
     ) -> AsyncGenerator[ConsumedRecord, None]:
         try:
-            while turn := turns.next_turn():
-                for record in turn.cursor.take(await self.run(turn.steps)):
+            while turn := turns.next_turn(time.monotonic()):
+                for record in turn.take(await self.run(turn.steps)):
                     place.hand_out(record)
                     yield record
-                place.finish(turn.cursor)
+                if turn.cursor is not None:
+                    place.finish(turn.cursor)
                 if (commit := place.due_commit(time.monotonic())) is not None:
                     await self.run(exchange(commit, turns.policy))
         except BaseException:

@@ -213,6 +213,8 @@ class Client:
     ) -> Iterator[ConsumedRecord]:
         """The records of the partitions (all, by default), each partition's in order.
 
+        Who follows all of them also reads those that are added, within five minutes.
+
         Ends where each partition's high watermark (under `read_committed`: last stable offset) was
         when its reading began; with `end_offset` there, once that is written; with `follow` never.
         Without `follow` the partitions come one after the other.
@@ -224,6 +226,7 @@ class Client:
         if group is not None:
             place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
             offset = place.starts(self._committed(group), self.describe_topic(topic), offset)
+        whole_topic = partitions is None
         if partitions is None:
             partitions = partitions_of(self.describe_topic(topic))
         first = PartitionCursor(
@@ -233,20 +236,22 @@ class Client:
             follow=follow,
             limits=limits,
         )
-        turns = Turns(first.spread(partitions, offset), self.retries)
+        cursors = first.spread(partitions, offset)
+        turns = Turns(cursors, self.retries, whole_topic=whole_topic)
         if place is not None:
             yield from self._consume_for(place, turns)
             return
-        while turn := turns.next_turn():
-            yield from turn.cursor.take(self.run(turn.steps))
+        while turn := turns.next_turn(time.monotonic()):
+            yield from turn.take(self.run(turn.steps))
 
     def _consume_for(self, place: GroupPlace, turns: Turns) -> Iterator[ConsumedRecord]:
         try:
-            while turn := turns.next_turn():
-                for record in turn.cursor.take(self.run(turn.steps)):
+            while turn := turns.next_turn(time.monotonic()):
+                for record in turn.take(self.run(turn.steps)):
                     place.hand_out(record)
                     yield record
-                place.finish(turn.cursor)
+                if turn.cursor is not None:
+                    place.finish(turn.cursor)
                 if (commit := place.due_commit(time.monotonic())) is not None:
                     self.run(exchange(commit, turns.policy))
         except BaseException:

@@ -5,36 +5,49 @@
 * A follower that was answered once asks on, for as long as the broker is not there: see `policy`.
 * A follower of one partition waits in the broker for news. One of several goes round; only where
   all are up to date does a turn wait, so that a round, and so news, takes `ROUND_MS`.
+* Who follows a topic, not some of its partitions, looks every `LOOK_S` whether it has grown, and
+  reads what was added from its beginning.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-from tierlog.client.answers import FetchedBatches
+from tierlog.client import calls
+from tierlog.client.answers import TopicDescription
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
+from tierlog.client.records import ConsumedRecord
 
 FOLLOW_WAIT_MS: Final = 10_000
 ROUND_MS: Final = 500
+LOOK_S: Final = 300.0  # Kafka's metadata.max.age.ms
 ENDLESS: Final = 2**63
 
 
 class Turn(NamedTuple):
-    """Whose turn, and how to ask; the answer goes to `cursor.take`."""
+    """How to ask, and what takes the answer; no `cursor`: it is no partition's."""
 
-    cursor: PartitionCursor
-    steps: Steps[FetchedBatches]
+    steps: Steps[Any]
+    take: Callable[[Any], list[ConsumedRecord]]
+    cursor: PartitionCursor | None = None
 
 
 class Turns:
-    """The order in which cursors are asked; `next_turn` gives None when all are done."""
+    """The order in which cursors are asked; `next_turn` gives None when all are done.
 
-    def __init__(self, cursors: Sequence[PartitionCursor], retries: RetryPolicy) -> None:
+    `whole_topic`: of the cursors' topic, which may grow.
+    """
+
+    def __init__(
+        self, cursors: Sequence[PartitionCursor], retries: RetryPolicy, *, whole_topic: bool
+    ) -> None:
         self._queue = deque(cursors)
         self._retries = retries
+        self._first = cursors[0] if cursors and whole_topic and cursors[0].follow else None
+        self._looked_s: float | None = None
 
     @property
     def policy(self) -> RetryPolicy:
@@ -42,7 +55,9 @@ class Turns:
         patient = any(one.follow and one.is_answered for one in self._queue)
         return self._retries.at_least(ENDLESS if patient and self._retries.attempts > 1 else 1)
 
-    def next_turn(self) -> Turn | None:
+    def next_turn(self, now_s: float) -> Turn | None:
+        if (look := self._look(now_s)) is not None:
+            return look
         while self._queue and self._queue[0].done:
             self._queue.popleft()
         if not self._queue:
@@ -51,7 +66,22 @@ class Turns:
         if cursor.follow:
             self._queue.rotate(-1)
         call = cursor.next_call(wait_ms=self._patience(cursor))
-        return Turn(cursor, exchange(call, self.policy))
+        return Turn(exchange(call, self.policy), cursor.take, cursor)
+
+    def _look(self, now_s: float) -> Turn | None:
+        if self._looked_s is None:
+            self._looked_s = now_s
+        if self._first is None or now_s - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        return Turn(exchange(calls.describe_topic(self._first.topic), self.policy), self._grow)
+
+    def _grow(self, topic: TopicDescription) -> list[ConsumedRecord]:
+        assert self._first is not None, "nobody else looks"
+        known = {one.partition for one in self._queue}
+        begun = PartitionCursor(topic.name, follow=True, limits=self._first.limits)
+        self._queue.extend(begun.spread([n for n in topic.numbers if n not in known], "earliest"))
+        return []
 
     def _patience(self, cursor: PartitionCursor) -> int:
         asked = self._queue if cursor.follow else [cursor]

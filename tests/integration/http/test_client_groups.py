@@ -8,6 +8,7 @@ import pytest
 
 import tierlog
 from tests.integration.http.conftest import Api
+from tierlog.client import follow
 
 
 def client_of(api: Api) -> tierlog.Client:
@@ -63,6 +64,24 @@ def test_what_came_too_late_to_be_given_out_is_not_committed(api: Api) -> None:
         part = client.consume(topic, group="late", end_offset=5)
         assert [record.value for record in part] == [b"d", b"e"]
         assert offsets_of(client, "late") == {0: 5}
+
+
+@pytest.mark.parametrize("group", [None, "growing"])
+def test_a_follower_of_a_topic_reads_the_partitions_that_are_added(api, monkeypatch, group) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    with client_of(api) as client:
+        given = {"follow": True, "group": group, "limits": tierlog.Limits(wait_ms=20)}
+        some = client.consume(topic, partitions=[0], **given)
+        reading = client.consume(topic, **given)
+        assert next(some).value == next(reading).value == b"a"
+        client.alter_topic(topic, partitions=3)
+        api.values(topic, "c", partition=2)
+        monkeypatch.setattr(follow, "LOOK_S", 0.05)
+        added = next(reading)
+        assert (added.partition, added.offset, added.value) == (2, 0, b"c")
+        api.values(topic, "b")
+        assert next(some).value == b"b"
 
 
 def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
