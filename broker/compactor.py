@@ -54,7 +54,7 @@ class Compactor:
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
         self._lock = threading.Lock()  # around each change of them
-        self._waits: dict[TopicPartition, tuple[int, int]] = {}  # until when, how long
+        self._waits: dict[TopicPartition, tuple[int, int]] = {}  # since when, how long
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -144,7 +144,9 @@ class Compactor:
             return False
         if partition.leadership_lost:
             return False
-        return self._clock() >= self._waits.get(_place(partition), (0, 0))[0]
+        since_ms, wait_ms = self._waits.get(_place(partition), (0, 0))
+        # A clock that was set back is no reason to wait for as long as it was ahead.
+        return not 0 <= self._clock() - since_ms < wait_ms
 
     def _clean(self, partition: Partition, table: KeyTable) -> None:
         """Rounds until the dirty part is done: the table may not hold all its keys at once."""
@@ -194,7 +196,7 @@ class Compactor:
     def _put_off(self, partition: Partition, error: Exception) -> None:
         place = _place(partition)
         wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
-        self._waits[place] = (self._clock() + wait_ms, wait_ms)
+        self._waits[place] = (self._clock(), wait_ms)
         log.warning(
             "compaction waits",
             partition=str(partition),

@@ -415,3 +415,18 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
         assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
         sealed(house, [(b"new", b"o%d" % number)])
     assert last_of(house.records("t")).get(b"deleted", (0, None))[1] is None
+
+
+def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(house):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 100)
+    log, compactor = house.broker.partition("t", 0).log, house.broker.compactor
+    log.roll(reason="test")
+    compactor._clock = lambda: 10**12
+    compactor._put_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
+    before = log.size_bytes
+    compactor.run_round()
+    assert log.size_bytes == before, "it waits a minute"
+    compactor._clock = lambda: 10**11
+    compactor.run_round()
+    assert log.size_bytes < before
