@@ -93,7 +93,8 @@ class ColdLog(ColdReads):
 
     def prepare_claim(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
         """What `claim` will say; the epochs are durable in the data folder already."""
-        self._claim = Claim(owner, epochs, recorded_pairs(self.manifest, epochs), take_over)
+        recorded = recorded_pairs(self.manifest, epochs)
+        self._claim = Claim(owner, epochs, recorded, take_over, seen=self.manifest)
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> None:
         """Become the owner in the bucket; at once where that is done. Raises FencedError."""
@@ -122,6 +123,7 @@ class ColdLog(ColdReads):
             return
         if newest is not None:
             transitions.check_recorded(newest, self._claim.recorded)
+            self._manifests.check_not_older(self._claim.seen, newest)
             self._check_reaches(newest, log_end_offset)
 
     def _check_reaches(self, manifest: Manifest, log_end_offset: int) -> None:
@@ -131,6 +133,10 @@ class ColdLog(ColdReads):
                 f"{log_end_offset}: it is an older copy, or lost files; a restart of the "
                 "broker says what can be done"
             )
+
+    def is_older_than(self, in_force: Manifest) -> bool:
+        """Whether the folder is an older copy of one that went on under the same epoch."""
+        return self._manifests.is_older(self.manifest, in_force)
 
     def load_newest(self) -> Manifest | None:
         """The manifest in force, asked of the bucket; None where there is none. Not published."""
@@ -291,13 +297,17 @@ class ColdLog(ColdReads):
             plan = collector.plan(self.manifest, now_ms=self._clock())
             gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
             if gone or plan.pins:
+                self._unsure = True
                 self._publish(collector.apply(self.manifest, plan))
+                self._unsure = False
         return gone
 
     def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
         """Commit and publish. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
         with self._lock, self._fencing():
             assert self.manifest is not None, "only a claimed partition commits"
+            if self._unsure:
+                self._catch_up()  # what is not noted is one commit at most: see `is_older`
             self._unsure = True
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:

@@ -103,16 +103,29 @@ class OldFolder:
 
     def knows(self, target: TailTarget, manifest: Manifest) -> bool:
         """Whether it took the epoch in force itself, or saw it in force and went on from there."""
-        path = manifest_copy_path(self.path, target.topic_id, target.partition)
-        copy = None
-        if path.exists():
-            keys = PartitionKeys(target.topic, target.topic_id, target.partition)
-            try:
-                copy = decode_copy(path.read_bytes(), keys=keys, file=str(path))
-            except CorruptDataError:
-                copy = None  # then only its own epochs speak for it
         in_force = (manifest.owner, manifest.leader_epoch)
-        return in_force in recorded_pairs(copy, self.own_epochs(target))
+        return in_force in recorded_pairs(self._noted(target), self.own_epochs(target))
+
+    def may_be_older(self, target: TailTarget, manifest: Manifest) -> bool:
+        """Whether more was committed under the epoch in force than a crash keeps from being noted:
+        it may be an older copy of the folder that did so.
+        """
+        noted = self._noted(target)
+        if noted is None:
+            return False
+        same = (noted.owner, noted.leader_epoch) == (manifest.owner, manifest.leader_epoch)
+        return same and manifest.version > noted.version + 1
+
+    def _noted(self, target: TailTarget) -> Manifest | None:
+        """The manifest that it last saw in force; None where only its own epochs speak for it."""
+        path = manifest_copy_path(self.path, target.topic_id, target.partition)
+        if not path.exists():
+            return None
+        keys = PartitionKeys(target.topic, target.topic_id, target.partition)
+        try:
+            return decode_copy(path.read_bytes(), keys=keys, file=str(path))
+        except CorruptDataError:
+            return None
 
     def recovery_point(self, target: TailTarget) -> int:
         return self._recovery_points.get((target.topic, target.partition), 0)
@@ -150,6 +163,8 @@ def take_tail(
     missing = copied.recovery.cut_reason or _ends_too_soon(
         parting.end_offset(source), max(end_offset, old.reached(target))
     )
+    if manifest is not None and old.may_be_older(target, manifest):
+        missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
     return Tail(

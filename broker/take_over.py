@@ -129,11 +129,14 @@ class TakeOver:
         return manifest is not None and manifest.owner == self._owner and not self.is_foreign()
 
     def is_foreign(self) -> bool:
-        """Whether the manifest in force is of an owner or epoch that this folder never recorded."""
+        """Whether the manifest in force is of an owner or epoch that this folder never recorded, or
+        of a folder that this one is an older copy of.
+        """
         manifest = self.manifest
         if manifest is None:
             return False
-        return (manifest.owner, manifest.leader_epoch) not in self._recorded
+        is_known = (manifest.owner, manifest.leader_epoch) in self._recorded
+        return not is_known or self._cold.is_older_than(manifest)
 
     def look(self) -> None:
         """Load the manifest in force. Raises ConfigurationError where the store does not answer."""

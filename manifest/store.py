@@ -226,12 +226,38 @@ class ManifestStore:
                     if gap_end > after.end_offset:
                         after = record_gap(after, end_offset=gap_end)
                 else:
+                    if not claim.take_over:
+                        self.check_not_older(claim.seen, before)
                     after = take_claim(before, claim)
                 if after is before:
                     return after
                 if (committed := self._publish(before or after, after)) is not None:
                     return committed
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
+
+    def check_not_older(self, seen: Manifest | None, in_force: Manifest) -> None:
+        """Raises FencedError where `is_older`."""
+        if self.is_older(seen, in_force):
+            assert seen is not None, "who saw nothing is not older"
+            raise FencedError(
+                f"{where(in_force)}: this folder noted version {seen.version}, and more than one "
+                f"was committed since under the same epoch {seen.leader_epoch}: it is an older "
+                "copy, and more may have been acknowledged than it knows of; `tierlog serve "
+                "--take-over` goes on with it above a gap"
+            )
+
+    def is_older(self, seen: Manifest | None, in_force: Manifest) -> bool:
+        """Whether whoever noted `seen` last lacks more than one commit under the same epoch.
+
+        Each is noted before the next one, so that a crash keeps one from being noted at most. Asks
+        the store only where the versions are further apart; one that arrived cut is no commit.
+        """
+        if seen is None:
+            return False
+        if (seen.owner, seen.leader_epoch) != (in_force.owner, in_force.leader_epoch):
+            return False
+        between = map(self.versions.read, range(seen.version + 1, in_force.version))
+        return any(data is None or not is_cut(data) for data in between)
 
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.

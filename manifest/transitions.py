@@ -51,6 +51,7 @@ class Claim(NamedTuple):
     epochs: tuple[EpochStart, ...]
     recorded: frozenset[tuple[str, int]]
     take_over: bool = False
+    seen: Manifest | None = None  # in force, when the folder last noted it
 
     @property
     def epoch(self) -> int:

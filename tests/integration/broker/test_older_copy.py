@@ -1,0 +1,83 @@
+"""A copy of a live folder is started after the original died, and the bucket reaches no further
+than the copy: more may have been acknowledged, and its offsets are not given again.
+"""
+
+import shutil
+
+import pytest
+
+from broker.restore import RestoreOptions, restore
+from cold_tier.open import open_store
+
+GAP = 1000
+
+
+@pytest.fixture
+def copied(house, tmp_path):
+    """20 offsets, all in the bucket; `older` is a copy of the folder as it is then."""
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.broker._copying.stop(10)
+    house.produce("t", [b"x"] * 20)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.bucket.settle(house.broker.registry)
+    offload(house)
+    house.broker.save_checkpoints()
+    shutil.copytree(house.root / "data", tmp_path / "older")
+    return house
+
+
+def offload(house):
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_idle(timeout_s=20)
+
+
+def go_on_and_die(house, *, commits):
+    """Records that are only on disk, and commits that do not move the bucket's end."""
+    assert house.produce("t", [b"acknowledged"]).base_offset == 20
+    for number in range(commits):
+        house.broker.trim("t", 0, 1 + number)
+    house.broker.close()
+    shutil.rmtree(house.root / "data")
+    (house.root / "data").parent.joinpath("older").rename(house.root / "data")
+
+
+def test_it_is_fenced_and_taken_over_above_a_gap(copied):
+    go_on_and_die(copied, commits=2)
+    for _ in range(2):
+        copied.broker = copied.open()
+        copied.broker._copying.stop(10)
+        offload(copied)
+        assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
+        copied.broker.close()
+    copied.broker = copied.open(take_over=True, restore_offset_gap=GAP)
+    assert copied.broker.partition("t", 0).leadership_lost is None
+    assert copied.produce("t", [b"new"]).base_offset >= 20 + GAP
+    assert [one.offset for one in copied.records("t", offset=2)][:18] == list(range(2, 20))
+    copied.restart()
+    assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
+    copied.produce("t", [b"in the copy too"])
+    copied.broker.save_checkpoints()
+    shutil.rmtree(tmp_path / "older")
+    shutil.copytree(copied.root / "data", tmp_path / "older")
+    copied.produce("t", [b"acknowledged"])
+    for number in range(2):
+        copied.broker.trim("t", 0, 1 + number)
+    copied.broker.close()
+    options = RestoreOptions(
+        data_dir=tmp_path / "new", gap=GAP, clock=lambda: 0, tail=tmp_path / "older"
+    )
+    report = restore(open_store(f"file://{copied.root / 'bucket'}"), options)
+    (one,) = report.partitions
+    assert (one.tail.whole, one.tail.end_offset) == (False, 21)
+    assert "an older copy" in one.tail.detail
+
+
+def test_one_commit_is_what_a_crash_keeps_from_being_noted(copied):
+    go_on_and_die(copied, commits=1)
+    copied.broker = copied.open()
+    offload(copied)
+    assert copied.broker.partition("t", 0).leadership_lost is None
+    assert copied.produce("t", [b"not seen"]).base_offset == 20
