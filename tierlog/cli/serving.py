@@ -85,7 +85,8 @@ def load_kernels() -> None:
     them all is loaded that stays.
     """
     try:
-        native.load()
+        if not native.load() and native.is_available():
+            log.warning("no compiled kernels: numba needs a folder for them, as NUMBA_CACHE_DIR")
     finally:
         gc.freeze()
         gc.enable()

@@ -1,4 +1,6 @@
-"""The Grafana dashboard asks for metrics that there are, by labels that they have."""
+"""The Grafana dashboard, and the alert rules beside it, ask for metrics that there are, by labels
+that they have.
+"""
 
 import json
 import re
@@ -14,8 +16,9 @@ FILE = Path(__file__).parents[3] / "docs" / "grafana" / "tierlog.json"
 DASHBOARD = json.loads(FILE.read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+ALERTS = re.findall(r"^ +expr: (.+)$", (FILE.parent / "alerts.yaml").read_text("utf-8"), re.M)
 SCRAPED = {"instance", "job"}  # labels that Prometheus gives
-_METRIC = re.compile(r"\b(tierlog_\w+|process_\w+)(?:\{([^}]*)\})?")
+_METRIC = re.compile(r"\b(tierlog_\w+|process_\w+|up\b)(?:\{([^}]*)\})?")
 _BY = re.compile(r"by \(([^)]*)\)")
 
 
@@ -27,13 +30,13 @@ def metric_of(name: str) -> Metric:
     return BY_NAME[name]
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("expression", EXPRESSIONS + ALERTS)
 def test_every_expression_is_over_metrics_and_labels_that_there_are(expression: str) -> None:
     found = _METRIC.findall(expression)
     assert found
     labels = {"le"}
     for name, selector in found:
-        if name.startswith("process_"):
+        if name.startswith(("process_", "up")):
             labels |= SCRAPED
             continue
         metric = metric_of(name)
