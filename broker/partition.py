@@ -303,20 +303,29 @@ class Partition:
 
         "First" is by offset, as Kafka's ListOffsets has it: timestamps need not rise.
         """
-        self.check_leadership()
-        for _ in range(READ_ATTEMPTS):
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            self.check_leadership()
             now = self.offsets()
-            found = None
-            if self.cold is not None and now.log_start_offset < now.local_log_start_offset:
-                found = self.cold.offset_for_timestamp(
-                    timestamp,
-                    start_offset=now.log_start_offset,
-                    end_offset=now.local_log_start_offset,
-                )
-            if found is None:
-                found = self.log.offset_for_timestamp(timestamp, end_offset=now.high_watermark)
+            try:
+                found = self._offset_for_timestamp(timestamp, now)
+            except OffsetTrimmed:  # a segment left the disk just now: the other tier may have it
+                if attempt == READ_ATTEMPTS:
+                    raise
+                continue
             if self.log.local_log_start_offset == now.local_log_start_offset:
-                return found
+                break
+        return found
+
+    def _offset_for_timestamp(self, timestamp: int, now: Offsets) -> tuple[int, int] | None:
+        found = None
+        if self.cold is not None and now.log_start_offset < now.local_log_start_offset:
+            found = self.cold.offset_for_timestamp(
+                timestamp,
+                start_offset=now.log_start_offset,
+                end_offset=now.local_log_start_offset,
+            )
+        if found is None:
+            found = self.log.offset_for_timestamp(timestamp, end_offset=now.high_watermark)
         return found
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:

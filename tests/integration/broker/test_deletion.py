@@ -20,6 +20,7 @@ from record_format.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from record_format.file_slice import OpenFile
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
@@ -228,3 +229,19 @@ def test_files_that_a_crash_left_below_the_log_start_go_all_the_same(house) -> N
     assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
     house.broker.janitor.look_after(partition)
     assert partition.log.first_local_offset == 4
+
+
+def test_a_time_that_is_looked_up_while_its_segment_goes_is_looked_up_again(
+    house, monkeypatch
+) -> None:
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"old")
+    opened = OpenFiles.open
+
+    def trimmed_meanwhile(files: OpenFiles, path: str) -> OpenFile:
+        monkeypatch.undo()
+        house.broker.trim("t", 0, 4)
+        return opened(files, path)
+
+    monkeypatch.setattr(OpenFiles, "open", trimmed_meanwhile)
+    assert house.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)
