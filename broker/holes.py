@@ -10,8 +10,9 @@
 |                                                  | was repaired (the copier asks `find`)         |
 | there is no bucket                               | told                                          |
 
-* A start believes the names of files: looking into each of ten thousand takes too long. They are
-  looked at in the background, some a round, once each; and what goes up, before it does.
+* A start believes the names of files: looking into each of ten thousand takes too long. It only
+  compares them with the newest entries of the manifest (`lost_before`). They are looked at in the
+  background, some a round, once each; and what goes up, before it does.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from broker.partition import Partition
+from hot_tier.log import PartitionLog
 from hot_tier.segment_gaps import Gap
 from manifest.invariants import uncovered
+from manifest.state import Manifest
 from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
@@ -96,6 +99,21 @@ class Holes:
     def told(self) -> dict[Partition, str]:
         """Partitions that lost records and have no bucket; of others the copier tells."""
         return dict(self._told)
+
+
+def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
+    """Up to where the bucket is to be read, for a file is not here that begins where an entry of
+    the manifest does; None where all are. Costs no request, and no look at a file.
+    """
+    if manifest is None or opened.config.compacts or not opened.mirrored:
+        return None
+    bases = frozenset(opened.base_offsets)
+    here = range(opened.first_local_offset, opened.active_base_offset)
+    for entry in reversed(manifest.segments):
+        is_plain = entry.base_offset >= manifest.compacted_before
+        if entry.base_offset in here and entry.base_offset not in bases and is_plain:
+            return entry.next_offset
+    return None
 
 
 def missing(gap: Gap) -> str:

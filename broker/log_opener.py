@@ -28,6 +28,7 @@ from broker.data_folder import (
     RECOVERY_POINTS,
     DataFolder,
 )
+from broker.holes import lost_before
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
@@ -236,7 +237,18 @@ class LogOpener:
         if opened.log_end_offset < cold_end:
             log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
             opened.start_at(cold_end)
+        self._step_over_lost(opened, cold)
         return _Opened(opened, cold, None)
+
+    def _step_over_lost(self, opened: PartitionLog, cold: ColdLog | None) -> None:
+        before = lost_before(opened, cold.manifest if cold else None)
+        if before is not None:
+            opened.delete_local(before)
+            log.error(
+                "a local segment is missing: the bucket is read instead",
+                partition=str(opened),
+                before_offset=before,
+            )
 
     def _check_reaches(self, opened: PartitionLog, checkpoint: int, *, cold_end: int) -> None:
         """Raises CorruptBatch where the log ends below what had been in it. After a clean stop,

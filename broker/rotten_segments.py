@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -125,7 +126,7 @@ class RottenSegments:
         if step.action is Action.DROP_BATCHES and not accept_loss:
             return step
         opened = self._partition.log
-        aside = self._aside / f"{self._partition}-{step.base_offset}"
+        aside = _unused(self._aside / f"{self._partition}-{step.base_offset}")
         with opened.files_lock:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
@@ -143,3 +144,9 @@ class RottenSegments:
             "segment repaired", partition=str(self._partition), step=step.action, detail=step.detail
         )
         return msgspec.structs.replace(step, done=True)
+
+
+def _unused(folder: Path) -> Path:
+    """That name, or one beside it: what an earlier repair kept is not written over."""
+    names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
+    return next(path for path in chain([folder], names) if not path.exists())

@@ -174,6 +174,10 @@ class PartitionLog:
         return self._state.segments.bases[0]
 
     @property
+    def base_offsets(self) -> tuple[int, ...]:
+        return self._state.segments.bases
+
+    @property
     def log_end_offset(self) -> int:
         return self._state.log_end_offset
 
@@ -396,24 +400,17 @@ class PartitionLog:
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
 
     def gap_behind(self, base_offset: int) -> Gap | None:
-        """Offsets between a sealed segment's last batch and the next segment: lost, or compacted
-        away. Raises UnknownSegment, OffsetTrimmed (both: it went).
-        """
+        """Behind a sealed segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""
         return steady(self._state, lambda: gap_behind(self._state, self._views.sealed(base_offset)))
 
     def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
-        """A sealed segment, to be gone through, and to be rid of what does not check.
-
-        `reaches_end`: what is missing up to the next segment is lost too. Raises UnknownSegment.
-        """
+        """A sealed segment, to be rid of what does not check. Raises UnknownSegment."""
         segment = self._views.sealed(base_offset)
         return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
 
     @property
     def replacements(self) -> int:
-        """Changes with every replacement of segments: two looks at the log between which it did
-        not change saw the same segments.
-        """
+        """Two looks between which it did not change saw the same segments."""
         return self._state.replacements
 
     @property

@@ -40,12 +40,16 @@ def offsets(house):
     return [one.offset for one in house.records("t")]
 
 
-def test_what_the_bucket_has_is_read_from_there(house):
+@pytest.mark.parametrize("inline", [1, 256])
+def test_what_the_bucket_has_is_read_from_there(house, monkeypatch, inline):
+    """From the start on, where the entry stands in the manifest itself; else from a round on."""
+    for name in ("INLINE_MAX", "SMALL_PAGE"):
+        monkeypatch.setattr(f"manifest.paging.{name}", inline)
     fill(house, 5)
     offload(house)
     lose(house, 10)
     partition = offload(house)
-    assert partition.log.first_local_offset == 0
+    assert partition.log.first_local_offset == (20 if inline == 256 else 0)
     house.broker.janitor.look_after(partition)
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
