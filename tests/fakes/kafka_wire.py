@@ -114,7 +114,9 @@ class Wire:
         producer_id, epoch = answer.take("qh")
         return producer_id, epoch
 
-    def add_to_transaction(self, transactional_id: str, producer: tuple[int, int], topic: str):
+    def add_to_transaction(
+        self, transactional_id: str, producer: tuple[int, int], topic: str
+    ) -> None:
         body = _text(transactional_id) + struct.pack(">qh", *producer)
         body += _array([_text(topic) + _array([struct.pack(">i", 0)])])
         deadline = time.monotonic() + 60

@@ -1,0 +1,208 @@
+"""The same play for a real Kafka and for us: what each topic is sent, what is asked about it then,
+and what Kafka answers.
+
+Nothing of it hangs on an answer, but for transactions, which Kafka's coordinator runs: those are
+played to Kafka alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from record_format.encode import encode_batch
+from tests.fakes.kafka_wire import Wire
+from tests.fakes.produce_requests import DIFFERENT, HOUR_MS, NOW_MS, ODD, RandomRequests
+from tests.fakes.real_kafka import RealKafka
+
+SEED = int(os.environ.get("TIERLOG_SEED", "7"))
+SMALL = {"segment.bytes": 4096, "index.interval.bytes": 200}
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+LIMITS = {"message.timestamp.before.max.ms": HOUR_MS, "message.timestamp.after.max.ms": HOUR_MS}
+TOPICS: dict[str, dict[str, object]] = {
+    "odd": {},
+    "odd-stamped": STAMPED,
+    "odd-limits": {**LIMITS, "max.message.bytes": 500},
+    "odd-compacted": {"cleanup.policy": "compact"},
+    "odd-zstd": {"compression.type": "zstd"},
+    "odd-different": SMALL,
+    "random": {"index.interval.bytes": 200},
+    "random-sound": {**SMALL, "segment.ms": HOUR_MS},
+    "random-stamped": {"index.interval.bytes": 200, **STAMPED},
+    "random-gzip": {"compression.type": "gzip"},
+}
+# Kafka looks less closely at times that it overwrites, and at what it compresses anew.
+DIFFERENT_THERE = {
+    "odd-stamped": {"a time beyond 64 bits"},
+    "odd-zstd": {f"{codec}: offset deltas 0, 2" for codec in ("gzip", "snappy", "lz4")},
+}
+TRIMMED_TO = 60
+REQUESTS, STEPS = 150, 120
+
+
+def requests_to(topic: str) -> list[tuple[str, bytes]]:
+    if topic == "odd-different":
+        larger_than_a_segment = "size 4097"  # refused where it would have one to itself
+        return [(name, ODD[name]) for name in (*DIFFERENT, larger_than_a_segment)]
+    if topic.startswith("odd"):
+        left_out = DIFFERENT.keys() | DIFFERENT_THERE.get(topic, set())
+        return [(name, batch) for name, batch in ODD.items() if name not in left_out]
+    rng = random.Random(f"{SEED} {topic}")
+    # In small segments only what is taken: Kafka also rolls for a request that it then refuses.
+    source = RandomRequests(rng, sound=topic == "random-sound")
+    return [source.next() for _ in range(REQUESTS)]
+
+
+class Asked(NamedTuple):
+    """What a topic's requests were answered, and then the questions about it."""
+
+    appended: list[Any]
+    by_time: dict[int, tuple[int, int] | None]
+    by_time_trimmed: dict[int, tuple[int, int] | None]
+    fetched: dict[tuple[int, int], bytes]
+
+
+class Transactions(NamedTuple):
+    """`committed`: the offsets of all committed records, by where the read began."""
+
+    committed: dict[int, list[int]]
+    by_time: dict[int, tuple[int, int] | None]
+    last_stable_offset: int
+    high_watermark: int
+
+
+class Theirs(NamedTuple):
+    data: Path
+    topics: dict[str, Asked]
+    transactions: Transactions
+
+
+def play(kafka: RealKafka, data: Path) -> Theirs:
+    """All of it, on a broker of its own in this folder."""
+    topics = {topic: as_kafka_has_it(config) for topic, config in TOPICS.items()}
+    topics["transactions"] = as_kafka_has_it(SMALL)
+    with kafka.broker(data, topics) as server:
+        wire = Wire(server)
+        asked = {topic: ask_kafka(wire, topic) for topic in TOPICS}
+        play_transactions(wire, random.Random(SEED))
+        transactions = ask_of_transactions(wire)
+        wire.close()
+    return Theirs(data, asked, transactions)
+
+
+def as_kafka_has_it(config: dict[str, object]) -> dict[str, object]:
+    """Its public name for the size has a floor of 1 MiB."""
+    known = {"segment.bytes": "internal.segment.bytes"}
+    return {known.get(key, key): value for key, value in config.items()}
+
+
+def ask_kafka(wire: Wire, topic: str) -> Asked:
+    appended = [wire.produce(topic, batch) for _, batch in requests_to(topic)]
+    times = times_to_ask(topic)
+    by_time = {time: wire.list_offset(topic, time) for time in times}
+    end = wire.fetch(topic, 0, max_bytes=1, committed=False).high_watermark
+    fetched = {
+        (offset, size): wire.fetch(topic, offset, max_bytes=size, committed=False).records
+        for offset, size in reads_to_try(topic, end)
+    }
+    if topic.startswith("random"):
+        wire.delete_records(topic, TRIMMED_TO)
+    by_time_trimmed = {time: wire.list_offset(topic, time) for time in times}
+    return Asked(appended, by_time, by_time_trimmed, fetched)
+
+
+def times_to_ask(topic: str) -> list[int]:
+    """Around times that were sent; -1 and -2 would be other questions."""
+    if not topic.startswith("random"):
+        return []
+    times = {1, 2**62}
+    for _, batch in requests_to(topic):
+        header = next(iter_headers(batch))
+        times |= {record.timestamp for record in decode_batch(batch, header)[-2:]}
+    return sorted({time + step for time in times for step in (-1, 0, 1)})
+
+
+def reads_to_try(topic: str, end: int) -> Iterator[tuple[int, int]]:
+    if not topic.startswith("random"):
+        return
+    for offset in range(0, end, 5):
+        yield offset, (1, 300, 2000, 1 << 20)[offset % 4]
+
+
+def ask_of_transactions(wire: Wire) -> Transactions:
+    end = wire.fetch("transactions", 0, max_bytes=1, committed=False)
+    starts = range(0, end.last_stable_offset, 5)
+    committed = {start: read_committed(wire, "transactions", start) for start in starts}
+    times = range(NOW_MS, NOW_MS + STEPS, 5)
+    by_time = {time: wire.list_offset("transactions", time) for time in times}
+    return Transactions(committed, by_time, end.last_stable_offset, end.high_watermark)
+
+
+def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions") -> None:
+    """Three producers' transactions, across each other, and records outside of any."""
+    names = ["one", "two", "three"]
+    producers = {name: wire.begin_producer(name) for name in names}
+    sequences, is_open = dict.fromkeys(names, 0), set()
+    for number in range(STEPS):
+        name = rng.choice(names)
+        step = rng.choice(("plain", *["send"] * 6, "end", "end", "begin anew"))
+        if step == "plain":
+            assert wire.produce(topic, a_batch(rng, number)).error == "NONE"
+        elif step == "begin anew":  # under the next epoch, which aborts what is open
+            producers[name], sequences[name] = wire.begin_producer(name), 0
+            is_open.discard(name)
+        elif step == "end" and name in is_open:
+            wire.end_transaction(name, producers[name], commit=rng.random() < 0.5)
+            is_open.remove(name)
+        else:
+            if name not in is_open:
+                wire.add_to_transaction(name, producers[name], topic)
+                is_open.add(name)
+            producer_id, epoch = producers[name]
+            batch = a_batch(
+                rng,
+                number,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequences[name],
+                transactional=True,
+            )
+            sequences[name] += next(iter_headers(batch)).record_count
+            assert wire.produce(topic, batch, transactional_id=name).error == "NONE"
+    assert is_open, "the log ends above its last stable offset"
+    for name in set(names) - is_open:
+        wire.add_to_transaction(name, producers[name], topic)  # once the last one's marker is there
+
+
+def a_batch(rng: random.Random, number: int, **fields: Any) -> bytes:
+    values = [rng.randbytes(rng.randint(0, 60)) for _ in range(rng.choice((1, 2, 9)))]
+    times = [NOW_MS + number for _ in values]
+    return bytes(encode_batch(values, timestamps=times, codec=rng.choice((0, 4)), **fields))
+
+
+def read_committed(wire: Wire, topic: str, offset: int) -> list[int]:
+    """As Kafka's consumer does: batches of a producer are left out from the first offset of each
+    of its aborted transactions to the marker.
+    """
+    found, at = [], offset
+    while True:
+        fetched = wire.fetch(topic, at, max_bytes=1 << 20, committed=True)
+        assert fetched.error == "NONE"
+        waiting, aborting = sorted(fetched.aborted, key=lambda txn: txn[1]), set()
+        headers = list(iter_headers(fetched.records))
+        if not headers:
+            return found
+        for header in headers:
+            while waiting and waiting[0][1] <= header.last_offset:
+                aborting.add(waiting.pop(0)[0])
+            if header.is_control:
+                aborting.discard(header.producer_id)
+            elif header.producer_id not in aborting or not header.is_transactional:
+                records = decode_batch(fetched.records, header)
+                found += [record.offset for record in records if record.offset >= offset]
+        at = headers[-1].next_offset
