@@ -202,7 +202,7 @@ class Broker:
             broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()
         except BaseException as error:
-            folder.close(clean=False)
+            folder.close()
             if isinstance(error, OSError):
                 raise refused(folder.path, error) from error
             raise
@@ -368,17 +368,37 @@ class Broker:
         self._checkpoints.save()
 
     def close(self) -> None:
-        """Refuse new work, flush and close every log, and say so durably for the next start."""
+        """Refuse new work, flush and close every log, and say so durably for the next start.
+
+        All in `shutdown.timeout.ms`, but for the disk; then the store may take its time.
+        """
         if not self._topics.close():
             return
-        self.compactor.stop()
-        for task in reversed(self._tasks):
-            task.stop(self.settings.shutdown_timeout_ms / 1000)
-        self.copier.close()
-        self._opener.close_timer()
+        self._stop_background_work(time.monotonic() + self.settings.shutdown_timeout_ms / 1000)
         for partition in self.partitions():  # first: what was taken still hands work over
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
+        if self._close_logs():
+            self.folder.note_clean_stop()
+        self.copier.close()
+        if self.bucket is not None:
+            self.bucket.close()
+        self.folder.close()
+
+    def _stop_background_work(self, deadline_s: float) -> None:
+        """One that waits for the store is left behind: a closed log is changed by nobody."""
+        self.copier.stop()
+        if self.bucket is not None:
+            self.bucket.break_off_uploads()
+        self.compactor.stop()
+        for task in self._tasks:
+            task.stop(0)
+        for task in reversed(self._tasks):
+            task.stop(max(0.0, deadline_s - time.monotonic()))
+        self._opener.close_timer()
+
+    def _close_logs(self) -> bool:
+        """Whether the next start may trust what it finds."""
         clean = not any(self.damaged_partitions())
         for partition in self.partitions():
             try:
@@ -391,9 +411,7 @@ class Broker:
         except OSError as error:  # those that are there hold, and cost a longer check
             clean = False
             log.error("checkpoints not saved", error=str(error))
-        if self.bucket is not None:
-            self.bucket.close()
-        self.folder.close(clean=clean)
+        return clean
 
     def _forget_rows(self, name: str) -> None:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final
 
@@ -87,6 +87,7 @@ class Bucket:
         )
         self.reader = ColdReader(store, self.cache, limits=cold)
         self._notes = UploadNotes(folder.uploads, kept_ms=settings.gc_grace_ms // 2, clock=clock)
+        self._pace = Pace(settings.offload_bandwidth or None)
         self._uploader: SegmentUploader | None = None
         self.is_ours = False
         self.refusal: str | None = None
@@ -111,13 +112,10 @@ class Bucket:
         prefix.
         """
         bucket = cls(folder, store, settings, clock=clock)
-        checker = ThreadPoolExecutor(1, thread_name_prefix="store-check")
         try:
-            checker.submit(bucket.check).result(settings.store_start_timeout_ms / 1000)
+            _in_thread_of_its_own(bucket.check).result(settings.store_start_timeout_ms / 1000)
         except (StoreUnavailable, FutureTimeout) as error:
             bucket._note_unavailable(StoreUnavailable(str(error)))
-        finally:
-            checker.shutdown(wait=False)
         return bucket
 
     def check(self) -> None:
@@ -146,12 +144,11 @@ class Bucket:
                 part_bytes=self._settings.offload_part_bytes,
                 chunk_bytes=self._settings.cache_chunk_bytes,
             )
-            bandwidth = self._settings.offload_bandwidth
             self._uploader = SegmentUploader(
                 self.store,
                 limits=limits,
                 read_back_whole=traits.read_back_whole,
-                pace=Pace(bandwidth) if bandwidth else None,
+                pace=self._pace,
                 notes=self._notes,
             )
             self.is_ours, self.unavailable, self.refusal = True, None, None
@@ -336,10 +333,29 @@ class Bucket:
             clock=self._clock,
         )
 
+    def break_off_uploads(self) -> None:
+        """With the part that is under way; none begins any more."""
+        self._pace.stop()
+
     def close(self) -> None:
         self.reader.close()
         self.cache.close()
         self.store.close()
+
+
+def _in_thread_of_its_own(call: Callable[[], None]) -> Future[None]:
+    """One that no process waits for at its end: a store may take a minute to say nothing."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="store-check", daemon=True).start()
+    return done
 
 
 def _topic_object(record: TopicRecord) -> TopicObject:

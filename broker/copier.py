@@ -29,6 +29,7 @@ from record_format.errors import (
     CorruptDataError,
     FencedError,
     LogOfflineError,
+    ShuttingDown,
     TierlogError,
     UnknownSegment,
 )
@@ -128,12 +129,17 @@ class Copier:
         )
 
     def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
-        """Wait until nothing rolled is local only; False when the time is over first."""
+        """Wait until nothing rolled is local only; False when the time, or the copier's, is over
+        first.
+        """
         partitions = list(partitions)
+
+        def done() -> bool:
+            return all(_is_done(partition) for partition in partitions)
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: all(_is_done(partition) for partition in partitions), timeout_s
-            )
+            self._changed.wait_for(lambda: self._stopping or done(), timeout_s)
+            return done()
 
     def wait_until_idle(self, *, timeout_s: float) -> bool:
         """Wait until no upload and no claim is under way; False when the time is over first."""
@@ -142,10 +148,15 @@ class Copier:
                 lambda: all(work.running is None for work in self._work.values()), timeout_s
             )
 
-    def close(self) -> None:
-        """No new upload begins; those under way end."""
+    def stop(self) -> None:
+        """No new upload begins, and nobody waits for one any more."""
         with self._changed:
             self._stopping = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """As `stop`; those under way have ended."""
+        self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, partition: Partition, work: _Work) -> None:
@@ -169,7 +180,7 @@ class Copier:
                 if failure:
                     work.not_before = time.monotonic() + self._backoff_s(work.failures)
                 self._changed.notify_all()
-        if failure is not None:
+        if failure is not None and not isinstance(failure, ShuttingDown):
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
     def claim(self, partition: Partition) -> None:

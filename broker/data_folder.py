@@ -135,14 +135,14 @@ class DataFolder:
         """Folders of records that take-overs set apart: nobody serves or deletes them."""
         return sorted(path for path in self.path.iterdir() if DIVERGED.search(path.name))
 
-    def close(self, *, clean: bool) -> None:
-        """Raises OSError where the disk takes no marker; then the next start checks the logs."""
-        try:
-            if clean:
-                # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
-                write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
-        finally:
-            os.close(self._lock_fd)
+    def note_clean_stop(self) -> None:
+        """Every log is closed, and what the checkpoints say holds. Raises OSError."""
+        # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
+        write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+
+    def close(self) -> None:
+        """Let another broker have the folder."""
+        os.close(self._lock_fd)
 
     # --- checkpoints ------------------------------------------------------------------------------
 

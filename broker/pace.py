@@ -1,7 +1,9 @@
-"""A rate limit in bytes a second, shared by all uploads (`offload.bandwidth`).
+"""How uploads go: at a rate in bytes a second (`offload.bandwidth`), and no further than a stop.
 
-A token bucket of one second's worth: a caller that takes more than is there waits for its turn, and
-turns are given in the order of the calls.
+* A token bucket of one second's worth, shared by all uploads: a caller that takes more than is
+  there waits for its turn, and turns are given in the order of the calls.
+* After `stop` nothing more is sent: a broker that stops does not wait for a segment of a gigabyte.
+  What went up by then is where the next start goes on.
 """
 
 from __future__ import annotations
@@ -10,27 +12,41 @@ import threading
 import time
 from collections.abc import Callable
 
+from record_format.errors import ShuttingDown
+
 
 class Pace:
     """Call it with the bytes that are about to be sent; it blocks. Thread-safe."""
 
     def __init__(
         self,
-        bytes_per_second: int,
+        bytes_per_second: int | None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
-        assert bytes_per_second > 0
-        self._rate, self._monotonic, self._sleep = bytes_per_second, monotonic, sleep
+        assert bytes_per_second is None or bytes_per_second > 0
+        self._rate, self._monotonic = bytes_per_second, monotonic
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
         self._lock = threading.Lock()
         self._free_at = monotonic()
 
+    def stop(self) -> None:
+        """Break uploads off, also those that wait for their turn."""
+        self._stopped.set()
+
     def __call__(self, size_bytes: int) -> None:
+        """Raises ShuttingDown after `stop`."""
+        wait_s = self._wait_s(size_bytes, self._rate) if self._rate is not None else 0.0
+        if wait_s > 0:
+            self._sleep(wait_s)
+        if self._stopped.is_set():
+            raise ShuttingDown("the broker is shutting down")
+
+    def _wait_s(self, size_bytes: int, rate: int) -> float:
         with self._lock:
             now = self._monotonic()
             begin = max(self._free_at, now - 1.0)
-            self._free_at = begin + size_bytes / self._rate
-            wait_s = begin - now
-        if wait_s > 0:
-            self._sleep(wait_s)
+            self._free_at = begin + size_bytes / rate
+            return begin - now

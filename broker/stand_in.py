@@ -122,4 +122,6 @@ def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> N
             probed_ms=wall_clock_ms(),
         )
         folder.write_probe(believed)
-    folder.close(clean=folder.was_clean)
+    if folder.was_clean:
+        folder.note_clean_stop()
+    folder.close()

@@ -26,7 +26,13 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import ChecksumRefused, Resumable, Unfinished, UploadLost
 from cold_tier.retry import is_final
-from record_format.errors import ConfigurationError, MissingObject, StoreUnavailable, TierlogError
+from record_format.errors import (
+    ConfigurationError,
+    MissingObject,
+    ShuttingDown,
+    StoreUnavailable,
+    TierlogError,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -234,7 +240,9 @@ def list_uploads(client: S3Client, wanted: Any, repeat: Repeat, limit: int) -> l
 
 
 def _may_go_on(error: BaseException) -> bool:
-    return isinstance(error, StoreUnavailable) and not is_final(error)
+    if isinstance(error, StoreUnavailable):
+        return not is_final(error)
+    return isinstance(error, ShuttingDown)
 
 
 def read_part(path: Path, position: int, size_bytes: int) -> bytes:

@@ -105,7 +105,7 @@ class Scene:
                 deleting.delete_topic(record)
         finally:
             deleting.close()
-            folder.close(clean=False)
+            folder.close()
         return store.calls
 
     def check(self, data_dir):

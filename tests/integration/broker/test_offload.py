@@ -1,6 +1,7 @@
 """What goes to the bucket when: partitions in turn, quiet ones by time, at the rate given."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from structlog.testing import capture_logs
@@ -97,6 +98,9 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
         def __call__(self, size_bytes):
             self.sent_bytes += size_bytes
 
+        def stop(self):
+            pass
+
     monkeypatch.setattr(bucket, "Pace", Recorded)
     house.restart(offload_bandwidth=12_345)
     house.broker.create_topic("t", config=SMALL)
@@ -146,3 +150,18 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
+    house.restart(offload_bandwidth=1)
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", segments=2)
+    (partition,) = partitions(house, "t")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(house.broker.offload, "t", wait_ms=3_600_000)
+        house.wait_for(lambda: bool(partition.cold._going_up))
+        house.broker.close()
+        assert waiting.result(10).remaining_segments > 0
+    house.broker = house.open()
+    assert house.broker.folder.was_clean
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0

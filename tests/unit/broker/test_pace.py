@@ -1,4 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
 from broker.pace import Pace
+from record_format.errors import ShuttingDown
 
 
 class Clock:
@@ -28,3 +33,17 @@ def test_an_idle_second_is_saved_up_and_no_more():
     assert clock.slept == []
     pace(1000)
     assert clock.slept == [1.0]
+
+
+@pytest.mark.parametrize("rate", [None, 1])
+def test_a_stop_breaks_off_also_who_waits_for_his_turn(rate):
+    pace = Pace(rate)
+    pace(10**6)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pace, 1) if rate else None
+        pace.stop()
+        if waiting is not None:
+            with pytest.raises(ShuttingDown):
+                waiting.result(10)
+    with pytest.raises(ShuttingDown):
+        pace(1)

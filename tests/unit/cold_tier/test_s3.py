@@ -19,6 +19,7 @@ from record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
+    ShuttingDown,
     StoreUnavailable,
 )
 from tests.fakes.scripted_s3 import HangUp, Say, scripted_s3
@@ -212,6 +213,31 @@ def test_a_failed_part_aborts_the_upload(tmp_path):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
         assert asked[-1][0] == "DELETE"
         assert "uploadId=u1" in asked[-1][1]
+
+
+def test_an_upload_that_a_stop_breaks_off_is_not_aborted(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * (6 << 20))
+    begun = (
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    )
+
+    def stopped(_):
+        raise ShuttingDown("now")
+
+    ids = []
+    with s3(Say(200, body=begun)) as (store, asked), pytest.raises(ShuttingDown):
+        store.put_file(
+            "k.log",
+            path,
+            size_bytes=6 << 20,
+            crc32c=1,
+            part_bytes=5 << 20,
+            pace=stopped,
+            resumable=Resumable("", ids.append),
+        )
+    assert ids == ["u1"]
+    assert [method for method, *_ in asked] == ["POST"]
 
 
 @pytest.mark.parametrize("refusal", [Say(403, "AccessDenied"), Say(404, "NoSuchUpload")])
