@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from record_format.cut import Cut
 from record_format.index_layouts import AbortedTxn
+from record_format.record_walk import I64_MAX
 
 
 class ChunkPiece(NamedTuple):
@@ -44,13 +45,17 @@ class TailPiece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionWork:
-    """One partition's part of the read: [start_offset, end_offset), and where its bytes are."""
+    """One partition's part of the read: [start_offset, end_offset), and where its bytes are.
+
+    From `cold_end_offset` on it is the tail's, also where a chunk goes on behind it.
+    """
 
     topic: str
     topic_id: str
     partition: int
     start_offset: int
     end_offset: int
+    cold_end_offset: int = I64_MAX
     chunks: Sequence[ChunkPiece] = ()
     tail: Sequence[TailPiece] = ()
     aborted: tuple[AbortedTxn, ...] = ()
@@ -145,7 +150,7 @@ def _narrow(work: PartitionWork, cut: Cut) -> PartitionWork:
 def _units(work: PartitionWork, cut: Cut) -> Iterator[_Unit]:
     for chunk in work.chunks:
         start = max(work.start_offset, chunk.first_offset)
-        end = min(work.end_offset, chunk.last_offset + 1)
+        end = min(work.end_offset, work.cold_end_offset, chunk.last_offset + 1)
         if start < end and not _is_outside(chunk, cut):
             yield _Unit(chunk, start, end, chunk.size_bytes)
     for piece in work.tail:

@@ -90,6 +90,7 @@ class Planner:
             partition=facts.partition,
             start_offset=start,
             end_offset=end,
+            cold_end_offset=cold_end,
             chunks=chunks,
             tail=list(self._tail(facts, start=max(start, facts.cold_end_offset), end=end)),
             aborted=tuple(aborted),

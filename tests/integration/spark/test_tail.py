@@ -241,3 +241,25 @@ def test_what_was_aborted_is_left_out_though_its_marker_lies_far_behind_an_open_
         tiers.offload("txn")
         for way in ways:
             assert Run(tiers, **read, **way).rows() == {}
+
+
+def test_the_tail_begins_inside_a_chunk_where_a_transaction_was_open(tmp_path):
+    folder = KafkaFolder(tmp_path / "txn-0")
+    folder.roll()
+    folder.put(b"plain")
+    folder.put(b"aborted", producer_id=1, base_sequence=0)
+    folder.put(b"more")
+    folder.roll()
+    folder.end(1, committed=False)
+    folder.put(b"last")
+    with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
+        partition = tiers.broker.partition("txn", 0)
+        assert tiers.broker.copier.wait_until_done([partition], timeout_s=20)
+        assert tiers.cold_end("txn", 0) == 3
+        for isolation, offsets in (
+            ("read_committed", [0, 2, 4]),
+            ("read_uncommitted", [0, 1, 2, 4]),
+        ):
+            run = Run(tiers, subscribe="txn", isolationLevel=isolation)
+            assert {split.is_cold for split in run.splits} == {True, False}
+            assert [row[0] for row in run.rows()["txn", 0]] == offsets
