@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from itertools import islice
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -65,6 +69,10 @@ def consume(
     start = parse_offset(offset or "earliest")
     limits = Limits(max_bytes=MAX_FETCH_BYTES)
     if format_ is Format.BATCHES:
+        if follow or max_records is not None:
+            raise typer.BadParameter(
+                "--format batches ends at the high watermark: no --follow, no --max-records"
+            )
         _batches(client, topic, partition, start=start, timestamp=timestamp)
         return
     records = client.consume(
@@ -76,6 +84,8 @@ def consume(
         limits=limits,
     )
     shown = _value if format_ is Format.VALUE else _json
+    if follow:
+        Thread(target=_interrupt_when_nobody_reads, name="reader", daemon=True).start()
     _print(islice(records, max_records), shown, flush=follow)
 
 
@@ -103,6 +113,16 @@ def _print(
         if not flush:
             raise
     out.flush()
+
+
+def _interrupt_when_nobody_reads() -> None:
+    """A pipe tells by a write alone that `| head` ended, and there may be nothing to write for
+    days. `tail -f` watches it too.
+    """
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)  # what went wrong is told unasked
+    watched.poll()
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _value(record: ConsumedRecord) -> bytes:

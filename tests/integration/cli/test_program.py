@@ -1,6 +1,7 @@
 """The program by itself: help, usage, exit codes, starting and stopping a broker."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
+from tests.fakes.forked import Forked
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 
@@ -43,6 +45,7 @@ def test_help_names_every_command(offline):
         (2, ("topic", "create"), "NAME"),
         (2, ("topic", "list", "--output", "xml"), ": 'xml' is not one of 'auto', 'text', 'json' ("),
         (2, ("consume", "t", "--colour"), "--colour"),
+        (2, ("consume", "t", "-p", "0", "--format", "batches", "-f"), "no --follow"),
         (2, ("serve", "--cache-bytes", "1"), "data.dir"),
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
@@ -65,6 +68,21 @@ def test_no_broker_is_one_line():
         sock.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert "cannot reach the broker" in Program(server).fails(1, "topic", "list")
+
+
+def test_a_follower_ends_when_nobody_reads_it_any_more(tmp_path):
+    broker = RunningBroker("dev", "--port", "0", cwd=tmp_path)
+    program = Program(broker.server)
+    program.ok("topic", "create", "t")
+    program.ok("produce", "t", stdin=b"a\nb\n")
+    reading, writing = os.pipe()
+    command = ("consume", "t", "--follow", "--server", broker.server)
+    follower = Forked(command, stdout=writing, stderr=writing, env=ENVIRONMENT)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as lines:
+        assert [lines.readline(), lines.readline()] == [b"a\n", b"b\n"]
+    assert follower.wait(20) == 0, "with nothing more to be written"
+    assert broker.stop() == 0
 
 
 def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
