@@ -45,7 +45,7 @@ def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
     shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
     (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
     copy = House(tmp_path / "copy")
-    copy.broker.offload("t", wait_ms=20_000)
+    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
     copy.broker.close()
     house.broker = house.open()
     house.broker._copy_round()
@@ -71,8 +71,7 @@ def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
     (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
     copy = House(tmp_path / "copy")
-    copy.broker.copier.wait_until_idle(timeout_s=10)
-    copy.broker.offload("t", wait_ms=20_000)
+    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
     copy.broker.close()
     house.broker.janitor.check_fences()
     with pytest.raises(FencedError):
