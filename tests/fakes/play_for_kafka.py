@@ -121,7 +121,7 @@ def times_to_ask(topic: str) -> list[int]:
     if not topic.startswith("random"):
         return []
     times = {1, 2**62}
-    for _, batch in requests_to(topic):
+    for _, batch in requests_to(topic)[::3]:
         header = next(iter_headers(batch))
         times |= {record.timestamp for record in decode_batch(batch, header)[-2:]}
     return sorted({time + step for time in times for step in (-1, 0, 1)})
