@@ -5,7 +5,8 @@
 | clean stop | nothing is checked but the tail of the last segment, from its last index entry on |
 | clean stop, but the tail is no whole batch | as after a crash |
 | segment wholly below the recovery point | trusted to its length |
-| segment that ends exactly there | its indexes are made anew: their trim may not have been synced |
+| segment that ends exactly there | what its seal did may not have been synced: indexes are made |
+| | anew, and what lies behind its last record (preallocated space) is cut |
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
 | first bad byte above what is known to be flushed | the file is cut there, later segments go |
 | first bad byte below that | refused (CorruptBatch): flushed bytes; `repair` cuts |

@@ -15,7 +15,7 @@ from hot_tier.batch_walk import CheckedBatch
 from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
-from hot_tier.index_rebuild import rebuild_indexes, write_indexes
+from hot_tier.index_rebuild import write_indexes
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState, Segments
 from hot_tier.producer_snapshots import (
@@ -85,7 +85,7 @@ class Recovery:
             len(items) - 1,
         )
         if first and items[first - 1].end.next_offset == self._recovery_point:
-            rebuild_indexes(state, items[first - 1])
+            self._finish_seal(items[first - 1])
         state.producers = load_newest(
             state,
             self._folder.snapshots,
@@ -99,6 +99,27 @@ class Recovery:
         state.epochs.cut_end(items[first].base_offset)
         self._recover_all(items[first:])
         state.disk.sync_folder(state.folder)
+
+    def _finish_seal(self, segment: Segment) -> None:
+        """Of a segment that ends at the recovery point, neither the trim of its indexes nor the cut
+        of what was preallocated behind its records may have been synced, or have come to pass.
+        """
+        plan = IndexPlan(
+            segment.base_offset, interval_bytes=self._state.config.index_interval_bytes
+        )
+        position, next_offset = 0, segment.base_offset
+        try:
+            for header in segment.headers(self._state.files):
+                plan.take(header, position=header.position)
+                position, next_offset = header.end_position, header.next_offset
+        except CorruptBatch as bad:
+            if next_offset < segment.end.next_offset:
+                raise
+            self._truncate(segment, position, reason=bad.detail)
+            segment.end = SegmentEnd(position, next_offset)
+            self._sync_log(segment)
+        plan.add_time_entry()
+        write_indexes(self._state, segment, plan)
 
     def _recover_all(self, items: tuple[Segment, ...]) -> None:
         for number, segment in enumerate(items):
@@ -199,7 +220,10 @@ class Recovery:
                 position=position,
                 offset=next_offset,
             )
-        report = self._report
+        self._truncate(segment, position, reason=reason)
+
+    def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
+        path, report = segment.path(LOG), self._report
         report.cut_file, report.cut_position, report.cut_reason = str(path), position, reason
         report.cut_bytes += segment.end.size_bytes - position
         fd = self._state.disk.open(path, os.O_RDWR)

@@ -505,6 +505,27 @@ def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folde
     assert (again.base_offset, again.duplicate) == (4, False)
 
 
+@pytest.mark.parametrize("next_is_preallocated", [False, True])
+def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
+    open_log, append_values, records_of, folder, tmp_path, next_is_preallocated
+):
+    """All was flushed, the next segment is there, and the old one was not cut to its length."""
+    config = {"preallocate": True, "segment.bytes": 100_000}
+    log = open_log(config=config)
+    for value in (b"a", b"b"):
+        append_values(log, value)
+    size_bytes, end = log.size_bytes, log.flush()
+    crashed = tmp_path / "crashed"
+    shutil.copytree(folder, crashed)
+    file_of(crashed, end, ".log").write_bytes(bytes(100_000 if next_is_preallocated else 0))
+    log = open_log(crashed, config=config, clean=False, recovery_point=end)
+    assert [view.size_bytes for view in log.segments()] == [size_bytes, 0]
+    assert file_of(crashed, 0, ".log").stat().st_size == size_bytes
+    append_values(log, b"c")
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"a", b"b", b"c"]
+
+
 # --- a disk that failed ---------------------------------------------------------------------------
 
 
