@@ -48,7 +48,6 @@ _NOT_ASKED: Final = frozenset(
         *("splitbytes", "minpartitions", "maxrecordsperpartition"),
     )
 )
-_RANGE: Final = ("subscribe", "subscribepattern", "assign", "starting", "ending")
 _DAY_MS: Final = 86_400_000
 _HOUR_MS: Final = 3_600_000
 
@@ -228,8 +227,7 @@ class _Step:
         return counted()
 
     def _rows(self, step: Step, **more: str) -> DataFrame:
-        given = {k: v for k, v in self._source.items() if not k.lower().startswith(_RANGE)}
-        options = {**given, **more, **options_of(step)}
+        options = {**options_of(step, self._source), **more}
         return self._session.read.format("tierlog").options(**options).load()
 
 

@@ -24,6 +24,8 @@ from spark_reader.ranges import OffsetRange
 
 FORMAT_VERSION: Final = 1
 
+_RANGE: Final = ("subscribe", "subscribepattern", "assign", "starting", "ending")
+
 Range = tuple[int, int]
 Step = Mapping[str, Mapping[int, Range]]
 """[start offset, end offset) by topic and partition."""
@@ -91,12 +93,22 @@ def cut_steps(
     return [step for step in steps if step]
 
 
-def options_of(step: Step) -> dict[str, str]:
-    """A step as the source's options say it."""
+def options_of(step: Step, source: Mapping[str, str]) -> dict[str, str]:
+    """A step as the source's options say it: `source`, but for what chose topics and offsets."""
+    kept = {name: text for name, text in source.items() if not name.lower().startswith(_RANGE)}
+    for name in [name for name in kept if name.lower() == "manifestversion"]:
+        versions = _of_step(json.loads(kept.pop(name)), step)
+        if versions:
+            kept[name] = json.dumps(versions)
     starts = {t: {str(p): one[0] for p, one in of.items()} for t, of in step.items()}
     ends = {t: {str(p): one[1] for p, one in of.items()} for t, of in step.items()}
-    return {
+    return kept | {
         "assign": json.dumps({topic: sorted(of) for topic, of in step.items()}),
         "startingOffsets": json.dumps(starts),
         "endingOffsets": json.dumps(ends),
     }
+
+
+def _of_step(versions: Mapping[str, Mapping[str, int]], step: Step) -> Mapping[str, Any]:
+    """A source refuses what is said of a topic that it does not read."""
+    return {topic: of for topic, of in versions.items() if topic in step}

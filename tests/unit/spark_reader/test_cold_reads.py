@@ -11,6 +11,7 @@ from manifest.transitions import record_gap, trim
 from record_format.arrow_columns import COLUMNS
 from record_format.cut import Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
+from spark_reader.jobs.replay_plan import cut_steps, options_of
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
@@ -178,6 +179,24 @@ def test_a_pinned_version_gives_the_same_rows_after_more_was_uploaded(tmp_path):
         Read(url, subscribe="t", pin="weekly")
     with pytest.raises(UnknownManifestVersion):
         Read(url, subscribe="t", manifestVersion='{"t": {"0": 99}}')
+
+
+def test_steps_of_a_replay_read_what_versions_say_of_their_topics(url):
+    source = {"subscribe": "many,compacted", "splitBytes": "16k"}
+    whole = Read(url, **source)
+    used = json.loads(whole.said[0].removeprefix("read "))
+    source["manifestVersion"] = json.dumps(used["manifestVersion"])
+    options = parse_options({"store": url, "tier": "cold", **source}, streaming=False)
+    planner = Planner(options, report=[].append, warn=[].append)
+    ranges = planner.ranges()
+    splits = planner.splits(ranges)
+    steps = cut_steps(ranges, splits, split_bytes=16 << 10, step_bytes=100 << 10)
+    assert len({frozenset(step) for step in steps}) == 2  # some without one of the topics
+    read = [row for step in steps for row in Read(url, **options_of(step, source)).rows]
+    places = [
+        [(row["topic"], row["partition"], row["offset"]) for row in of] for of in (read, whole.rows)
+    ]
+    assert sorted(places[0]) == sorted(places[1])
 
 
 def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path):

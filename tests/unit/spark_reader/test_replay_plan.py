@@ -58,7 +58,7 @@ def test_nothing_to_read_is_no_step():
 def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
     plan = ReplayPlan(asked={"subscribe": "t"}, steps=[{"t": {0: (0, 5), 3: (1, 2)}}])
     assert from_json(plan.to_json(), file="plan.json") == plan
-    assert json.loads(options_of(plan.steps[0])["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
+    assert json.loads(options_of(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
     newer = plan.to_json().replace('"format_version": 1', '"format_version": 2')
     with pytest.raises(CorruptDataError, match="a replay plan of format 2"):
         from_json(newer, file="plan.json")
