@@ -7,7 +7,8 @@
   local disk, or is missing, waits until it is repaired; that is told (`held_up`).
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
-* Where compaction replaced segments, the bucket follows first, all the way (`mirror`).
+* Where compaction replaced segments, the bucket follows (`mirror`) once it has all that compaction
+  went by, and not before.
 * The copier never deletes a local file: retention does, by the manifest in force.
 """
 
@@ -53,6 +54,7 @@ class _Work:
         "failures",
         "held_up",
         "not_before",
+        "replaced_below",
         "running",
         "uploaded_bytes",
         "uploaded_segments",
@@ -62,6 +64,7 @@ class _Work:
         self.failures = 0
         self.held_up: str | None = None  # by what does not check
         self.not_before = 0.0
+        self.replaced_below: tuple[int, int] | None = None  # see `_may_follow`
         self.running: Future[None] | None = None
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
@@ -197,17 +200,15 @@ class Copier:
         assert cold is not None
         self.claim(partition)
         cold.settle()
-        if not _is_mirrored(partition):
+        pending = _pending(partition)
+        if not _is_mirrored(partition) and (not pending or _may_follow(partition, work)):
             follow_compaction(partition, stopping=lambda: self._stopping)
             if not _is_mirrored(partition):
-                return True  # another turn: what lies above must not overtake what lies below
-        pending = _pending(partition)
+                return True  # another turn
         if not pending or self._stopping:
             return False
         self._holes.check(partition, pending[0])
         with partition.log.files_lock:
-            if not _is_mirrored(partition):
-                return True  # compaction replaced something just now
             try:
                 entry = cold.offload(partition.log.sealed_segment_files(pending[0]))
             except UnknownSegment:
@@ -234,6 +235,18 @@ def _has_work(partition: Partition) -> bool:
     if cold is None or cold.leadership_lost or partition.log.offline:
         return False
     return not cold.claimed or not partition.log.mirrored or bool(_pending(partition))
+
+
+def _may_follow(partition: Partition, work: _Work) -> bool:
+    """Whether the bucket has all that compaction went by: it drops a value for a newer one, which
+    may lie above the bucket's end, and then the older one is all that a lost disk would leave.
+    """
+    log_, cold = partition.log, partition.cold
+    assert cold is not None
+    if work.replaced_below is None or work.replaced_below[0] != log_.replacements:
+        # In this order: what was replaced up to now went by segments that are sealed now.
+        work.replaced_below = (log_.replacements, log_.active_base_offset)
+    return cold.end_offset >= work.replaced_below[1]
 
 
 def _is_mirrored(partition: Partition) -> bool:

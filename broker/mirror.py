@@ -9,8 +9,7 @@
 * One transition a segment: no version of the manifest has half of a replacement.
 * In offset order, and nothing that came after a replacement before what lies below it: a segment
   without its tombstone must not be in the bucket while the value that it deleted still is. So a
-  pass ends where compaction replaces something meanwhile, and nothing new goes up before a pass is
-  through (`copier`).
+  pass ends where compaction replaces something meanwhile.
 * A local segment takes the place of whole entries alone. One that stands for a part of an entry is
   of another history (an older copy of the folder), and would take the rest away.
 """

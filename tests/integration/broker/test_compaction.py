@@ -430,3 +430,31 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
     compactor._clock = lambda: 10**11
     compactor.run_round()
     assert log.size_bytes < before
+
+
+def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeypatch):
+    """Else a disk that is lost just then takes the key away, older value and all."""
+    house.broker.create_topic("t", config=COMPACT)
+    house.broker._copying.stop(10)
+    partition, missing = house.broker.partition("t", 0), []
+    sealed(house, [(b"key", b"older"), (b"other", b"o" * 100)])
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    for number in range(3):
+        sealed(house, [(b"more-%d" % number, b"m" * 3000)])
+    sealed(house, [(b"key", b"newer"), (b"other", b"p")])
+    compacted(house, "t")
+    sealed(house, [(b"another", b"a")])
+    publish = partition.cold._publish
+
+    def published(manifest):
+        publish(manifest)
+        missing.append({b"key", b"other"} - last_of(cold_records(house, "t")).keys())
+
+    monkeypatch.setattr(partition.cold, "_publish", published)
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    assert missing == [set()] * len(missing)
+    assert len(missing) > 4
+    assert cold_records(house, "t") == house.records("t")
+    assert partition.log.mirrored
