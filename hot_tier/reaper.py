@@ -1,6 +1,7 @@
 """Deleting local segments: another name at once, unlinked a little later.
 
-* Only whole sealed segments from the start of the log go, oldest first.
+* Only whole sealed segments from the start of the log go, oldest first, and none before one that
+  could not go.
 * The `.log` is renamed last: whatever a crash leaves is a whole segment or no segment.
 * A reader that has the file open keeps it; one that comes later finds no such file.
 """
@@ -36,19 +37,24 @@ class Reaper:
             count = 0
             while count < len(items) - 1 and items[count].end.next_offset <= before_offset:
                 count += 1
-            state.segments = state.segments.from_number(count)
-            for segment in items[:count]:
-                self._rename(segment)
             if count:
-                state.folder_changed = True
+                self._delete_first(count)
                 self._start_epochs_at(items[count].base_offset)
             return [segment.base_offset for segment in items[:count]]
 
-    def _rename(self, segment: Segment) -> None:
+    def _delete_first(self, count: int) -> None:
+        """Where one cannot be renamed, it and those behind it stay: a hole would be damage."""
+        state = self._state
+        before, gone = state.segments, 0
+        state.segments = before.from_number(count)
+        state.folder_changed = True
         try:
-            self.set_aside(segment, keep_snapshot=False)
+            for segment in before.items[:count]:
+                self.set_aside(segment, keep_snapshot=False)
+                gone += 1
         except OSError as error:
-            raise disk_error(self._state, error) from error
+            state.segments = before.from_number(gone)
+            raise disk_error(state, error) from error
 
     def set_aside(
         self, segment: Segment, *, keep_snapshot: bool, moved: dict[Path, Path] | None = None

@@ -136,6 +136,31 @@ def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values
     assert [entry.start_offset for entry in log.epochs] == [3], "what was too much is gone"
 
 
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize(
+    ("number", "failure"), [(errno.ENOSPC, DiskFull), (errno.EIO, LogOfflineError)]
+)
+def test_segments_are_deleted_in_order_also_where_one_could_not_be(
+    open_log, append_values, records_of, disk, tmp_path, number, failure, after
+):
+    """A hole between what stayed and the rest would be damage to the next start."""
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    for _ in range(4):
+        append_values(log, b"x" * 1000)
+    end = log.flush()
+    disk.fail("rename", number, suffix=".deleted", after=after)
+    with pytest.raises(failure):
+        log.delete_local(2)
+    disk.heal()
+    logs = [int(path.stem) for path in sorted(log.folder.glob("*.log"))]
+    assert [view.base_offset for view in log.segments()] == logs
+    assert [r.offset for r in records_of(log)] == [n for n in range(4) if n >= logs[0]]
+    assert log.delete_local(3) == [n for n in logs if n < 3]
+    shutil.copytree(log.folder, tmp_path / "after the crash")
+    log = open_log(tmp_path / "after the crash", clean=False, recovery_point=end)
+    assert [r.offset for r in records_of(log)] == [3]
+
+
 def test_an_index_without_room_refuses_nothing(open_log, append_values, disk, tmp_path):
     config = {"index.interval.bytes": 0}
     log = open_log(config=config, disk=disk)
