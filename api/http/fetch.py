@@ -175,7 +175,8 @@ async def _read_first(
             )
             return Found(fetched, offset)
         except OffsetTrimmed:
-            if position.keyword != EARLIEST or attempt == _ATTEMPTS - 1:
+            # Who named no offset is told of none: what retention took is looked up again.
+            if position.offset >= 0 or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 

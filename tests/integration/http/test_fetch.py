@@ -238,6 +238,23 @@ def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -
     assert none.headers["log-next-offset"] == "2"
 
 
+def test_a_time_whose_record_is_trimmed_meanwhile_is_looked_up_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic()
+    api.values(topic, *"abc")
+    partition = api.broker.partition(topic, 0)
+    look_up = partition.offset_for_timestamp
+
+    def look_up_and_trim(timestamp: int) -> Any:
+        found = look_up(timestamp)
+        api.broker.trim(topic, 0, 2)
+        return found
+
+    monkeypatch.setattr(partition, "offset_for_timestamp", look_up_and_trim)
+    assert [r["value"] for r in api.fetch(topic, timestamp="0").json()["records"]] == ["c"]
+
+
 def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
