@@ -49,7 +49,7 @@ class Context:
         )
         self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
         self._waiting: set[Callable[[], None]] = set()
-        self._stopping = False
+        self.is_stopping = False
         self._register_metrics()
 
     def _register_metrics(self) -> None:
@@ -100,7 +100,7 @@ class Context:
     def add_waiting(self, leave: Callable[[], None]) -> None:
         """`leave` is called when the server stops; at once where it does already."""
         self._waiting.add(leave)
-        if self._stopping:
+        if self.is_stopping:
             leave()
 
     def remove_waiting(self, leave: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class Context:
 
     def stop_waiting(self) -> None:
         """Let every long poll answer with what there is, and every tail end."""
-        self._stopping = True
+        self.is_stopping = True
         for leave in list(self._waiting):
             leave()
 

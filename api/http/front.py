@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import secrets
@@ -34,7 +35,7 @@ from api.http.answers import (
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Scope, Send
-from api.http.refusals import MethodNotAllowed
+from api.http.refusals import CutByStop, MethodNotAllowed
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer
 from api.protocol.errors import ClientGone
 from record_format.errors import TierlogError
@@ -171,6 +172,11 @@ class TierlogApp(FastAPI):
             return await self.context.unsent.admitted(exchange, await waited_for)
         except ClientGone:
             raise
+        except asyncio.CancelledError:
+            if not self.context.is_stopping:
+                raise
+            late = CutByStop("the broker stops, and waited for this request as long as it may")
+            return self._refusal(exchange, late)
         except Exception as error:  # noqa: BLE001
             return self._refusal(exchange, error)
 

@@ -162,7 +162,6 @@ _CHANGING: Final = (
     *_REBUILT,
     "log-offline",
     "disk-full",
-    "shutting-down",
 )
 
 GROUP_CALLS: Final = (

@@ -69,10 +69,13 @@ _COMMON_PROBLEMS: Final = (
     "not-acceptable",
     "throttled",
     "header-too-large",
+    "shutting-down",
     "internal",
 )
 # Health is told to everybody, in one form, and always.
-_NOT_OF_OPEN_PATHS: Final = frozenset(("unauthorized", "not-acceptable", "throttled"))
+_NOT_OF_OPEN_PATHS: Final = frozenset(
+    ("unauthorized", "not-acceptable", "throttled", "shutting-down")
+)
 # Where the broker has tokens; the empty requirement says that it need not.
 SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
 SECURITY: Final[list[Json]] = [{"token": []}, {}]

@@ -75,6 +75,11 @@ def shown_path(path: str) -> str:
 
 # In an error of the operating system: an absolute path, three or more parts deep.
 _MACHINE_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
+_OUTCOME_UNKNOWN: Final = (
+    errors.LogOfflineError,
+    errors.OutcomeUnknownError,
+    refusals.CutByStop,
+)
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
 
@@ -193,7 +198,7 @@ def to_problem(
         document["object_key"] = full_key(str(document["object_key"]))
     if kind is INTERNAL:
         document["request_id"] = request_id
-    if writing and isinstance(error, (errors.LogOfflineError, errors.OutcomeUnknownError)):
+    if writing and isinstance(error, _OUTCOME_UNKNOWN):
         document["outcome"] = "unknown"
     return Problem(kind.status, kind.code, _headers(error, kind), document)
 

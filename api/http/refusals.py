@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from record_format.errors import RequestError
+from record_format.errors import RequestError, ShuttingDown
 
 
 class NotFound(RequestError):
@@ -71,3 +71,7 @@ class AppendedInPart(Exception):
     def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
         super().__init__(str(cause))
         self.cause, self.results = cause, list(results)
+
+
+class CutByStop(ShuttingDown):
+    """The stop of the server had no more patience: what the request writes may have landed."""

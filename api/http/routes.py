@@ -49,7 +49,6 @@ WRITING: Final = (
     "log-offline",
     "throttled",
     "disk-full",
-    "shutting-down",
 )
 
 _RECORDS_EXAMPLE: Final = {
@@ -123,7 +122,6 @@ _TOPIC_CALLS: Final = (
             "topic-exists",
             "request-too-large",
             "unsupported-media-type",
-            "shutting-down",
         ),
     ),
     Call(
@@ -164,7 +162,6 @@ _TOPIC_CALLS: Final = (
             "invalid-partition-count",
             "request-too-large",
             "unsupported-media-type",
-            "shutting-down",
         ),
     ),
     Call(
@@ -174,7 +171,7 @@ _TOPIC_CALLS: Final = (
         tag="topics",
         summary="Delete a topic, its files and its objects",
         status=204,
-        problems=(*NO_TOPIC, "leadership-lost", "shutting-down"),
+        problems=(*NO_TOPIC, "leadership-lost"),
     ),
 )
 

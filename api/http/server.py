@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import resource
@@ -32,6 +33,7 @@ from record_format.errors import RequestError, Throttled
 
 _OPEN_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
+_LAST_WORDS_S = 1.0
 _DESCRIPTORS = 1 << 18
 _CLOSE = (b"connection", b"close")
 
@@ -121,6 +123,14 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.stop_waiting()
         await super().shutdown(sockets)
+        await self._part()
+
+    async def _part(self) -> None:
+        """Those for whom there was no more patience are told so; then nobody is left."""
+        if self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_WORDS_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 @contextlib.contextmanager

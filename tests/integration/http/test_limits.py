@@ -19,6 +19,20 @@ from broker.settings import BrokerSettings
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
 
 
+def test_a_request_that_the_stop_does_not_wait_for_is_told_so(tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.settimeout(10)
+        with served(tmp_path, HttpSettings(shutdown_timeout_ms=1000)) as server:
+            sock.connect(("127.0.0.1", server.port))
+            head = f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\n"
+            sock.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 100\r\n\r\n".encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 100")  # its task waits for the body
+        answer = sock.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503")
+    for said in (b"retry-after:", b"x-request-id:", b'"shutting-down"', b'"outcome":"unknown"'):
+        assert said in answer
+
+
 def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
     with (
         served(tmp_path, HttpSettings(body_idle_timeout_ms=200)) as server,
