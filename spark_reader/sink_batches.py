@@ -11,7 +11,7 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -97,8 +97,14 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     for topic, partition, key, value, micros, headers in zip(
         *columns, column("headers"), strict=True
     ):
-        pairs = tuple((one["key"], one["value"]) for one in headers or ())
+        pairs = tuple(map(_header, headers or ()))
         yield Row(topic, partition, key, value, None if micros is None else micros // 1000, pairs)
+
+
+def _header(given: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
+    if given is None or given["key"] is None:
+        raise InvalidRecord("a row whose headers hold one without a key")
+    return given["key"], given["value"]
 
 
 class Batcher:

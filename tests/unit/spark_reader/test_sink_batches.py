@@ -86,3 +86,11 @@ def test_arrow_rows_keep_nulls_headers_and_times():
         Row(None, None, b"k", None, 1_700_000_000_123, (("h", None),)),
         Row(None, None, None, b"\xff", None, ()),
     ]
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
+def test_a_header_without_a_key_is_named(header):
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = pa.RecordBatch.from_pydict({"value": [b"v"], "headers": pa.array([[header]], kind)})
+    with pytest.raises(InvalidRecord, match="headers hold one without a key"):
+        list(rows_of(rows))
