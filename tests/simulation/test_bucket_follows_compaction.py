@@ -1,0 +1,177 @@
+"""A compacted topic in two tiers under a store that fails, rounds that meet, and crashes.
+
+After each commit the bucket is what a lost disk would leave. So, of each key: what was once there
+is there in that or a newer value, or its tombstone came; and what a tombstone took does not come
+back. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+"""
+
+import os
+import random
+import shutil
+
+import pytest
+
+from broker import copier, mirror
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
+from tests.integration.broker.conftest import House
+from tests.integration.broker.test_compaction import COMPACT, cold_records, last_of, put
+
+SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(6)
+STEPS = 60
+CONFIG = {**COMPACT, "segment.bytes": 1500, "min.cleanable.dirty.ratio": 0.0}
+
+
+class Wrong(AssertionError):
+    """The bucket says what it must not."""
+
+
+class Simulation(House):
+    """`truth`: the last value of each key. `tombstones`: their offsets, by key."""
+
+    def __init__(self, root, seed):
+        self.root, self.rng, self.now_ms = root, random.Random(seed), 10**12
+        self.store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
+        self.truth, self.tombstones, self.deleted, self.seen = {}, {}, {}, {}
+        self.wrong = []
+        self._open()
+        self.broker.create_topic(
+            "t", config={**CONFIG, "delete.retention.ms": self.rng.choice([0, 5000])}
+        )
+        self._watch()
+
+    def _open(self):
+        settings = BrokerSettings(
+            data_dir=self.root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0
+        )
+        self.broker = Broker.open_idle(settings, store=self.store, clock=lambda: self.now_ms)
+
+    @property
+    def partition(self):
+        return self.broker.partition("t", 0)
+
+    def _watch(self):
+        cold = self.partition.cold
+        publish = cold._publish
+
+        def published(manifest):
+            publish(manifest)
+            faults, self.store._faults = self.store._faults, []
+            self._look(manifest.end_offset)
+            self.store._faults = faults
+
+        cold._publish = published
+
+    def _look(self, end_offset):
+        shown = last_of(cold_records(self, "t")).items()
+        alive = {key: offset for key, (offset, value) in shown if value is not None}
+        for key, offset in self.seen.items():
+            took = [at for at in self.tombstones.get(key, ()) if offset < at < end_offset]
+            if key not in alive and not took:
+                self.wrong.append(f"{key} of offset {offset} is lost below {end_offset}")
+        for key, offset in alive.items():
+            if offset < self.deleted.get(key, -1):
+                self.wrong.append(f"{key} of offset {offset} came back")
+        for key, offsets in self.tombstones.items():
+            newest = max((at for at in offsets if at < end_offset), default=-1)
+            if key not in alive:
+                self.deleted[key] = max(newest, self.deleted.get(key, -1))
+        self.seen = alive
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def write(self):
+        pairs = []
+        for _ in range(self.rng.randrange(1, 4)):
+            size = self.rng.choice([10, 400])
+            value = None if self.rng.random() < 0.3 else self.rng.randbytes(size)
+            pairs.append((b"k%d" % self.rng.randrange(6), value))
+        first = put(self, "t", pairs).base_offset
+        for offset, (key, value) in enumerate(pairs, first):
+            self.truth[key] = value
+            if value is None:
+                self.tombstones.setdefault(key, []).append(offset)
+        self.partition.log.roll(reason="test")
+
+    def compact(self):
+        self.broker.compactor._waits.clear()
+        self.broker.compactor.run_round()
+
+    def follow(self):
+        if self.rng.random() < 0.4:
+            fault = self.rng.choice([FailsBefore, FailsAfter])()
+            call = self.rng.choice(["put", "put_file", "list", "get"])
+            self.store.fail(call, fault, times=self.rng.randrange(1, 3))
+        self.copy()
+        self.store.heal()
+
+    def follow_while_compacting(self):
+        one, left = mirror._follow, [self.rng.randrange(3)]
+
+        def overtaken(*view, **seen):
+            found = one(*view, **seen)
+            left[0] -= 1
+            if left[0] == 0:
+                self.compact()
+            return found
+
+        mirror._follow = overtaken
+        try:
+            self.copy()
+        finally:
+            mirror._follow = one
+
+    def copy(self):
+        self.broker.copier.hurry([self.partition])
+        self.broker.copier.run_round()
+        assert self.broker.copier.wait_until_idle(timeout_s=30)
+
+    def crash(self):
+        self.broker.save_checkpoints()
+        shutil.copytree(self.root / "data", self.root / "crashed")
+        self.broker.close()
+        shutil.rmtree(self.root / "data")
+        (self.root / "crashed").rename(self.root / "data")
+        self._open()
+        self._watch()
+
+    def run(self):
+        steps = (self.write, self.compact, self.follow, self.follow_while_compacting, self.crash)
+        for _ in range(STEPS):
+            self.now_ms += self.rng.choice([1, 1000, 10_000])
+            self.rng.choices(steps, weights=(45, 20, 12, 13, 10))[0]()
+            if self.wrong:
+                raise Wrong(self.wrong)
+        for _ in range(4):
+            self.copy()
+        expected = {key: value for key, value in self.truth.items() if value is not None}
+        for records in (self.records("t"), cold_records(self, "t")):
+            held = {key: value for key, (_, value) in last_of(records).items()}
+            assert {key: value for key, value in held.items() if value is not None} == expected
+        assert self.broker.verify("t", deep=True).ok
+
+
+@pytest.fixture
+def simulated(tmp_path):
+    made = []
+
+    def run(seed):
+        made.append(Simulation(tmp_path / str(seed), seed))
+        made[-1].run()
+
+    yield run
+    for one in made:
+        one.broker.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_bucket_loses_nothing_and_nothing_comes_back(simulated, seed):
+    simulated(seed)
+
+
+def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(simulated, monkeypatch):
+    monkeypatch.setattr(copier, "_may_follow", lambda partition, work: True)
+    with pytest.raises(Wrong, match="is lost"):
+        simulated(0)
