@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
 
     async def _part(self) -> None:
         """Those for whom there was no more patience are told so; then nobody is left."""
-        if self.server_state.tasks:
+        if self.server_state.tasks and not self.force_exit:
             await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_WORDS_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
