@@ -41,7 +41,13 @@ from record_format.compacting import (
     emptied,
 )
 from record_format.decode import expand
-from record_format.errors import ConfigurationError, CorruptBatch, TierlogError
+from record_format.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    OffsetTrimmed,
+    TierlogError,
+)
+from record_format.index_layouts import AbortedTxn
 
 
 class LastRecord(NamedTuple):
@@ -128,7 +134,7 @@ class Cleaner:
         table = self._table
         table.clear(start_offset=first_dirty)
         transactions = CleanedTransactions()
-        transactions.expect(aborted_transactions(self._state, first_dirty, end_offset=end_offset))
+        transactions.expect(self._aborted(first_dirty, end_offset))
         for segment in self._state.segments.items[:-1]:
             if segment.end.next_offset <= first_dirty or segment.base_offset >= end_offset:
                 continue
@@ -157,6 +163,12 @@ class Cleaner:
             raise CorruptBatch(
                 bad.detail, file=segment.name(LOG), position=bad.position, offset=bad.offset
             ) from None
+
+    def _aborted(self, offset: int, end_offset: int) -> list[AbortedTxn]:
+        try:
+            return aborted_transactions(self._state, offset, end_offset=end_offset)
+        except OffsetTrimmed:
+            raise Interrupted from None  # retention or a trim took a segment
 
     # --- the segments -----------------------------------------------------------------------------
 
@@ -205,9 +217,7 @@ class Cleaner:
         changed, last = False, None
         for segment in group:
             base_offset, end = segment.base_offset, segment.end
-            self._transactions.expect(
-                aborted_transactions(self._state, base_offset, end_offset=end.next_offset)
-            )
+            self._transactions.expect(self._aborted(base_offset, end.next_offset))
             for checked in self._batches(segment):
                 last = checked.at_start_of_chunk()
                 kept = self._clean_batch(checked, last, upper_bound=upper_bound)

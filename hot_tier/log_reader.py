@@ -142,11 +142,15 @@ def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T
                 rebuild_indexes(state, segment)
             return look_up()
     except FileNotFoundError:
-        raise OffsetTrimmed(
-            f"segment {segment.base_offset} was deleted",
-            log_start_offset=state.log_start_offset,
-            high_watermark=state.flushed.offset,
-        ) from None
+        raise _deleted(state, segment) from None
+
+
+def _deleted(state: LogState, segment: Segment) -> OffsetTrimmed:
+    return OffsetTrimmed(
+        f"segment {segment.base_offset} was deleted",
+        log_start_offset=state.log_start_offset,
+        high_watermark=state.flushed.offset,
+    )
 
 
 # --- by time --------------------------------------------------------------------------------------
@@ -239,11 +243,17 @@ def batch_bytes(
 
 
 def aborted_transactions(state: LogState, offset: int, *, end_offset: int) -> list[AbortedTxn]:
-    """Aborted transactions with records in [offset, end_offset), by their markers' offsets."""
+    """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
+    OffsetTrimmed where a segment was deleted meanwhile.
+    """
     segments = state.segments
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
-        for entry in read_entries(segment):
+        try:
+            entries = read_entries(segment)
+        except FileNotFoundError:
+            raise _deleted(state, segment) from None
+        for entry in entries:
             if entry.last_offset >= offset and entry.first_offset < end_offset:
                 found.append(entry)
             if entry.last_stable_offset >= end_offset:

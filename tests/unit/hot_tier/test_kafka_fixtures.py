@@ -14,6 +14,7 @@ from record_format.checkpoint_files import (
     parse_offset_checkpoint,
     parse_partition_metadata,
 )
+from record_format.errors import OffsetTrimmed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/partition.metadata"))
@@ -152,6 +153,16 @@ def test_a_copy_of_a_running_broker_s_folder_recovers(open_fixture, records_of, 
     log.close()
     for path in (FIXTURES / "unclean-0").glob("*.*index"):
         assert (tmp_path / "t-0" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tier(
+    open_fixture, tmp_path
+):
+    log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
+    for index in (tmp_path / "t-0").glob("*.txnindex"):
+        index.rename(index.with_name(index.name + ".deleted"))
+    with pytest.raises(OffsetTrimmed, match="was deleted"):
+        log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
 
 
 @pytest.mark.parametrize("name", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
