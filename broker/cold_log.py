@@ -307,7 +307,7 @@ class ColdLog(ColdReads):
         with self._lock, self._fencing():
             assert self.manifest is not None, "only a claimed partition commits"
             if self._unsure:
-                self._catch_up()  # what is not noted is one commit at most: see `is_older`
+                self._catch_up()  # each is noted before the next one: see `is_older`
             self._unsure = True
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:

@@ -43,6 +43,7 @@ from manifest.codec import decode_copy
 from manifest.epochs import recorded_pairs
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
+from manifest.store import UNNOTED_MAX
 from record_format import checkpoint_files
 from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
 
@@ -114,7 +115,7 @@ class OldFolder:
         if noted is None:
             return False
         same = (noted.owner, noted.leader_epoch) == (manifest.owner, manifest.leader_epoch)
-        return same and manifest.version > noted.version + 1
+        return same and manifest.version > noted.version + UNNOTED_MAX
 
     def _noted(self, target: TailTarget) -> Manifest | None:
         """The manifest that it last saw in force; None where only its own epochs speak for it."""

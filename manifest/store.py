@@ -69,6 +69,9 @@ from record_format.sealed_json import is_cut
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
 CUT_NOW_MAX = 4  # by one commit: then the connection is not fit for it
+# Each commit is noted before the next: a crash keeps one from being noted, and another where that
+# one followed a commit whose request was thought lost and came late.
+UNNOTED_MAX = 2
 CUT_VERSIONS_MAX = 1024  # in a row, by many: nobody deletes them, for their numbers were taken
 
 Transition = Callable[[Manifest], Manifest]
@@ -240,24 +243,28 @@ class ManifestStore:
         if self.is_older(seen, in_force):
             assert seen is not None, "who saw nothing is not older"
             raise FencedError(
-                f"{where(in_force)}: this folder noted version {seen.version}, and more than one "
-                f"was committed since under the same epoch {seen.leader_epoch}: it is an older "
-                "copy, and more may have been acknowledged than it knows of; `tierlog serve "
-                "--take-over` goes on with it above a gap"
+                f"{where(in_force)}: this folder noted version {seen.version}, and more was "
+                f"committed since under the same epoch {seen.leader_epoch} than a crash explains: "
+                "it is an older copy, and more may have been acknowledged than it knows of; "
+                "`tierlog serve --take-over` goes on with it above a gap"
             )
 
     def is_older(self, seen: Manifest | None, in_force: Manifest) -> bool:
-        """Whether whoever noted `seen` last lacks more than one commit under the same epoch.
+        """Whether whoever noted `seen` last lacks more than UNNOTED_MAX commits of the same epoch.
 
-        Each is noted before the next one, so that a crash keeps one from being noted at most. Asks
-        the store only where the versions are further apart; one that arrived cut is no commit.
+        Asks the store only where the versions are further apart; one that arrived cut is none.
         """
         if seen is None:
             return False
         if (seen.owner, seen.leader_epoch) != (in_force.owner, in_force.leader_epoch):
             return False
-        between = map(self.versions.read, range(seen.version + 1, in_force.version))
-        return any(data is None or not is_cut(data) for data in between)
+        unnoted = 1  # the one in force
+        for version in range(seen.version + 1, in_force.version):
+            data = self.versions.read(version)
+            unnoted += data is None or not is_cut(data)
+            if unnoted > UNNOTED_MAX:
+                return True
+        return False
 
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.

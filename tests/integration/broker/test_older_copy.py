@@ -42,7 +42,7 @@ def go_on_and_die(house, *, commits):
 
 
 def test_it_is_fenced_and_taken_over_above_a_gap(copied):
-    go_on_and_die(copied, commits=2)
+    go_on_and_die(copied, commits=3)
     for _ in range(2):
         copied.broker = copied.open()
         copied.broker._copying.stop(10)
@@ -52,7 +52,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     copied.broker = copied.open(take_over=True, restore_offset_gap=GAP)
     assert copied.broker.partition("t", 0).leadership_lost is None
     assert copied.produce("t", [b"new"]).base_offset >= 20 + GAP
-    assert [one.offset for one in copied.records("t", offset=2)][:18] == list(range(2, 20))
+    assert [one.offset for one in copied.records("t", offset=3)][:17] == list(range(3, 20))
     copied.restart()
     assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
 
@@ -63,7 +63,7 @@ def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     shutil.rmtree(tmp_path / "older")
     shutil.copytree(copied.root / "data", tmp_path / "older")
     copied.produce("t", [b"acknowledged"])
-    for number in range(2):
+    for number in range(3):
         copied.broker.trim("t", 0, 1 + number)
     copied.broker.close()
     options = RestoreOptions(
@@ -75,8 +75,8 @@ def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     assert "an older copy" in one.tail.detail
 
 
-def test_one_commit_is_what_a_crash_keeps_from_being_noted(copied):
-    go_on_and_die(copied, commits=1)
+def test_two_commits_are_what_a_crash_keeps_from_being_noted(copied):
+    go_on_and_die(copied, commits=2)
     copied.broker = copied.open()
     offload(copied)
     assert copied.broker.partition("t", 0).leadership_lost is None
