@@ -254,15 +254,15 @@ def key_of(partition: Partition, found: Found, query: FetchQuery, form: str) -> 
 
 
 def write(
-    partition: Partition, found: Found, query: FetchQuery, form: str, plain_only: bool
+    partition: Partition, found: Found, query: FetchQuery, form: str, at_once: bool
 ) -> WrittenPage:
-    """The records as text. Raises CorruptBatch, and Compressed as `read_page` does."""
+    """The records as text. Raises CorruptBatch, and TakesLong as `read_page` does."""
     page = record_json.read_page(
         found.fetched,
         offset=found.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit,
-        plain_only=plain_only,
+        at_once=at_once,
     )
     if form == media_types.JSON:
         body = record_json.write_array(page, query.encoding)

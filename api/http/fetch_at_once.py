@@ -25,11 +25,10 @@ from api.http.fetch import (
 )
 from api.http.positions import EARLIEST, parse_position
 from api.http.reading import work_bytes
-from api.http.record_json import Compressed
+from api.http.record_json import TakesLong
 from api.http.settings import MAX_FETCH_BYTES
 from api.protocol.at_once import AT_ONCE_BYTES
 from broker.partition import Partition
-from record_format import page_cache
 
 # What a reader sends again and again: read without the table of parameters, to the same end.
 _USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
@@ -51,16 +50,16 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
         return None if found is None else raw_answer(context, exchange, found)
     few = query.for_few()
     found = _found(exchange, partition, offset, few)
-    if found is None or not _is_little(found):
+    if found is None or work_bytes(found.fetched, found.offset) > AT_ONCE_BYTES:
         return None
     began_s = time.perf_counter()
     try:
         page = context.pages.get_now(
             key_of(partition, found, few, form),
             found.fetched,
-            lambda: write(partition, found, few, form, plain_only=True),
+            lambda: write(partition, found, few, form, at_once=True),
         )
-    except Compressed:
+    except TakesLong:
         return None
     exchange.timings.add("encode", began_s)
     if is_cut_short(found, page, few, query):
@@ -90,11 +89,3 @@ def _found(
         return None
     exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
     return found
-
-
-def _is_little(found: Found) -> bool:
-    """Whether to write it as text takes neither long nor the disk."""
-    return work_bytes(found.fetched, found.offset) <= AT_ONCE_BYTES and all(
-        page_cache.is_resident(file.fd, position, size_bytes)
-        for file, position, size_bytes in found.fetched.slices
-    )

@@ -176,10 +176,9 @@ async def _answer(
             records = max(0, fetched.next_offset - place.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def write(plain_only: bool) -> bytes:
+    def write(at_once: bool) -> bytes:
         shown = [
-            _shown(context, exchange, place, wanted=wanted, plain_only=plain_only)
-            for place in places
+            _shown(context, exchange, place, wanted=wanted, at_once=at_once) for place in places
         ]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
@@ -192,7 +191,7 @@ def _shown(
     place: Place | Refused,
     *,
     wanted: FetchMany,
-    plain_only: bool,
+    at_once: bool,
 ) -> bytes:
     if isinstance(place, Refused):
         return _shown_error(context, exchange, place)
@@ -202,7 +201,7 @@ def _shown(
             place.fetched,
             offset=place.offset,
             max_bytes=place.page_bytes,
-            plain_only=plain_only,
+            at_once=at_once,
         )
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)

@@ -13,7 +13,7 @@ from msgspec import Meta
 from api.http import timings
 from api.http.context import Context
 from api.http.problems import HeaderList
-from api.http.record_json import Compressed
+from api.http.record_json import TakesLong
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
 from broker.partition import Fetched, Partition, Tier
 from hot_tier.log_state import Offsets
@@ -47,12 +47,13 @@ def work_bytes(fetched: Fetched, offset: int) -> int:
 
 async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
     """Run at once what is little work, in a thread what is much. `write` is given whether it is to
-    raise Compressed rather than expand a batch: nobody knows how much work that is.
+    raise TakesLong rather than expand a batch, as nobody knows how much work that is, or wait for
+    the disk.
     """
     if work <= context.settings.inline_max_bytes:
         try:
             return await context.compute(work, lambda: write(True))
-        except Compressed:
+        except TakesLong:
             pass
     return await context.compute(sys.maxsize, lambda: write(False))
 

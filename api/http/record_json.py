@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from broker.partition import Fetched
-from record_format import codecs
+from record_format import codecs, page_cache
 from record_format.batch import BatchHeader, check_crc, iter_headers
 from record_format.decode import Columns, decode_columns
 from record_format.encode import Headers
@@ -82,8 +82,8 @@ _ANY: Final = msgspec.json.Decoder(Raw)
 _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
-class Compressed(Exception):
-    """A batch would have to be expanded, to who knows how much."""
+class TakesLong(Exception):
+    """Bytes would have to come from the disk, or a batch to be expanded, to who knows how much."""
 
 
 def read_page(
@@ -92,13 +92,13 @@ def read_page(
     offset: int,
     max_bytes: int,
     max_records: int | None = None,
-    plain_only: bool = False,
+    at_once: bool = False,
 ) -> Page:
     """The records from `offset` on out of what was fetched. Reads files: it may block.
 
     `max_bytes` is over keys, values and headers. A batch that fails its check ends the page before
-    it; where nothing stands before it, raises CorruptBatch. With `plain_only` raises Compressed
-    rather than expand a batch.
+    it; where nothing stands before it, raises CorruptBatch. With `at_once` raises TakesLong
+    rather than expand a batch or wait for the disk.
     """
     batches: list[Columns] = []
     try:
@@ -108,13 +108,22 @@ def read_page(
             offset=offset,
             room=max_bytes,
             records_left=max_records,
-            plain_only=plain_only,
+            at_once=at_once,
         )
     except CorruptBatch:
         if not batches:
             raise
         next_offset = batches[-1].offsets[-1] + 1
     return Page(batches, next_offset)
+
+
+def _read_now(piece: FileSlice) -> bytes:
+    """Raises TakesLong. The read itself tells: that some pages are in memory says little of all."""
+    try:
+        data = page_cache.pread_nowait(piece.file.fd, piece.size_bytes, piece.position)
+    except BlockingIOError as error:
+        raise TakesLong from error
+    return data if len(data) == piece.size_bytes else piece.read()
 
 
 def _read_into(
@@ -124,18 +133,18 @@ def _read_into(
     offset: int,
     room: int,
     records_left: int | None,
-    plain_only: bool,
+    at_once: bool,
 ) -> int:
-    """The offset behind the records that were added. Raises CorruptBatch, Compressed."""
+    """The offset behind the records that were added. Raises CorruptBatch, TakesLong."""
     for piece in fetched.slices:
-        data = piece.read()
+        data = _read_now(piece) if at_once else piece.read()
         for header in _batches(data, piece):
             if header.last_offset < offset or header.is_control:
                 continue
             if is_aborted(header, fetched.aborted):
                 continue
-            if plain_only and header.codec != codecs.NONE:
-                raise Compressed
+            if at_once and header.codec != codecs.NONE:
+                raise TakesLong
             columns = _decode(data, header, piece, offset)
             fitting, size = _fitting(columns, room, records_left, is_first=not batches)
             if fitting:

@@ -131,12 +131,12 @@ class Tail:
         return events
 
     def _write(
-        self, partition: Partition, fetched: Fetched, offset: int, plain_only: bool
+        self, partition: Partition, fetched: Fetched, offset: int, at_once: bool
     ) -> WrittenPage:
         """What all who stand at the same place are sent: for a topic's tail without the ids."""
         query = self._query
         page = record_json.read_page(
-            fetched, offset=offset, max_bytes=query.max_bytes, plain_only=plain_only
+            fetched, offset=offset, max_bytes=query.max_bytes, at_once=at_once
         )
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
         size_bytes = sum(len(line) for _, line in lines)

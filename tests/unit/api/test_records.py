@@ -1,13 +1,15 @@
 """Pages of records, and batches left out, over real files of encoded batches."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from api.http.batch_filter import filter_batches
-from api.http.record_json import read_page, write_array, write_lines
+from api.http.record_json import TakesLong, read_page, write_array, write_lines
 from broker.partition import Fetched
+from record_format import page_cache
 from record_format.batch import iter_headers
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
@@ -94,3 +96,23 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
         read_page(bad, offset=1, max_bytes=1000)
     assert refused.value.file.endswith("log")
     assert refused.value.position == len(batch(0, b"a"))
+
+
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+def test_what_must_not_wait_reads_nothing_from_the_disk(tmp_path: Path) -> None:
+    whole = fetched(tmp_path / "log", batch(0, b"x" * 60_000))
+    size, fd = whole.size_bytes, whole.slices[0].file.fd
+    try:
+        assert read_page(whole, offset=0, max_bytes=size, at_once=True).record_count == 1
+    except TakesLong:
+        pytest.skip("this file system cannot say what is in memory")
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    for position in (0, size - 1):  # what a look for the batch and its end brings in
+        os.pread(fd, 1, position)
+    if page_cache.resident_bytes(fd) >= size:
+        pytest.skip("this file system keeps everything in memory")
+    with pytest.raises(TakesLong):
+        read_page(whole, offset=0, max_bytes=size, at_once=True)
+    assert read_page(whole, offset=0, max_bytes=size).record_count == 1
