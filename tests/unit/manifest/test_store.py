@@ -288,3 +288,29 @@ def test_a_manifest_of_another_partition_is_refused(store: PlainStore) -> None:
     )
     with pytest.raises(CorruptManifest, match="/9/"):
         manifests.load()
+
+
+@pytest.mark.parametrize(("commits", "older"), [(1, False), (2, False), (3, True), (5, True)])
+def test_a_folder_that_lacks_more_commits_than_a_crash_explains_is_older(
+    store: PlainStore, commits: int, older: bool
+) -> None:
+    manifests, noted = owned(store)
+    state = noted
+    for number in range(commits):
+        state = manifests.commit(state, adding(100 * number))
+    assert manifests.is_older(noted, state) is older
+    assert not manifests.is_older(None, state)
+    assert not manifests.is_older(altered(noted, leader_epoch=7), state)
+
+
+def test_versions_that_arrived_cut_make_no_folder_older(store: PlainStore) -> None:
+    manifests, noted = owned(store)
+    state = noted
+    for number in range(2):
+        left = [Fault.CUT] * 3
+        store.faults = lambda call, _, left=left: left.pop() if call == "put" and left else None
+        state = manifests.commit(state, adding(100 * number))
+    assert state.version == noted.version + 8
+    assert not manifests.is_older(noted, state)
+    state = manifests.commit(state, adding(200))
+    assert manifests.is_older(noted, state)
