@@ -25,7 +25,7 @@ from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, restorable
-from record_format.errors import UnknownManifestVersion, UnknownTopic
+from record_format.errors import MissingObject, UnknownManifestVersion, UnknownTopic
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
 from spark_reader.access import Connections
@@ -251,9 +251,23 @@ class Catalog:
                 return
             yield entry
 
-    def indexes(self, entries: Iterable[SegmentEntry]) -> list[cold_index.SegmentIndex]:
+    def indexes(
+        self, entries: Iterable[SegmentEntry], *, missing: Callable[[MissingObject], None]
+    ) -> list[cold_index.SegmentIndex]:
+        """Those that there are; `missing` is told of each other one."""
         store = self._connections.store
-        return _parallel(lambda entry: cold_index.read_index(store, entry), list(entries))
+
+        def read(entry: SegmentEntry) -> cold_index.SegmentIndex | MissingObject:
+            try:
+                return cold_index.read_index(store, entry)
+            except MissingObject as error:
+                return error
+
+        found = _parallel(read, list(entries))
+        for one in found:
+            if isinstance(one, MissingObject):
+                missing(one)
+        return [one for one in found if not isinstance(one, MissingObject)]
 
     def aborted(self, indexes: Iterable[cold_index.SegmentIndex]) -> list[AbortedTxn]:
         store = self._connections.store

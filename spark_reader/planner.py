@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from manifest.state import SegmentEntry
 from record_format.cut import Cut
+from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import pieces
@@ -101,8 +102,13 @@ class Planner:
         start, end = cut.start_offset, cut.end_offset
         if start >= end:
             return [], []
+
+        def missing(error: MissingObject) -> None:
+            self.loss.report(f"{facts.topic}-{facts.partition}: {error}")
+
         entries = self.catalog.entries(facts, start=start, end=end)
-        indexes = self.catalog.indexes(one for one in entries if may_hold(one, cut))
+        held = (one for one in entries if may_hold(one, cut))
+        indexes = self.catalog.indexes(held, missing=missing)
         chunks = [piece for index in indexes for piece in pieces(index)]
         if self._options.isolation == "read_uncommitted":
             return chunks, []
@@ -110,7 +116,7 @@ class Planner:
         # `cold_end_offset`: that is where another one begins which is open still.
         assert facts.manifest is not None, "without one nothing is cold"
         later = self.catalog.entries(facts, start=start, end=facts.manifest.end_offset)
-        return chunks, self.catalog.aborted(self.catalog.indexes(later))
+        return chunks, self.catalog.aborted(self.catalog.indexes(later, missing=missing))
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:
