@@ -76,7 +76,7 @@ class AsyncProducer:
         now_ms = self._clock()
         written_ms = wall_clock_ms()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
-        if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
+        if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
             await self._learn(topic, now_ms)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
@@ -93,7 +93,7 @@ class AsyncProducer:
         try:
             self._partitioner.learn(await self._client.describe_topic(topic), now_ms=now_ms)
         except TierlogError as error:
-            self._partitioner.keep(topic, error, now_ms=now_ms)
+            self._partitioner.keep(topic, error)
 
     async def flush(self) -> None:
         """Send everything now, and wait for the answers."""

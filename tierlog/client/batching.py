@@ -308,20 +308,23 @@ class Partitioner:
         self._sticky: dict[str, tuple[int, int]] = {}
         self._batch_bytes: Final = batch_bytes
 
-    def is_due(self, topic: str, *, now_ms: int) -> bool:
-        """Whether to ask for the topic's partitions."""
+    def claims_look(self, topic: str, *, now_ms: int) -> bool:
+        """Whether the caller is to ask for the topic's partitions: one of many, where some are known
+        already.
+        """
         shape = self._shapes.get(topic)
-        return shape is None or now_ms >= shape.due_ms
+        if shape is None or now_ms < shape.due_ms:
+            return shape is None
+        self._shapes[topic] = shape._replace(due_ms=now_ms + KNOWN_MS)
+        return True
 
     def learn(self, topic: TopicDescription, *, now_ms: int) -> None:
         self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + KNOWN_MS)
 
-    def keep(self, topic: str, error: TierlogError, *, now_ms: int) -> None:
-        """It could not be asked for: go by what is known for once more. Raises `error`."""
-        shape = self._shapes.get(topic)
-        if shape is None or not isinstance(error, RetriableError):
+    def keep(self, topic: str, error: TierlogError) -> None:
+        """They could not be asked for: go by what is known, if it is. Raises `error`."""
+        if topic not in self._shapes or not isinstance(error, RetriableError):
             raise error
-        self._shapes[topic] = shape._replace(due_ms=now_ms + KNOWN_MS)
 
     def choose(self, topic: str, record: Outgoing) -> int:
         shape = self._shapes[topic]

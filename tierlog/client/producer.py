@@ -108,7 +108,7 @@ class Producer:
         now_ms = self._clock()
         written_ms = wall_clock_ms()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
-        if partition is None and self._partitioner.is_due(topic, now_ms=now_ms):
+        if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
             self._learn(topic, now_ms)
         with self._changed:
             size = record.size_bytes
@@ -127,7 +127,7 @@ class Producer:
         try:
             self._partitioner.learn(self._client.describe_topic(topic), now_ms=now_ms)
         except TierlogError as error:
-            self._partitioner.keep(topic, error, now_ms=now_ms)
+            self._partitioner.keep(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send everything now, and wait for the answers; False where time was not enough."""

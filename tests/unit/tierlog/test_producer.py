@@ -214,6 +214,14 @@ def test_a_topic_that_grew_is_seen_after_a_while():
         assert places() == {0, 1}
 
 
+def test_of_many_that_send_one_looks_again():
+    partitioner = Partitioner(batch_bytes=100)
+    assert all(partitioner.claims_look("t", now_ms=0) for _ in range(2))
+    partitioner.learn(topic("t", 2), now_ms=0)
+    assert not partitioner.claims_look("t", now_ms=299_999)
+    assert [partitioner.claims_look("t", now_ms=300_000) for _ in range(3)] == [True, False, False]
+
+
 class Growing(TinyBroker):
     partitions = (0,)
 
