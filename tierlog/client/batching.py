@@ -309,9 +309,7 @@ class Partitioner:
         self._batch_bytes: Final = batch_bytes
 
     def claims_look(self, topic: str, *, now_ms: int) -> bool:
-        """Whether the caller is to ask for the topic's partitions: one of many, where some are known
-        already.
-        """
+        """Whether to ask for the topic's partitions; one of many callers, where some are known."""
         shape = self._shapes.get(topic)
         if shape is None or now_ms < shape.due_ms:
             return shape is None
