@@ -21,6 +21,7 @@ from broker.retention import Limits, SegmentFacts, expired_end
 from broker.settings import BrokerSettings
 from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
+from manifest.paging import live_size_bytes
 from record_format.errors import (
     FencedError,
     LogOfflineError,
@@ -255,15 +256,18 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
 
 def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     """Of both tiers, each segment once: the manifest's sums, and what of the local ones it does not
-    count. Reads no page but where the two tiers differ, before the bucket followed compaction.
+    count. Reads pages only where the manifest counts too much: before the bucket followed
+    compaction, or a log start that moved while the store was down.
     """
-    cold = partition.cold
-    if cold is None or not partition.log.mirrored:
+    log_start = partition.log.log_start_offset
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    is_behind = manifest is not None and manifest.log_start_offset < log_start
+    if manifest is None or is_behind or not partition.log.mirrored:
         segments = chain(cold_facts(partition, local), local)
         return sum(fact.size_bytes for fact in segments)
-    log_start, cold_end = partition.log.log_start_offset, cold.end_offset
+    cold_end = manifest.end_offset
     not_counted = (f for f in local if f.end_offset > cold_end or f.end_offset <= log_start)
-    return cold.size_bytes + sum(fact.size_bytes for fact in not_counted)
+    return live_size_bytes(manifest) + sum(fact.size_bytes for fact in not_counted)
 
 
 def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:

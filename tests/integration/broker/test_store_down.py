@@ -168,3 +168,21 @@ def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(
     house.wait_for(lambda: house.broker.readiness().degraded == [])
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
     assert house.broker.verify("t").ok
+
+
+def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(house):
+    """The log start moves on disk alone then: what lies below it counts no more."""
+    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
+    fill(house)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.broker._copying.stop(10)
+    house.set_down(True)
+    partition, starts = house.broker.partition("t", 0), []
+    sizes = partition.tiers()
+    limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
+    house.broker.alter_topic("t", config=limits)
+    for _ in range(4):
+        house.broker.janitor._retain(partition)
+        starts.append(partition.log.log_start_offset)
+    assert starts[0] > 0
+    assert starts == starts[:1] * 4
