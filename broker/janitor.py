@@ -265,8 +265,9 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     if manifest is None or is_behind or not partition.log.mirrored:
         segments = chain(cold_facts(partition, local), local)
         return sum(fact.size_bytes for fact in segments)
-    cold_end = manifest.end_offset
-    not_counted = (f for f in local if f.end_offset > cold_end or f.end_offset <= log_start)
+    newest = (*manifest.pages, *manifest.segments)[-1:]
+    counted_end = newest[0].next_offset if newest else 0
+    not_counted = (f for f in local if f.base_offset >= counted_end or f.end_offset <= log_start)
     return live_size_bytes(manifest) + sum(fact.size_bytes for fact in not_counted)
 
 
