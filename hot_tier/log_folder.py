@@ -109,7 +109,8 @@ class LogFolder:
             self._drop(staged(path, CLEANED).name)
             return
         self._disk.rename(staged(path, CLEANED), staged(path, SWAP))
-        swapped.append(name.suffix)
+        if name.suffix not in swapped:  # a crash in the middle of a rename may leave both names
+            swapped.append(name.suffix)
 
     def _look_at_other(self, name: str) -> None:
         if name == OFFLINE_MARKER:

@@ -10,7 +10,8 @@
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
 | first bad byte above what is known to be flushed | the file is cut there, later segments go |
 | first bad byte below that | refused (CorruptBatch): flushed bytes; `repair` cuts |
-| segment above it that ends before the next begins (and no compaction) | later segments go |
+| segment above it that ends before the next begins (and no compaction, | later segments go |
+| or no record behind it) | |
 | two segments that overlap | refused (CorruptDataError) |
 | log ends below the recovery point | the point is lowered, and the report says so: see `broker` |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |

@@ -7,11 +7,12 @@ and the indexes are made anew.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.batch_walk import CheckedBatch
+from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_plan import IndexPlan
@@ -194,10 +195,22 @@ class Recovery:
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
         """Whether a segment lacks its end: a crash can keep a later file and lose an earlier one's.
 
-        Compaction leaves such gaps too, but only in what it flushed.
+        Compaction leaves such gaps too, but only in what was flushed, and never at the log's end.
         """
-        flushed = limit <= self._flushed_end or self._state.config.compacts
-        return next_offset < limit and not flushed
+        if next_offset >= limit or limit <= self._flushed_end:
+            return False
+        return not self._state.config.compacts or not self._has_records_from(limit)
+
+    def _has_records_from(self, offset: int) -> bool:
+        items = self._state.segments.items
+        return any(self._has_records(one) for one in items if one.base_offset >= offset)
+
+    def _has_records(self, segment: Segment) -> bool:
+        """Whether it begins with a batch that checks."""
+        read_at = segment.log_reader(self._state.files)
+        with suppress(CorruptBatch):
+            return next(checked_batches(read_at, end=segment.end.size_bytes), None) is not None
+        return False
 
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
         if limit is not None and header.last_offset >= limit:

@@ -109,7 +109,10 @@ def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key
         again.close()
 
 
-def test_indexes_of_a_swap_that_a_crash_interrupted_go_with_their_log(open_log, tmp_path):
+@pytest.mark.parametrize("both_names", [False, True])  # of a rename that the crash cut in two
+def test_indexes_of_a_swap_that_a_crash_interrupted_go_with_their_log(
+    open_log, tmp_path, both_names
+):
     folder, copies = tmp_path / "t-0", tmp_path / "copies"
     disk = CopyingDisk(folder, copies)
     log = open_log(folder, config=CONFIG, disk=disk)
@@ -122,6 +125,9 @@ def test_indexes_of_a_swap_that_a_crash_interrupted_go_with_their_log(open_log, 
     half = disk.steps.index("rename 00000000000000000000.index.swap")
     copy = copies / str(half)
     assert (copy / "00000000000000000000.log.swap").exists()
+    if both_names:
+        half_way = copy / "00000000000000000000.index.cleaned"
+        shutil.copy(half_way, half_way.with_suffix(".swap"))
     open_log(copy, config=CONFIG, clean=False, recovery_point=10**6).close()
     assert (copy / "00000000000000000000.timeindex").read_bytes() == index
 

@@ -526,6 +526,27 @@ def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
     assert [r.value for r in records_of(log)] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("behind", [b"", bytes(500)])
+def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_removed(
+    open_log, append_values, records_of, folder, tmp_path, behind
+):
+    """Power fails in a roll: the name of the next segment was kept, not the bytes of the last."""
+    config = {"cleanup.policy": "compact"}
+    log = open_log(config=config)
+    append_values(log, b"a", keys=[b"a"])
+    log.roll(reason="test")
+    append_values(log, b"b", b"c", keys=[b"b", b"c"])
+    crashed = tmp_path / "crashed"
+    shutil.copytree(folder, crashed)
+    file_of(crashed, 1, ".log").write_bytes(b"")
+    file_of(crashed, 3, ".log").write_bytes(behind)
+    log = open_log(crashed, config=config, clean=False, recovery_point=1)
+    assert log.log_end_offset == log.high_watermark == 1, "a reader gets to the end"
+    assert append_values(log, b"d", keys=[b"d"]).base_offset == 1
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"a", b"d"]
+
+
 # --- a disk that failed ---------------------------------------------------------------------------
 
 
