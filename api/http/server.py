@@ -121,9 +121,16 @@ class _Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._context.stop_waiting()
+        self._context.stop_waiting()  # which ends every tail whose client reads
+        cutting = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._cut_endless)
         await super().shutdown(sockets)
+        cutting.cancel()
         await self._part()
+
+    def _cut_endless(self) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, AtOnceProtocol), "the class that we gave"
+            connection.cut_endless()
 
     async def _part(self) -> None:
         """Those for whom there was no more patience are told so; then nobody is left."""
