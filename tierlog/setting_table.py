@@ -238,7 +238,11 @@ TABLE: Final[tuple[Setting, ...]] = (
         most=2**31 - 1,
     ),
     _http(
-        "http.read.threads", Kind.COUNT, "Threads that wait for disk and store.", least=1, most=1024
+        "http.read.threads",
+        Kind.COUNT,
+        "Threads that wait for the disk; as many wait for the store.",
+        least=1,
+        most=1024,
     ),
     _http("http.keep.alive.ms", Kind.MS, "How long an idle connection is kept.", least=1),
 )

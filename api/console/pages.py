@@ -248,7 +248,9 @@ async def segments(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], SegmentsQuery)
     head = await _partition(context, exchange, "segments")
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    found = await context.read(topic_pages.segment_page, partition, from_offset=query.from_offset)
+    found = await context.read_cold(
+        topic_pages.segment_page, partition, from_offset=query.from_offset
+    )
     return fragment("segments.html", **head, segments=found, from_offset=query.from_offset)
 
 
@@ -257,7 +259,7 @@ async def manifest(context: Context, exchange: Exchange) -> Answer:
     head = await _partition(context, exchange, "manifest")
     partition = context.broker.partition(exchange.topic, exchange.partition)
     version = None if isinstance(query.version, UnsetType) else query.version
-    found = await context.read(
+    found = await context.read_cold(
         topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
     )
     return fragment(

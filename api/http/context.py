@@ -1,8 +1,10 @@
 """What every handler is given: the broker, the limits, and the threads that may wait for it.
 
-* The event loop never waits for a disk or a bucket: `read` is for reads that may, `change` for what
-  alters topics or waits for an upload, `compute` for parsing and writing large bodies. Each has
-  threads of its own, and not many: an offload that takes a minute never stands in a read's way.
+* The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
+  `read_cold` for those that may wait for the bucket, `change` for what alters topics or waits for
+  an upload, `compute` for parsing and writing large bodies. Each has threads of its own, and not
+  many: a bucket that does not answer stands in the way of nothing that the disk has, nor of
+  `/metrics`.
 * Everything else here lives on the event loop and needs no lock.
 """
 
@@ -26,6 +28,7 @@ from api.http.shared_pages import SharedPages
 from api.http.unsent_answers import UnsentAnswers
 from api.http.watermarks import Watermarks
 from broker.broker import Broker
+from broker.partition import Partition
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +47,9 @@ class Context:
             broker.settings.data_dir, lambda call: self.run(self.readers, call)
         )
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
+        self._cold_readers = ThreadPoolExecutor(
+            settings.read_threads, thread_name_prefix="http-cold"
+        )
         self._changers = ThreadPoolExecutor(
             settings.change_threads, thread_name_prefix="http-change"
         )
@@ -66,10 +72,25 @@ class Context:
         return self.count_connections()
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that may wait for disk or bucket."""
+        """Run a call that may wait for the disk."""
+        return await self._timed(self.readers, partial(call, *args, **kwargs))
+
+    async def read_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that may wait for the bucket."""
+        return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
+
+    async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
+        """Run a call that may wait for the tier that has the offset."""
+        return await self._timed(self.threads_for(partition, offset), call)
+
+    def threads_for(self, partition: Partition, offset: int) -> Executor:
+        is_cold = offset < partition.offsets().local_log_start_offset
+        return self._cold_readers if is_cold else self.readers
+
+    async def _timed(self, threads: Executor, call: Callable[[], T]) -> T:
         began_s = time.perf_counter()
         try:
-            return await self.run(self.readers, partial(call, *args, **kwargs))
+            return await self.run(threads, call)
         finally:
             timings.took("broker", began_s)
 
@@ -114,5 +135,6 @@ class Context:
 
     def close(self) -> None:
         self.readers.shutdown(wait=False, cancel_futures=True)
+        self._cold_readers.shutdown(wait=False, cancel_futures=True)
         self._changers.shutdown(wait=False, cancel_futures=True)
         self._parsers.shutdown(wait=False, cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from typing import Annotated, Final
 
@@ -72,7 +73,8 @@ async def get_offsets(context: Context, exchange: Exchange) -> Answer:
     if isinstance(query.timestamp, UnsetType):
         return json_answer(OffsetsState(**partition.offsets()._asdict()))
     timestamp = time_of(query.timestamp, loc="timestamp")
-    found = await context.read(partition.offset_for_timestamp, timestamp)
+    look = partial(partition.offset_for_timestamp, timestamp)
+    found = await context.read_at(partition, partition.offsets().log_start_offset, look)
     return json_answer(OffsetAtTime(*(found or (None, None))))
 
 
@@ -80,7 +82,7 @@ async def list_segments(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], PageQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return json_answer(await context.read(_segment_page, partition, query))
+    return json_answer(await context.read_cold(_segment_page, partition, query))
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
@@ -95,7 +97,7 @@ async def get_manifest(context: Context, exchange: Exchange) -> Answer:
     acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return json_answer(await context.read(_manifest_page, partition, query))
+    return json_answer(await context.read_cold(_manifest_page, partition, query))
 
 
 def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -65,7 +66,8 @@ async def resolve(
     if position.offset >= 0:
         return position.offset
     if position.timestamp >= 0:
-        found = await context.read(partition.offset_for_timestamp, position.timestamp)
+        look = partial(partition.offset_for_timestamp, position.timestamp)
+        found = await context.read_at(partition, partition.offsets().log_start_offset, look)
         if found is not None:
             return found[0]
     now = partition.offsets()

@@ -30,12 +30,12 @@ WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 async def read(
     context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
 ) -> Fetched:
-    """On the loop where everything is in memory, else in a thread."""
+    """On the loop where everything is in memory, else in a thread of the tier's own."""
     began_s = time.perf_counter()
     fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
     if fetched is None:
         call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
-        fetched = await context.run(context.readers, call)
+        fetched = await context.run(context.threads_for(partition, offset), call)
     timings.took("broker" if fetched.tier == "hot" else "store", began_s)
     return fetched
 

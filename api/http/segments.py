@@ -8,6 +8,7 @@ wrong. What is open already, or in the chunk cache, is sent without a thread.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from api.http.answers import Answer, AnyAnswer, FileAnswer, WindowedAnswer
@@ -64,19 +65,23 @@ def segment_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
 
 async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
     asked = _asked(context, exchange)
-    segment = await context.read(open_segment, asked.partition, asked.base_offset)
+    partition, base_offset = asked.partition, asked.base_offset
+    segment = await context.read_at(
+        partition, base_offset, partial(open_segment, partition, base_offset)
+    )
     chosen = _choose(exchange, asked, segment)
     if isinstance(chosen, Answer):
         return chosen
     start, end, _ = chosen.range
-    slices = slices_of(asked.partition, segment, start=start, end=end)
-    first = await context.read(_next_slice, slices)
+    slices = slices_of(partition, segment, start=start, end=end)
+    next_slice = partial(_next_slice, slices)
+    first = await context.read_at(partition, base_offset, next_slice)
 
     async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:
         following = first
         while following is not None:
             yield (following,)
-            following = await context.read(_next_slice, slices)
+            following = await context.read_at(partition, base_offset, next_slice)
 
     _count(context, exchange, segment, chosen.range)
     return WindowedAnswer(chosen.status, chosen.headers, end - start, windows())

@@ -1,18 +1,22 @@
 """A store that goes away under a running broker is told by /readyz, and so is its coming back."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from api.http.app import create_app
 from api.http.server import RunningServer
+from api.http.settings import HttpSettings
 from broker import bucket
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
-from tests.integration.http.conftest import LIMITS
+from tests.integration.http.conftest import LIMITS, Api, records_path
 
 
 def test_readyz_stays_200_and_lists_a_store_that_went_away(
@@ -45,3 +49,40 @@ def degraded_becomes(url: str, *, wanted: bool) -> list[str]:
             break
         time.sleep(0.1)
     return degraded
+
+
+def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one thread of each kind, and what waits for the store has it."""
+    store = open_store(f"file://{tmp_path / 'store'}")
+    asked, answers = threading.Event(), threading.Event()
+    get_range = store.get_range
+
+    def hangs(*args: Any, **kwargs: Any) -> Any:
+        asked.set()
+        answers.wait(20)
+        return get_range(*args, **kwargs)
+
+    http = HttpSettings(read_threads=1)
+    settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=store)
+    try:
+        with (
+            RunningServer(create_app(broker, http), http) as server,
+            Api(base_url=server.url, timeout=10) as api,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            topic = api.cold_topic()
+            monkeypatch.setattr(store, "get_range", hangs)
+            reading = pool.submit(httpx.get, server.url + records_path(topic), timeout=30)
+            assert asked.wait(10)
+            assert api.get("/metrics").status_code == 200
+            end = broker.partition(topic, 0).offsets().local_log_start_offset
+            assert api.get(f"/v1/topics/{topic}/partitions/0/segments/{end}").status_code == 200
+            assert not answers.is_set()
+            answers.set()
+            assert reading.result().status_code == 200
+    finally:
+        answers.set()
+        broker.close()
