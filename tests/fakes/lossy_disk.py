@@ -4,12 +4,13 @@
   since, a crash keeps any, each whole or cut at a sector, in order.
 * A folder's names are safe as they were at its last `sync_folder`; of the changes since, a crash
   keeps the first few, as a journaling file system does.
+* `before_call` is called before each call that changes anything: a crash may come there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -38,6 +39,7 @@ class LossyDisk(Disk):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.before_call: Callable[[], None] = lambda: None
         self._kept_open: list[int] = []  # so that no inode is used again
         self._safe_bytes: dict[int, bytes] = {}
         self._changes: dict[int, list[Change]] = {}
@@ -58,6 +60,7 @@ class LossyDisk(Disk):
     # --- the calls --------------------------------------------------------------------------------
 
     def open(self, path: Path, flags: int) -> int:
+        self.before_call()
         is_new = not path.exists()
         fd = super().open(path, flags)
         inode = os.fstat(fd).st_ino
@@ -69,31 +72,37 @@ class LossyDisk(Disk):
         return fd
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self.before_call()
         data = b"".join(bytes(buffer) for buffer in buffers)
         written = super().write_at(fd, [data], position)
         self._note(fd, Change(position, data[:written]))
         return written
 
     def truncate(self, fd: int, size_bytes: int) -> None:
+        self.before_call()
         super().truncate(fd, size_bytes)
         self._note(fd, Change(size_bytes, None))
 
     def sync_bytes(self, fd: int) -> None:
+        self.before_call()
         inode = os.fstat(fd).st_ino
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             self._safe_bytes[inode] = file.read()
         self._changes.pop(inode, None)
 
     def sync_folder(self, path: Path) -> None:
+        self.before_call()
         if path == self._folder:
             self._keep_names(len(self._names))
 
     def rename(self, source: Path, target: Path) -> None:
+        self.before_call()
         inode = source.stat().st_ino
         super().rename(source, target)
         self._names += [Named(target.name, inode), Named(source.name, None)]
 
     def unlink(self, path: Path) -> None:
+        self.before_call()
         if path.exists():
             super().unlink(path)
             self._names.append(Named(path.name, None))
@@ -118,6 +127,14 @@ class LossyDisk(Disk):
         for name, inode in self._safe_names.items():
             (folder / name).write_bytes(self._after_crash(inode, random))
         self.close()
+
+    def as_it_is(self) -> LossyDisk:
+        """To crash, while this one goes on."""
+        copy = LossyDisk(self._folder / "nothing lies here")
+        copy._safe_bytes, copy._safe_names = dict(self._safe_bytes), dict(self._safe_names)
+        copy._changes = {inode: list(changes) for inode, changes in self._changes.items()}
+        copy._names = list(self._names)
+        return copy
 
     def _after_crash(self, inode: int, random: Random) -> bytes:
         data = bytearray(self._safe_bytes.get(inode, b""))

@@ -7,6 +7,7 @@ left is a prefix of what was appended. A failure prints its seed; `TIERLOG_SEED`
 from __future__ import annotations
 
 import os
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -62,9 +63,16 @@ class World:
     # --- steps ------------------------------------------------------------------------------------
 
     def open(self, *, clean: bool) -> None:
-        self.disk = LossyDisk(self.folder / str(self.life))
-        self.log = PartitionLog.open(
-            self.folder / str(self.life),
+        folder = self.folder / str(self.life)
+        self.disk = LossyDisk(folder)
+        self.log = self._open(folder, self.disk, clean=clean)
+        assert self.log.recovery.clean == clean or not self.lines
+        self.epoch += 1
+        self.log.bump_epoch(self.epoch)
+
+    def _open(self, folder: Path, disk: LossyDisk, *, clean: bool) -> PartitionLog:
+        return PartitionLog.open(
+            folder,
             topic="t",
             partition=0,
             topic_id=TOPIC_ID,
@@ -74,11 +82,8 @@ class World:
             recovery_point=self.checkpoint,
             log_start_offset=self.log_start,
             jitter_seed=1,
-            disk=self.disk,
+            disk=disk,
         )
-        assert self.log.recovery.clean == clean or not self.lines
-        self.epoch += 1
-        self.log.bump_epoch(self.epoch)
 
     def append(self) -> None:
         appends = [self._new_append() for _ in range(self.random.choice((1, 1, 2, 5)))]
@@ -170,9 +175,10 @@ class World:
         starts = [n for n, line in enumerate(self.lines[:offset]) if line.first]
         return self.random.choice(starts) if starts else offset
 
-    def _check_records(self, offset: int, **limits: int) -> None:
-        end = limits.get("end_offset", self.flushed)
-        records = records_of(self.log, offset, **limits)
+    def _check_records(self, offset: int, *, of: PartitionLog | None = None, **limits: int) -> None:
+        log = of or self.log
+        end = limits.get("end_offset", log.high_watermark)
+        records = records_of(log, offset, **limits)
         assert [(r.offset, r.value, r.timestamp) for r in records] == [
             (offset + n, line.value, line.timestamp)
             for n, line in enumerate(self.lines[offset:end])
@@ -205,6 +211,30 @@ class World:
         self.flushed = self.checkpoint = end
         self._check_records(max(self.log_start, self.log.local_log_start_offset))
 
+    def crash_within(self) -> None:
+        """As `crash`, at a call to the disk in the middle of a step. The log itself goes on."""
+        step = self.random.choice((World.append, World.flush, World.roll, World.delete))
+        crashed = self.folder / "crashed"
+        flushed, calls = self.flushed, self.random.randint(0, 12)
+
+        def crash_in_time() -> None:
+            nonlocal calls
+            if calls == 0:
+                self.disk.as_it_is().crash_into(crashed, self.random)
+            calls -= 1
+
+        self.disk.before_call = crash_in_time
+        step(self)
+        self.disk.before_call = lambda: None
+        if calls < 0:
+            log = self._open(crashed, LossyDisk(crashed), clean=False)
+            assert flushed <= log.log_end_offset <= len(self.lines), (
+                "an acknowledged record is gone"
+            )
+            self._check_records(max(self.log_start, log.local_log_start_offset), of=log)
+            log.close()
+            shutil.rmtree(crashed)
+
     # --- after each step --------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -231,6 +261,7 @@ WEIGHTS = {
     World.save_checkpoint: 4,
     World.restart: 3,
     World.crash: 5,
+    World.crash_within: 8,
 }
 
 
