@@ -301,10 +301,10 @@ class ChunkCache:
 
     def _rename(self, temp: Path, path: Path) -> None:
         for _ in range(RENAME_ATTEMPTS):
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 temp.rename(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, FileExistsError):
                 continue  # the last chunk of the segment was evicted, and its folder with it
             return
         raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))

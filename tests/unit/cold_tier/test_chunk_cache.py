@@ -1,7 +1,9 @@
+import errno
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -117,6 +119,21 @@ def test_a_file_that_vanished_is_a_miss(tmp_path):
     assert cache.usage().chunks == 0
     fill(cache, 0)
     assert cache.lookup(ref(0)) is not None
+
+
+def test_a_folder_that_goes_with_its_last_chunk_is_in_no_ones_way(tmp_path, monkeypatch):
+    cache, mkdir = make(tmp_path), Path.mkdir
+    gone = []
+
+    def goes_as_it_is_looked_at(self, *args, **options):
+        if self.name == "seg" and not gone:
+            gone.append(self)
+            raise FileExistsError(errno.EEXIST, "and then it was gone", str(self))
+        mkdir(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", goes_as_it_is_looked_at)
+    assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
+    assert gone
 
 
 def test_a_folder_that_vanished_is_made_again(tmp_path):
