@@ -4,6 +4,8 @@
 * How far it came is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
   after a crash a round is done again, which changes nothing more. It goes with the topic: of one
   that got the name since, values would count as clean that are not.
+* How far a round may come is noted before it begins: the gaps of one that did not end are explained
+  by that alone, once the topic is no longer compacted.
 * Recovery points are saved between the look at what is dirty and its cleaning: a segment with gaps
   must not lie above them, where recovery would take a gap for a loss.
 * Nor may a tombstone go while the bucket has not followed the rounds before: it may hold the value
@@ -22,7 +24,12 @@ from contextlib import contextmanager
 import structlog
 
 from broker.bring_back import BringBack, has_cold_only
-from broker.data_folder import CLEANER_CHECKPOINT, DataFolder, TopicPartition
+from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    COMPACTION_REACHED,
+    DataFolder,
+    TopicPartition,
+)
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from hot_tier.cleanable import Cleanable
@@ -53,6 +60,7 @@ class Compactor:
         self._bring_back = bring_back
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
+        self._reached = folder.read_checkpoint(COMPACTION_REACHED)
         self._lock = threading.Lock()  # around each change of them
         self._waits: dict[TopicPartition, tuple[int, int]] = {}  # since when, how long
         self._stopping = threading.Event()
@@ -62,8 +70,9 @@ class Compactor:
         self._stopping.set()
 
     def cleaned_before(self, partition: Partition) -> int:
-        """How far a round ever came; 0 for none."""
-        return self._checkpoints.get(_place(partition), 0)
+        """How far a round ever came, also one that did not end; 0 for none."""
+        place = _place(partition)
+        return max(self._checkpoints.get(place, 0), self._reached.get(place, 0))
 
     def follow_cuts(self) -> None:
         """Durably, before anything is appended: nothing above the end of a log that was cut is
@@ -75,6 +84,9 @@ class Compactor:
             kept = {p: min(at, ends.get(p, at)) for p, at in self._checkpoints.items()}
             if kept != self._checkpoints:
                 self._save(kept)
+            reached = {p: min(at, ends.get(p, at)) for p, at in self._reached.items()}
+            if reached != self._reached:
+                self._save_reached(reached)
 
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
@@ -82,6 +94,9 @@ class Compactor:
             kept = {place: at for place, at in self._checkpoints.items() if place[0] != name}
             if len(kept) != len(self._checkpoints):
                 self._save(kept)
+            reached = {place: at for place, at in self._reached.items() if place[0] != name}
+            if len(reached) != len(self._reached):
+                self._save_reached(reached)
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
@@ -158,6 +173,7 @@ class Compactor:
         try:
             while (cleanable := self._look(partition)) is not None:
                 self._save_recovery_points()
+                self._reach(partition, cleanable.end_offset)
                 done = partition.log.clean(cleanable, table, hooks)
                 self._note(partition, done.end_offset)
                 log.info(
@@ -177,6 +193,16 @@ class Compactor:
         except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
             self._put_off(partition, error)
 
+    def _reach(self, partition: Partition, end_offset: int) -> None:
+        """Note how far a round may come, before it leaves the first gap."""
+        with self._lock:
+            places = {_place(one): one for one in self._partitions()}
+            if places.get(_place(partition)) is not partition:
+                raise Interrupted  # deleted meanwhile
+            if end_offset > self._reached.get(_place(partition), 0):
+                kept = {place: at for place, at in self._reached.items() if place in places}
+                self._save_reached(kept | {_place(partition): end_offset})
+
     def _note(self, partition: Partition, end_offset: int) -> None:
         with self._lock:
             places = {_place(one): one for one in self._partitions()}
@@ -192,6 +218,10 @@ class Compactor:
     def _save(self, checkpoints: dict[TopicPartition, int]) -> None:
         self._folder.write_checkpoint(CLEANER_CHECKPOINT, checkpoints)
         self._checkpoints = checkpoints
+
+    def _save_reached(self, reached: dict[TopicPartition, int]) -> None:
+        self._folder.write_checkpoint(COMPACTION_REACHED, reached)
+        self._reached = reached
 
     def _put_off(self, partition: Partition, error: Exception) -> None:
         place = _place(partition)

@@ -9,6 +9,7 @@
     <data>/tierlog/owner                        who owns its partitions: a random id, this inode
     <data>/tierlog/epochs.json                  by topic id and partition, the epochs it took
     <data>/tierlog/topics.json                  see `topic_registry`
+    <data>/tierlog/compaction-reached           how far rounds of compaction may have come
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
@@ -51,6 +52,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+COMPACTION_REACHED = "tierlog/compaction-reached"
 
 # What a take-over set apart: `<topic>-<partition>.diverged-<epoch>`, Kafka's files in it.
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")

@@ -16,6 +16,7 @@ from typing import Final
 
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
+    COMPACTION_REACHED,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -37,6 +38,7 @@ REMEDIES: Final = {
         "their first segment: `rm` it where trimmed records may be seen again"
     ),
     CLEANER_CHECKPOINT: "without the file compaction begins anew: `rm` it",
+    Path(COMPACTION_REACHED).name: "`rm` the file where every topic is still compacted that was",
     PARTITION_METADATA: "`rm` the file: it is written anew",
     LEADER_EPOCHS: "`rm` the file: it is made anew out of the batches",
     "meta.properties": "write `cluster.id=ID` into it: the bucket's cluster.json has the id",

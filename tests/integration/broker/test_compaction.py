@@ -13,6 +13,7 @@ from broker.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks
+from hot_tier.cleaner import Interrupted
 from record_format.decode import iter_records
 from record_format.errors import CorruptDataError, StoreUnavailable
 from record_format.produced import build_produced
@@ -381,6 +382,30 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
     house.broker.janitor.look_after(partition)
     assert log.first_local_offset > 0
     assert house.records("t") == before
+
+
+def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypatch):
+    """Else nothing would go up any more of a topic that is no longer compacted."""
+    house.broker.create_topic("t", config=COMPACT)
+    house.broker._copying.stop(10)
+    last = fill(house, "t", 800, keys=300)
+    house.broker.partition("t", 0).log.roll(reason="test")
+
+    def stopped(place, end_offset):
+        raise Interrupted  # the broker stops before the round ends
+
+    monkeypatch.setattr(house.broker.compactor, "_note", stopped)
+    house.broker.compactor.run_round()
+    house.restart()
+    house.broker._copying.stop(10)
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    partition = house.broker.partition("t", 0)
+    bases = [view.base_offset for view in partition.log.segments()[:-1]]
+    assert any(partition.log.gap_behind(base) for base in bases)
+    house.broker.copier.run_round()
+    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    assert not house.broker.copier.held_up()
+    assert last_of(house.records("t")) == last
 
 
 def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
