@@ -26,6 +26,7 @@ from broker.copier import Copier, OffloadProgress
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import CHECK_S, DiskReserve
+from broker.fences import Fences
 from broker.groups import Groups
 from broker.holes import Holes
 from broker.janitor import Janitor
@@ -82,6 +83,7 @@ class Broker:
         self._checkpoints = Checkpoints(folder, self.partitions, self.damaged_partitions)
         holes = self.holes = Holes(self._cleaned_before)
         self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency, holes=holes)
+        self.fences = Fences(self.partitions)
         self.janitor = Janitor(
             self.partitions,
             settings,
@@ -155,7 +157,7 @@ class Broker:
         timed = (
             ("janitor", self.janitor.run_round, settings.retention_check_interval_ms),
             ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
-            ("fences", self.janitor.check_fences, settings.fence_check_ms),
+            ("fences", self.fences.look, settings.fence_check_ms),
             ("checkpoints", self.save_checkpoints, settings.recovery_checkpoint_ms),
         )
         return [
@@ -209,7 +211,11 @@ class Broker:
         return broker
 
     def start(self) -> None:
-        """The background work of a broker that was opened idle."""
+        """The background work of a broker that was opened idle. Who lost a partition to another
+        folder knows it when this returns, where the store answers.
+        """
+        if self.bucket is not None and self.bucket.unavailable is None:
+            self.fences.look_first(timeout_s=self.settings.store_start_timeout_ms / 1000)
         for task in self._tasks:
             task.start()
         self._group_keeping.wake()

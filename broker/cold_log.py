@@ -116,15 +116,21 @@ class ColdLog(ColdReads):
         """Raises FencedError where a claim would; nothing is changed. What cannot be read keeps
         nobody from a claim.
         """
+        newest = self._newest_of_ours()
+        if newest is not None:
+            self._check_reaches(newest, log_end_offset)
+
+    def _newest_of_ours(self) -> Manifest | None:
+        """Raises FencedError where what is in force is of another folder."""
         assert self._claim is not None, "the opener prepares a claim"
         try:
             newest = self.load_newest()
         except CorruptDataError:
-            return
+            return None
         if newest is not None:
             transitions.check_recorded(newest, self._claim.recorded)
             self._manifests.check_not_older(self._claim.seen, newest)
-            self._check_reaches(newest, log_end_offset)
+        return newest
 
     def _check_reaches(self, manifest: Manifest, log_end_offset: int) -> None:
         if manifest.end_offset > log_end_offset:
@@ -194,11 +200,17 @@ class ColdLog(ColdReads):
         log.info("partition taken over", partition=str(self), epoch=claim.epoch)
         return manifest
 
-    def check_fence(self) -> None:
-        """Look for a foreign epoch, as the owner does every `fence.check.ms`."""
+    def check_fence(self, *, log_end_offset: int) -> None:
+        """Look for a foreign epoch; before the claim, for whatever will refuse it."""
         if self.claimed and self.manifest is not None:
             with self._fencing():
                 self._manifests.check_fence(self.manifest)
+            return
+        with self._lock, self._fencing():
+            newest = None if self.claimed else self._newest_of_ours()
+            if newest is not None and newest.end_offset > log_end_offset:
+                self._publish(newest)  # the next start knows how far the log had reached
+                self._check_reaches(newest, log_end_offset)
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
 from manifest.paging import live_size_bytes
 from record_format.errors import (
-    FencedError,
     LogOfflineError,
     OutcomeUnknownError,
     RetriableError,
@@ -68,21 +67,6 @@ class Janitor:
             except Exception:
                 log.exception("retention failed: a bug", partition=str(partition))
             self._maybe_collect(partition)
-
-    def check_fences(self) -> None:
-        """Look for foreign epochs; a partition that lost its leadership says so from then on."""
-        for partition in list(self._partitions()):
-            if partition.cold is None:
-                continue
-            try:
-                if not partition.leadership_lost:
-                    partition.cold.check_fence()
-            except FencedError:
-                pass  # kept and reported by the partition
-            except RetriableError:
-                return  # the store is down: the next round asks again
-            if partition.leadership_lost:  # found here, or by a commit since the last round
-                partition.wake_all()
 
     def look_after(self, partition: Partition) -> None:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago,

@@ -1,11 +1,17 @@
 """Two folders that take themselves for the owner of one partition: one wins, none loses data."""
 
 import shutil
+import threading
 
 import pytest
 
 from broker.cold_log import ColdLog
-from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    FencedError,
+    OutcomeUnknownError,
+)
 from tests.integration.broker.conftest import House
 
 
@@ -73,7 +79,7 @@ def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     copy = House(tmp_path / "copy")
     copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
     copy.broker.close()
-    house.broker.janitor.check_fences()
+    house.broker.fences.look()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
 
@@ -99,3 +105,38 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
     house.produce("t", [b"it goes on"])
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
     assert house.broker.partition("t", 0).cold.claimed
+
+
+def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path):
+    offloaded(house)
+    house.broker.close()
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    copy = House(tmp_path / "copy")
+    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
+    copy.broker.close()
+    house.broker = house.open()
+    with pytest.raises(FencedError):
+        house.produce("t", [b"for nobody"])
+
+
+def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, monkeypatch):
+    offloaded(house)
+    released = threading.Event()
+    house.broker.close()
+    monkeypatch.setattr(ColdLog, "check_claim", lambda *_, **__: released.wait(60))
+    house.broker = house.open(store_start_timeout_ms=1000)
+    try:
+        house.produce("t", [b"taken all the same"])
+    finally:
+        released.set()
+
+
+def test_who_cannot_know_whose_it_is_goes_on(house, monkeypatch):
+    def unreadable(*_, **__):
+        raise CorruptDataError("a manifest of nonsense")
+
+    monkeypatch.setattr(ColdLog, "check_claim", unreadable)
+    offloaded(house)
+    house.restart()
+    house.produce("t", [b"taken"])

@@ -167,7 +167,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     lost.broker = lost.open()
     claim(lost)
     opened.append(Restored(tmp_path / "new", lost))
-    lost.broker.janitor.check_fences()
+    lost.broker.fences.look()
     with pytest.raises(FencedError):
         lost.broker.alter_topic("t", config={"retention.ms": 1000})
     with pytest.raises(FencedError):
