@@ -11,14 +11,10 @@ from api.http.fetch_at_once import fetch_at_once
 from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
-from api.http.produce import (
-    Accepted,
-    Produced,
-    ProduceQuery,
-    produce_to_partition,
-    produce_to_topic,
-)
+from api.http.produce import produce_to_partition, produce_to_topic
+from api.http.produce_append import Accepted, Produced
 from api.http.produce_columns import RecordsIn
+from api.http.produce_head import ProduceQuery
 from api.http.segments import get_segment, segment_at_once
 from api.http.tail import TailQuery, tail_partition, tail_topic
 from api.http.verify import VERIFY_CALL
