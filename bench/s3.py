@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -103,19 +103,21 @@ class SlowProxy:
             threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, to_store: bool) -> None:
-        buffer = memoryview(bytearray(_PIECE))
-        try:
+        """One way of a connection, until its source ends. A store may answer, and close, before it
+        has read all: what it does not take goes by, or its answer would be lost.
+        """
+        buffer, is_taken = memoryview(bytearray(_PIECE)), True
+        with suppress(OSError):
             while size := source.recv_into(buffer):
                 if to_store:
                     self._hold_back(bytes(buffer[:_LINE]))
-                sink.sendall(buffer[:size])
-        except OSError:
-            pass  # the other half has ended it
-        for sock in source, sink:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+                try:
+                    if is_taken:
+                        sink.sendall(buffer[:size])
+                except OSError:
+                    is_taken = False
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
 
     def _hold_back(self, head: bytes) -> None:
         """A request begins a message: clients here send the next one after the answer."""
