@@ -32,7 +32,6 @@ from record_format.errors import (
     OutOfOrderSequence,
     ProducerFenced,
     RequestError,
-    RetriableError,
     TierlogError,
     TooLarge,
 )
@@ -40,7 +39,7 @@ from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
 from tierlog.client.answers import Produced, ProducerIdentity, TopicDescription
 from tierlog.client.calls import Acks, check_acks
-from tierlog.client.exchange import RetryPolicy, Steps, exchange
+from tierlog.client.exchange import AnswerLost, RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
@@ -229,7 +228,7 @@ def deliver(
         )
         answer = yield from exchange(call, patient)
     except TierlogError as error:
-        if isinstance(error, TooLarge) and len(pending.records) > 1:
+        if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending.records) > 1:
             for part in _parts(pending, error):
                 yield from deliver(part, sequences, batching, policy)
             return
@@ -276,8 +275,11 @@ def _encode(
 
 
 def _changed_nothing(error: TierlogError) -> bool:
-    """A refusal of this request alone; not one that says that the sequence is lost."""
+    """A refusal of this request alone; not one that says that the sequence is lost, nor one of a
+    repeat: the first copy may have been appended.
+    """
     lost = isinstance(error, (OutOfOrderSequence, ProducerFenced))
+    lost = lost or isinstance(error.__cause__, AnswerLost)
     return isinstance(error, RequestError) and not lost
 
 
@@ -321,7 +323,7 @@ class Partitioner:
 
     def keep(self, topic: str, error: TierlogError) -> None:
         """They could not be asked for: go by what is known, if it is. Raises `error`."""
-        if topic not in self._shapes or not isinstance(error, RetriableError):
+        if topic not in self._shapes or isinstance(error, RequestError):
             raise error
 
     def choose(self, topic: str, record: Outgoing) -> int:

@@ -6,7 +6,9 @@ Rules that keep it honest:
   drivers (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
 * A call that writes is sent again only where the first copy surely did nothing: it never left
   (`Unsent`), or the broker refused it and said so. A broken connection in between is
-  `OutcomeUnknownError`, for the caller to settle; so is what a gateway says for the broker.
+  `OutcomeUnknownError`, for the caller to settle; so is what a gateway says for the broker, and a
+  broker that stopped in the middle of it.
+* What is sent again may be refused though its first copy was done: then `AnswerLost` is the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from record_format.errors import OutcomeUnknownError, RetriableError
-from tierlog.client.problems import error_of, is_by_gateway, is_refusal, retry_after_s
+from tierlog.client.problems import (
+    error_of,
+    is_by_gateway,
+    is_cut_by_stop,
+    is_refusal,
+    retry_after_s,
+)
 from tierlog.client.wire import NO_HEADERS, Reply, Request
 
 log = logging.getLogger(__name__)
@@ -102,9 +110,11 @@ Steps = Generator[Step, Outcome, T]
 def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     """Yield what to do next, be sent what came of it, return the call's answer.
 
-    Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost.
+    Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
+    AnswerLost where an earlier copy may have been done.
     """
     attempt = 0
+    lost: AnswerLost | None = None
     while True:
         attempt += 1
         outcome = yield call.request
@@ -115,9 +125,11 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
             wait_s = max(wait_s, retry_after_s(outcome))
         last = attempt >= policy.attempts or wait_s > policy.max_pause_s
         if last or not _may_repeat(call.repeat, outcome):
-            raise _failure(call, outcome)
+            raise _failure(call, outcome) from lost
         if attempt % TELL_EVERY == 0:
             log.warning("asked %d times, and go on: %s", attempt, _failure(call, outcome))
+        if _may_be_done(outcome):
+            lost = AnswerLost(f"the answer to copy {attempt} of this request was lost")
         yield Pause(wait_s)
 
 
@@ -126,9 +138,15 @@ def _is_answer(reply: Reply, call: Call[T]) -> bool:
 
 
 def _may_repeat(repeat: Repeat, outcome: Outcome) -> bool:
-    if isinstance(outcome, Reply) and not is_by_gateway(outcome):
-        return is_refusal(outcome)
-    return repeat is Repeat.HARMLESS or isinstance(outcome, Unsent)
+    if isinstance(outcome, Unsent) or (isinstance(outcome, Reply) and is_refusal(outcome)):
+        return True
+    return repeat is Repeat.HARMLESS and _may_be_done(outcome)
+
+
+def _may_be_done(outcome: Outcome) -> bool:
+    if isinstance(outcome, Reply):
+        return is_by_gateway(outcome) or is_cut_by_stop(outcome)
+    return isinstance(outcome, Broken)
 
 
 def _failure(call: Call[T], outcome: Outcome) -> Exception:

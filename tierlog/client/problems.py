@@ -129,6 +129,12 @@ def is_by_gateway(reply: Reply) -> bool:
     return reply.status in {502, 503, 504} and parse_problem(reply.body) is None
 
 
+def is_cut_by_stop(reply: Reply) -> bool:
+    """Whether the broker's stop came in the middle of the request, which may have been done."""
+    problem = parse_problem(reply.body) if reply.status == 503 else None
+    return problem is not None and (problem.code, problem.outcome) == ("shutting-down", "unknown")
+
+
 def retry_after_s(reply: Reply) -> float:
     """`Retry-After` in seconds, 0 where there is none (or a date, which a broker never sends)."""
     text = reply.headers.get("retry-after", "")

@@ -212,6 +212,7 @@ def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
     ("answer", "kind"),
     [
         (problem(503, "store-unavailable", outcome="unknown"), errors.OutcomeUnknownError),
+        (problem(503, "shutting-down", outcome="unknown"), errors.OutcomeUnknownError),
         (problem(503, "log-offline"), errors.LogOfflineError),
         (problem(503, "store-unavailable", results=[{"partition": 1}]), AppendedInPart),
         (problem(507, "disk-full", retry_after="1"), errors.DiskFull),

@@ -24,7 +24,7 @@ QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 class TinyBroker:
     """Two partitions; knows repeats by producer, epoch and sequence, as the real one does.
 
-    `faults`: for each produce in turn, what is raised or answered after (`lost`) or instead of it.
+    `faults`: for each produce in turn, what is raised or answered after it (`lost`, `cut`), or instead.
     """
 
     def __init__(self, *faults) -> None:
@@ -45,6 +45,8 @@ class TinyBroker:
         answer = self.append(int(request.url.path.split("/")[5]), request.content)
         if fault == "lost":
             raise httpx.ReadError("gone", request=request)
+        if fault == "cut":  # by the broker's stop
+            return httpx.Response(503, json={"code": "shutting-down", "outcome": "unknown"})
         return answer
 
     def append(self, partition: int, body: bytes) -> httpx.Response:
@@ -174,6 +176,28 @@ def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
     assert broker.identities == 2
 
 
+@pytest.mark.parametrize("refusal", [(401, "unauthorized"), (413, "record-too-large")])
+@pytest.mark.parametrize("fault", ["lost", "cut"])
+def test_a_sequence_whose_repeat_is_refused_is_not_used_again(fault, refusal):
+    broker = TinyBroker(fault, refused(*refusal))
+    with client(broker) as c, c.producer(Batching(linger_ms=10_000)) as producer:
+        first = [producer.send("t", value, partition=0) for value in "ab"]
+        producer.flush()
+        second = [producer.send("t", value, partition=0) for value in "cd"]
+    assert all(isinstance(one.exception(0), errors.RequestError) for one in first)
+    assert [one.result(0).offset for one in second] == [2, 3]
+    assert broker.logs[0] == [b"a", b"b", b"c", b"d"]
+    assert broker.identities == 2
+
+
+def test_a_broker_that_stops_in_the_middle_of_a_batch_is_asked_again():
+    broker = TinyBroker("cut")
+    with client(broker) as c, c.producer() as producer:
+        sent = producer.send("t", "a", partition=0)
+    assert sent.result(0).offset == 0
+    assert broker.logs[0] == [b"a"]
+
+
 def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     partitioner = Partitioner(batch_bytes=10_000)
     partitioner.learn(topic("t", 12), now_ms=0)
@@ -194,8 +218,10 @@ def test_keys_stay_where_they_were_while_a_partition_is_damaged():
     assert loose == {0, 3}
 
 
-def test_a_topic_that_grew_is_seen_after_a_while():
+@pytest.mark.parametrize("fault", [(503, "starting"), (502, "")])
+def test_a_topic_that_grew_is_seen_after_a_while(fault):
     now_ms, broker = [0], Growing()
+    broker.fault = fault
     with client(broker) as c, Producer(c, clock=lambda: now_ms[0]) as producer:
 
         def places():
@@ -224,12 +250,13 @@ def test_of_many_that_send_one_looks_again():
 
 class Growing(TinyBroker):
     partitions = (0,)
+    fault = (503, "starting")
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method != "GET":
             return super().__call__(request)
         if self.partitions is None:
-            return refused(503, "starting")
+            return refused(*self.fault)
         return httpx.Response(200, json=described(*self.partitions))
 
 
