@@ -4,7 +4,8 @@
 |---------------------------------------|----------------------------------------------------------|
 | the bucket has it, sound              | `set-aside`: it and all before it leave the disk; reads  |
 |                                       | come from the bucket, and compaction brings them back    |
-| the bucket has it, and it is bad too  | `none`                                                   |
+| the bucket has it, and it, or one     | `none`                                                   |
+| before it, is bad there too           |                                                          |
 | the bucket lacks it                   | `drop-batches`: exactly those that do not check, and     |
 |                                       | only where that loss was accepted; their offsets are     |
 |                                       | left out. So are those of a file that was lost behind it |
@@ -16,8 +17,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -38,11 +41,20 @@ log = structlog.get_logger(__name__)
 
 
 class InBucket(NamedTuple):
-    """`bad`: base offsets of those entries that a check found wanting."""
+    """`entries`: oldest first. `bad`: base offsets of those entries that a check found wanting."""
 
     end_offset: int
     entries: Sequence[SegmentEntry]
     bad: frozenset[int]
+
+    def has(self, view: SegmentView) -> bool:
+        """Whether entries reach into the segment, and those that do are sound."""
+        number = bisect_right(self.entries, view.last_offset, key=attrgetter("base_offset"))
+        there = []
+        while number and self.entries[number - 1].last_offset >= view.base_offset:
+            number -= 1
+            there.append(self.entries[number].base_offset)
+        return bool(there) and self.bad.isdisjoint(there)
 
 
 class RottenSegments:
@@ -99,16 +111,31 @@ class RottenSegments:
         )
 
     def _set_aside(self, view: SegmentView, bucket: InBucket) -> RepairStep:
-        there = [
-            entry.base_offset
-            for entry in bucket.entries
-            if entry.base_offset <= view.last_offset and entry.last_offset >= view.base_offset
-        ]
-        if there and not bucket.bad.intersection(there):
-            detail = f"{view.path} does not check; the bucket has all of it, and is read instead"
-            return self._step(Action.SET_ASIDE, view, detail)
-        detail = f"{view.path} does not check, nor does what the bucket has of it"
-        return self._step(Action.NONE, view, detail)
+        if not bucket.has(view):
+            detail = f"{view.path} does not check, nor does what the bucket has of it"
+            return self._step(Action.NONE, view, detail)
+        kept = self._kept_by(view, bucket)
+        if kept is not None:
+            detail = (
+                f"{view.path} does not check; the bucket has it, but not all of {kept.path.name}, "
+                "which would leave the disk with it: repair that first"
+            )
+            return self._step(Action.NONE, view, detail)
+        detail = f"{view.path} does not check; the bucket has all of it, and is read instead"
+        return self._step(Action.SET_ASIDE, view, detail)
+
+    def _kept_by(self, last: SegmentView, bucket: InBucket) -> SegmentView | None:
+        """The first up to `last` that is to stay on disk: the bucket lacks it, or it is bad there.
+
+        What lies below the log start, and what compaction left empty, is nobody's loss.
+        """
+        start = self._partition.log.log_start_offset
+        for view in self._partition.log.segments():
+            if view.base_offset > last.base_offset:
+                break
+            if view.last_offset >= max(start, view.base_offset) and not bucket.has(view):
+                return view
+        return None
 
     def _step(self, action: Action, view: SegmentView, detail: str) -> RepairStep:
         return RepairStep(

@@ -192,6 +192,19 @@ def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
     assert steps == [("drop", False), ("none", False)]
 
 
+def test_one_behind_it_takes_nothing_from_the_disk_that_the_bucket_lacks(house):
+    offload(house)
+    (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
+    behind = log_of(house).with_name(f"{30:020d}.log")
+    behind.write_bytes(behind.read_bytes()[:-1] + b"\xff")
+    steps = house.broker.repair("t", deep=True, apply=True)
+    assert [one.action for one in steps] == ["drop", "none", "none"]
+    assert f"but not all of {log_of(house).name}" in steps[-1].detail
+    assert house.broker.partition("t", 0).log.first_local_offset == 0
+
+
 def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     house.broker.alter_topic("t", config={"cleanup.policy": "compact"})
     before = house.records("t")
