@@ -4,11 +4,11 @@
 |--------------------------------------------------|-----------------------------------------------|
 | compaction works on the log, or did; a gap of    | nothing: readers step over                    |
 | the manifest; below the log start                |                                               |
-| the bucket reaches over it                       | what lies before it leaves the disk: the      |
-|                                                  | bucket is read instead                        |
+| the bucket reaches over it                       | what lies before it leaves the disk, once the |
+|                                                  | bucket followed compaction: it is read        |
 | above the bucket's end                           | told, and nothing behind it goes up before it |
 |                                                  | was repaired (the copier asks `find`)         |
-| there is no bucket                               | told                                          |
+| there is no bucket, or nothing goes up any more  | told                                          |
 
 * A start believes the names of files: looking into each of ten thousand takes too long. It only
   compares them with the newest entries of the manifest (`lost_before`). They are looked at in the
@@ -41,7 +41,8 @@ class Holes:
     def __init__(self, cleaned_before: Callable[[Partition], int]) -> None:
         self._cleaned_before = cleaned_before
         self._looked: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
-        self._told: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()
+        # By the segment before it. Swapped whole: other threads read it.
+        self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
 
     def find(self, partition: Partition, base_offset: int) -> Gap | None:
         """The hole behind a sealed segment; None where there is none, or one that is explained."""
@@ -73,32 +74,59 @@ class Holes:
     def look(self, partition: Partition) -> None:
         """At the next segments that were not looked at yet."""
         cold = partition.cold
-        if cold is not None and not cold.claimed:
+        if partition.is_over or (cold is not None and not cold.claimed):
             return  # the gaps that the bucket knows may not be known here
+        self._forget_mended(partition)
         start = self._looked.get(partition, 0)
         sealed = [v for v in partition.log.segments() if v.sealed and v.base_offset >= start]
         for view in sealed[:A_ROUND]:
             gap = self.find(partition, view.base_offset)
-            if gap is not None:
-                self._act(partition, gap)
+            if gap is not None and not self._act(partition, view.base_offset, gap):
+                return
             self._looked[partition] = view.last_offset + 1
 
-    def _act(self, partition: Partition, gap: Gap) -> None:
+    def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
+        """False where the bucket is yet to follow compaction: it has what was there before."""
         cold = partition.cold
+        in_bucket = cold is not None and gap.base_offset <= cold.end_offset
+        if in_bucket and not partition.log.mirrored:
+            return False
         log.error("local segment is missing", partition=str(partition), reason=missing(gap))
-        if cold is not None and gap.base_offset <= cold.end_offset:
+        if in_bucket:
             partition.log.delete_local(gap.base_offset)
             log.warning(
                 "local segments let go: the bucket is read instead",
                 partition=str(partition),
                 before_offset=gap.base_offset,
             )
-        elif cold is None:
-            self._told[partition] = missing(gap)
+        else:
+            self._keep(partition, {**self._found.get(partition, {}), base_offset: gap})
+        return True
+
+    def _forget_mended(self, partition: Partition) -> None:
+        found = self._found.get(partition, {})
+        still = {base: gap for base, gap in found.items() if self.find(partition, base) == gap}
+        if still != found:
+            self._keep(partition, still)
+
+    def _keep(self, partition: Partition, gaps: dict[int, Gap]) -> None:
+        found = WeakKeyDictionary(self._found)
+        found[partition] = gaps
+        self._found = found
 
     def told(self) -> dict[Partition, str]:
-        """Partitions that lost records and have no bucket; of others the copier tells."""
-        return dict(self._told)
+        """Partitions that lost records and of which nothing goes up; the copier tells of others."""
+        return {
+            partition: missing(there[0])
+            for partition, gaps in self._found.items()
+            if not partition.is_over
+            and not _goes_up(partition)
+            and (there := [gap for gap in gaps.values() if not self._is_explained(partition, gap)])
+        }
+
+
+def _goes_up(partition: Partition) -> bool:
+    return partition.cold is not None and partition.log.config.remote_storage_enable
 
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:

@@ -60,6 +60,7 @@ class Janitor:
         for partition in list(self._partitions()):
             try:
                 self.look_after(partition)
+                self._holes.look(partition)
             except LogOfflineError:
                 continue  # reported when it went offline; nothing can be done until restart
             except (TierlogError, OSError) as error:
@@ -69,8 +70,8 @@ class Janitor:
             self._maybe_collect(partition)
 
     def look_after(self, partition: Partition) -> None:
-        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago,
-        tidy the manifest's pages, and look for files that were lost.
+        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
+        tidy the manifest's pages.
         """
         if partition.is_over:
             return
@@ -86,7 +87,6 @@ class Janitor:
         self._retain(partition)
         if partition.cold is not None:
             partition.cold.merge_pages()  # last: what fails from here on holds up no retention
-        self._holes.look(partition)
 
     def _finish_deletion(self, partition: Partition) -> None:
         """Of local files below the log start, which a crash, or a bucket that refused, left."""

@@ -50,7 +50,7 @@ def test_what_the_bucket_has_is_read_from_there(house, monkeypatch, inline):
     lose(house, 10)
     partition = offload(house)
     assert partition.log.first_local_offset == (20 if inline == 256 else 0)
-    house.broker.janitor.look_after(partition)
+    house.broker.janitor.run_round()
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
     assert house.broker.readiness().degraded == []
@@ -65,7 +65,7 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     assert partition.cold.end_offset == 10, "what lies before the hole goes up"
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in told
-    house.broker.janitor.look_after(partition)
+    house.broker.janitor.run_round()
     (step,) = house.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 20 to 29 are lost" in step.detail
@@ -93,7 +93,7 @@ def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
     assert step.done
     assert offload(house).cold.end_offset == 50
     assert house.broker.readiness().degraded == []
-    house.broker.janitor.look_after(house.broker.partition("t", 0))
+    house.broker.janitor.run_round()
     assert offsets(house) == [*range(20), *range(40, 50)]
     assert house.broker.verify("t", deep=True).ok
 
@@ -114,9 +114,39 @@ def test_what_compaction_left_out_is_no_loss(house, was):
 def test_without_a_bucket_it_is_told(house):
     fill(house, 4, **{"remote.storage.enable": "false"})
     lose(house, 10)
-    partition = house.broker.partition("t", 0)
     for _ in range(2):
-        house.broker.janitor.look_after(partition)
+        house.broker.janitor.run_round()
     (told,) = house.broker.readiness().degraded
     assert told == "t-0: offsets 10 to 19 are missing between two segments: a file was lost"
     assert offsets(house) == [*range(10), *range(20, 40)]
+    house.broker.trim("t", 0, 20)
+    assert house.broker.readiness().degraded == []
+
+
+def test_where_nothing_goes_up_any_more_it_is_told(house):
+    fill(house, 5)
+    lose(house, 20)
+    house.broker.copier.claim(house.broker.partition("t", 0))
+    house.broker.janitor.run_round()
+    assert house.broker.readiness().degraded == [], "the copier tells, once it gets there"
+    house.broker.alter_topic("t", config={"remote.storage.enable": "false"})
+    (told,) = house.broker.readiness().degraded
+    assert "offsets 20 to 29 are missing" in told
+    house.broker.delete_topic("t")
+    assert house.broker.readiness().degraded == []
+
+
+def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypatch):
+    """It has what was there before."""
+    for name in ("INLINE_MAX", "SMALL_PAGE"):
+        monkeypatch.setattr(f"manifest.paging.{name}", 1)
+    fill(house, 5)
+    offload(house)
+    lose(house, 10)
+    partition = offload(house)
+    partition.log._state.unmirrored = True
+    house.broker.janitor.run_round()
+    assert partition.log.first_local_offset == 0
+    partition.log._state.unmirrored = False
+    house.broker.janitor.run_round()
+    assert partition.log.first_local_offset == 20
