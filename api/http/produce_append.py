@@ -107,8 +107,8 @@ def _submit(
 def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) -> None:
     """What is not awaited may fail unseen, but a full disk is known by now: raised."""
     refusals = [future.exception() for future in futures if future.done()]
-    if len(refusals) == len(futures) and (refusal := next(filter(None, refusals), None)):
-        raise refusal
+    if refusals and len(refusals) == len(futures) and all(refusals):
+        raise next(filter(None, refusals))
 
 
 def _reason(request: Request, number: int, error: BaseException) -> BaseException:

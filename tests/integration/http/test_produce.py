@@ -391,6 +391,29 @@ def test_a_full_disk_is_told_whatever_is_awaited(
     problem(api.produce(topic, {"value": "a"}, acks=acks), 507, "disk-full")
 
 
+def test_what_is_taken_in_part_is_no_refusal_where_nothing_is_awaited(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(2)
+
+    def refuse() -> None:
+        raise DiskFull("the disk is full", retry_after_s=2)
+
+    monkeypatch.setattr(api.broker.partition(topic, 1), "_check_room", refuse)
+    append, taken = api.broker.partition(topic, 0).append, []
+
+    def append_at_once(*args: Any, **kwargs: Any) -> Any:
+        taken.append(append(*args, **kwargs))
+        taken[0].result(10)
+        return taken[0]
+
+    monkeypatch.setattr(api.broker.partition(topic, 0), "append", append_at_once)
+    records = [{"value": "a", "partition": 0}, {"value": "b", "partition": 1}]
+    answer = api.produce(topic, *records, acks="0")
+    assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
+    assert [one.result().base_offset for one in taken] == [0]
+
+
 def test_a_topic_that_is_deleted_under_a_produce_is_unknown_and_no_bad_disk(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

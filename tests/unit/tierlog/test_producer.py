@@ -24,7 +24,8 @@ QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 class TinyBroker:
     """Two partitions; knows repeats by producer, epoch and sequence, as the real one does.
 
-    `faults`: for each produce in turn, what is raised or answered after it (`lost`, `cut`), or instead.
+    `faults`: for each produce in turn, what is raised or answered instead of it, or
+    (`lost`, `cut`) after it.
     """
 
     def __init__(self, *faults) -> None:
