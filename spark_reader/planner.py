@@ -26,7 +26,7 @@ from spark_reader.plan import (
     TailPiece,
     plan_splits,
 )
-from spark_reader.ranges import LossPolicy, OffsetRange, Warn, resolve
+from spark_reader.ranges import DataLoss, LossPolicy, OffsetRange, Warn, resolve
 
 
 class Planner:
@@ -110,13 +110,22 @@ class Planner:
         held = (one for one in entries if may_hold(one, cut))
         indexes = self.catalog.indexes(held, missing=missing)
         chunks = [piece for index in indexes for piece in pieces(index)]
-        if self._options.isolation == "read_uncommitted":
+        if self._options.isolation == "read_uncommitted" or not chunks:
             return chunks, []
+
+        def missing_markers(error: MissingObject) -> None:
+            # Not by `failOnDataLoss`: rows would not be gone, but wrong.
+            raise DataLoss(
+                f"{facts.topic}-{facts.partition}: {error}; without it aborted records cannot be "
+                "told from committed ones, option isolationLevel=read_uncommitted reads both"
+            )
+
         # The marker of a transaction may lie in a later segment than its records, also behind
         # `cold_end_offset`: that is where another one begins which is open still.
         assert facts.manifest is not None, "without one nothing is cold"
-        later = self.catalog.entries(facts, start=start, end=facts.manifest.end_offset)
-        return chunks, self.catalog.aborted(self.catalog.indexes(later, missing=missing))
+        first = chunks[0].first_offset
+        later = self.catalog.entries(facts, start=first, end=facts.manifest.end_offset)
+        return chunks, self.catalog.aborted(self.catalog.indexes(later, missing=missing_markers))
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:

@@ -22,7 +22,7 @@ Warn = Callable[[str], None]
 
 
 class DataLoss(TierlogError):
-    """Records that were asked for are gone, and `failOnDataLoss` is true."""
+    """Records that were asked for are gone: `failOnDataLoss` is true, or others would be wrong."""
 
 
 class OffsetRange(NamedTuple):

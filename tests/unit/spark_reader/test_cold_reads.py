@@ -228,6 +228,30 @@ def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path, monkeypatch):
     assert len(rest.lost) >= 2
 
 
+def test_committed_rows_are_not_read_without_all_that_was_aborted(tmp_path, monkeypatch):
+    url = f"file://{tmp_path}"
+    store = open_store(url)
+    put_topic(store, "t", {0: "compacted-txn-0"})
+    first, second, third, _ = manifests_of(store, "t", 0).load().segments
+    given = {"subscribe": "t", "failOnDataLoss": "false", "isolationLevel": "read_committed"}
+    early = {"endingOffsets": f'{{"t": {{"0": {third.base_offset}}}}}'}
+    committed = Read(url, **given).offsets()
+    marks = tmp_path / third.indexes_key
+    marks.rename(tmp_path / "away")
+    for bounds in ({}, early):
+        monkeypatch.setattr(cold_index, "_kept", cold_index._Kept())
+        with pytest.raises(DataLoss, match=r"t-0: .*\.indexes.*=read_uncommitted"):
+            Read(url, **given, **bounds)
+    Read(url, subscribe="t", failOnDataLoss="false", **early)
+    # Of the first one no row is read, so that nothing need be left out of it.
+    (tmp_path / "away").rename(marks)
+    store.delete([first.indexes_key])
+    monkeypatch.setattr(cold_index, "_kept", cold_index._Kept())
+    rest = Read(url, **given)
+    assert rest.offsets() == [offset for offset in committed if offset >= second.base_offset]
+    assert len(rest.lost) == 1
+
+
 def test_an_object_with_wrong_bytes_is_never_decoded(tmp_path):
     url = f"file://{tmp_path}"
     store = open_store(url)
