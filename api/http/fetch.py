@@ -2,13 +2,13 @@
 
 * What is in memory is answered by the event loop; what is not is brought by a thread.
 * Raw batches are never in this process's memory: the slices go to the socket.
-* `earliest` may be trimmed between its lookup and the read: it is looked up again, an offset that
-  the client named is not. So is a time past the last record, as long as it is waited for.
+* What is not named as an offset may be trimmed between its lookup and the read, or while it is
+  waited for: it is looked up again, an offset that the client named is not. So is a time past the
+  last record, as long as it is waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from api.http.batch_filter import filter_batches
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.long_poll import Beyond, LongPoll
-from api.http.positions import EARLIEST, Position, parse_position, resolve
+from api.http.positions import EARLIEST, LATEST, Position, parse_position, resolve
 from api.http.problems import HeaderList
 from api.http.reading import (
     Isolation,
@@ -149,14 +149,22 @@ async def _fetch_enough(
                 # What came may be older than that time: it is looked up in what there is now.
                 found = await _read_first(context, partition, position, query)
                 continue
-            fetched = await read(
-                context,
-                partition,
-                found.offset,
-                max_bytes=query.max_bytes,
-                committed=query.committed,
-            )
-            found = Found(fetched, found.offset)
+            try:
+                fetched = await read(
+                    context,
+                    partition,
+                    found.offset,
+                    max_bytes=query.max_bytes,
+                    committed=query.committed,
+                )
+            except OffsetTrimmed:
+                if position.offset >= 0:
+                    raise
+                if position.keyword == LATEST:  # what came since it was looked up is not left out
+                    position = Position(keyword=EARLIEST)
+                found = await _read_first(context, partition, position, query)
+            else:
+                found = Found(fetched, found.offset)
     return found
 
 
@@ -295,7 +303,3 @@ def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offse
             ),
         )
     )
-
-
-def total_bytes(many: Sequence[Fetched]) -> int:
-    return sum(fetched.size_bytes for fetched in many)

@@ -203,7 +203,9 @@ def test_a_long_poll_whose_offset_is_trimmed_is_told_at_once(api: Api) -> None:
     api.values(topic, "a")
     answers: list[httpx.Response] = []
     poll = threading.Thread(
-        target=lambda: answers.append(api.fetch(topic, wait_ms="30000", min_bytes="100000"))
+        target=lambda: answers.append(
+            api.fetch(topic, offset="0", wait_ms="30000", min_bytes="100000")
+        )
     )
     poll.start()
     while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
@@ -213,6 +215,30 @@ def test_a_long_poll_whose_offset_is_trimmed_is_told_at_once(api: Api) -> None:
     poll.join()
     assert time.monotonic() - began < 10, "it waited its time out"
     problem(answers[0], 410, "offset-trimmed")
+
+
+@pytest.mark.parametrize(
+    "place", [{"offset": "earliest"}, {"offset": "latest"}, {"timestamp": "0"}]
+)
+def test_a_long_poll_that_named_no_offset_goes_on_behind_a_trim(
+    api: Api, place: dict[str, str]
+) -> None:
+    topic = api.topic()
+    api.values(topic, "a")
+    answers: list[httpx.Response] = []
+    poll = threading.Thread(
+        target=lambda: answers.append(
+            api.fetch(topic, **place, wait_ms="30000", min_bytes="1000")  # type: ignore[arg-type]
+        )
+    )
+    poll.start()
+    while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
+        time.sleep(0.01)
+    api.values(topic, "b")
+    api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
+    api.values(topic, "c" * 1000)
+    poll.join()
+    assert [record["offset"] for record in answers[0].json()["records"]] == [2]
 
 
 @pytest.mark.parametrize("accept", ["application/json", BATCHES])
