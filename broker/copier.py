@@ -177,7 +177,8 @@ class Copier:
             with self._changed:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
-                work.held_up = str(failure) if isinstance(failure, CorruptDataError) else None
+                if failure is None or isinstance(failure, CorruptDataError):  # else nobody looked
+                    work.held_up = str(failure) if failure else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:

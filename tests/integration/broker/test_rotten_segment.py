@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from record_format.errors import StoreUnavailable
 from tests.integration.broker.test_verify import path_of
 
 BATCHES, EACH = 10, 3
@@ -134,7 +135,11 @@ def test_exactly_what_does_not_check_is_dropped_and_offload_goes_on(house, rot):
     assert [one.offset for one in house.records("t")] == [*all_but(*lost), 33]
 
 
-def test_it_is_told_until_it_is_repaired(house):
+def unreachable():
+    raise StoreUnavailable("down")
+
+
+def test_it_is_told_until_it_is_repaired(house, monkeypatch):
     damage(house, (positions(house)[4] + 70, b"\xff"))
     offload(house)
     assert house.broker.partition("t", 0).cold.end_offset == 0
@@ -143,6 +148,11 @@ def test_it_is_told_until_it_is_repaired(house):
     assert log_of(house).name in told
     assert "storage repair --deep" in told
     assert house.broker.readiness().reasons == [], "the partition serves"
+    partition = house.broker.partition("t", 0)
+    with monkeypatch.context() as down:
+        down.setattr(partition.cold, "settle", unreachable)
+        offload(house)
+    assert house.broker.readiness().degraded == [told], "nobody looked"
     rotten = log_of(house).read_bytes()
     (step,) = house.broker.repair("t")
     assert not repaired(house).done, "a loss is to be accepted"
