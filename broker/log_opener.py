@@ -242,13 +242,18 @@ class LogOpener:
 
     def _step_over_lost(self, opened: PartitionLog, cold: ColdLog | None) -> None:
         before = lost_before(opened, cold.manifest if cold else None)
-        if before is not None:
+        if before is None:
+            return
+        try:
             opened.delete_local(before)
-            log.error(
-                "a local segment is missing: the bucket is read instead",
-                partition=str(opened),
-                before_offset=before,
-            )
+        except TierlogError as error:  # a full disk, say; the janitor looks too
+            log.error("a local segment is missing", partition=str(opened), error=str(error))
+            return
+        log.error(
+            "a local segment is missing: the bucket is read instead",
+            partition=str(opened),
+            before_offset=before,
+        )
 
     def _check_reaches(self, opened: PartitionLog, checkpoint: int, *, cold_end: int) -> None:
         """Raises CorruptBatch where the log ends below what had been in it. After a clean stop,

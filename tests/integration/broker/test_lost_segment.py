@@ -4,6 +4,9 @@ told where nobody has it.
 
 import pytest
 
+from hot_tier.log import PartitionLog
+from record_format.errors import DiskFull
+
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 
 
@@ -150,3 +153,20 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
     partition.log._state.unmirrored = False
     house.broker.janitor.run_round()
     assert partition.log.first_local_offset == 20
+
+
+def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, monkeypatch):
+    fill(house, 5)
+    offload(house)
+
+    def full(*_):
+        raise DiskFull("t-0: no space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(PartitionLog, "delete_local", full)
+        lose(house, 10)
+    partition = offload(house)
+    assert partition.log.first_local_offset == 0
+    house.broker.janitor.run_round()
+    assert partition.log.first_local_offset == 20
+    assert offsets(house) == list(range(50))
