@@ -91,7 +91,7 @@ def new_id() -> str:
 
 
 class DataFolder:
-    """Opened by one process at a time; `close(clean=True)` lets the next start skip its checks."""
+    """Opened by one process at a time; `note_clean_stop` lets the next start skip its checks."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn, cast
@@ -42,7 +42,7 @@ def plan_repair(
     Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
     """
     data_dir = settings.data_dir
-    with stand_in(data_dir, topic) as place:
+    with closing(store), stand_in(data_dir, topic) as place:
         _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
         broker = Broker.open_idle(
             replace(settings, data_dir=place, take_over=False),

@@ -3,6 +3,7 @@ tier; and says what a repair that is applied then does.
 """
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,11 +53,13 @@ def snapshot(root):
 def planned(root):
     settings = BrokerSettings(data_dir=root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     store = open_store(f"file://{root / 'bucket'}", must_exist=True)
+    close = store.close = Mock(wraps=store.close)
     (root / "data" / ".lock").touch()  # of a folder that was copied or restored
     before = snapshot(root)
     try:
         return plan_repair(settings, store, "t", deep=True)
     finally:
+        close.assert_called()
         assert snapshot(root) == before, "a plan changes nothing"
 
 
