@@ -34,7 +34,7 @@ from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
-from broker.repair_step import Action, RepairStep
+from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
@@ -136,6 +136,7 @@ class Broker:
             holes=holes,
             policy=self.janitor.policy,
             clock=clock,
+            on_cut=self._follow_cut,
         )
         self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
         self._group_keeping = BackgroundTask(
@@ -327,13 +328,7 @@ class Broker:
         FencedError, StoreUnavailable, CorruptDataError.
         """
         found = self.topic(topic)
-        steps = self._upkeep.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
-        for step in steps:
-            if step.done and step.action is Action.CUT:  # its offsets are given again
-                self.compactor.follow_cuts()
-                end_offset = found.partition(step.partition).log.log_end_offset
-                self.groups.set_back(topic, step.partition, end_offset=end_offset)
-        return steps
+        return self._upkeep.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, what no manifest version needs any more; with `apply` it is deleted."""
@@ -423,6 +418,10 @@ class Broker:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""
         self._checkpoints.forget(name)
         self.compactor.forget_topic(name)
+
+    def _follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
+        self.compactor.follow_cuts()
+        self.groups.set_back(topic, partition, end_offset=end_offset)
 
     def _cleaned_before(self, partition: Partition) -> int:
         return self.compactor.cleaned_before(partition)

@@ -34,7 +34,7 @@ from record_format.findings import VerifyReport
 
 
 class Upkeep:
-    """Thread-safe."""
+    """Thread-safe. `on_cut`: topic, partition, and from where on its offsets are given again."""
 
     def __init__(
         self,
@@ -47,10 +47,11 @@ class Upkeep:
         holes: Holes,
         policy: GarbagePolicy,
         clock: Callable[[], int],
+        on_cut: Callable[[str, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
         self._opener, self._copier, self._holes = opener, copier, holes
-        self._policy, self._clock = policy, clock
+        self._policy, self._clock, self._on_cut = policy, clock, on_cut
         self._verifying = threading.Lock()
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
@@ -107,9 +108,14 @@ class Upkeep:
         if not apply or not mending.may_be_done(accept_loss=accept_loss):
             return mending.step
         opened = self._opener.reopen(topic.record, damaged, end_offset=mending.prepare())
+        if isinstance(opened, Damaged):
+            topic.add({damaged.number: opened})
+            return mending.step
+        end_offset = opened.log.log_end_offset  # before anything is appended there
         topic.add({damaged.number: opened})
-        done = not isinstance(opened, Damaged)
-        return msgspec.structs.replace(mending.step, done=done)
+        if mending.step.action is Action.CUT:  # at once: what comes next may fail
+            self._on_cut(topic.record.name, damaged.number, end_offset)
+        return msgspec.structs.replace(mending.step, done=True)
 
     def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
         """By which a restore finds the topic. The partitions are claimed: it is ours to write, as a

@@ -1,5 +1,5 @@
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -181,7 +181,9 @@ def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_an
     assert [name for name, _ in house.broker.groups.all_groups()] == ["h"]
 
 
-def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic):
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic, goes_on):
+    """Also where the store fails the rest of the repair."""
     house.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
         house.produce("t", [b"lost" * 15] * 10)
@@ -191,8 +193,10 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
     house.broker.close()
     max((house.root / "data" / "t-0").glob("*.log")).unlink()
     house.broker = house.open()
-    (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
-    assert step.action == "cut"
+    house.set_down(not goes_on)
+    with nullcontext() if goes_on else pytest.raises(StoreUnavailable):
+        steps = house.broker.repair("t", apply=True, accept_loss=True)
+        assert [one.action for one in steps if one.done] == ["cut"]
     for _ in range(2):
         assert offsets_of(house, "g") == {("t", 0): 30, ("t", 1): 50}
         assert offsets_of(house, "h") == {("t", 0): 7}
