@@ -193,12 +193,6 @@ class LimitedProtocol(OneProtocol):
             super().shutdown()
         self._bound_farewell()
 
-    def cut_endless(self) -> None:
-        """End an answer without an end whose client does not read: it knows where to resume."""
-        active = self._active
-        if active is not None and active.chunked_encoding and not active.response_complete:
-            self.transport.abort()
-
     def _bound_farewell(self) -> None:
         """A client of TLS that rests reads nothing, and so does not answer the close: without this
         the stop of the server would wait for it to its end.

@@ -67,6 +67,11 @@ class ZeroCopyCycle(RequestResponseCycle):
     sending_ended = False  # the client closed its sending side
     ends_by_closing = False  # the body has no length, and its client knows no chunks
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether its length was not told, by chunks or, in HTTP/1.0, without."""
+        return self.chunked_encoding or self.ends_by_closing
+
     async def send(self, message: Any) -> None:
         """Raises ClientGone where more is to follow and nobody is there to read it."""
         kind = message["type"]
@@ -231,6 +236,13 @@ class ZeroCopyProtocol(LimitedProtocol):
         if isinstance(self._active, ZeroCopyCycle):
             self._active.sending_ended = True
             self._active.message_event.set()
+
+    def cut_endless(self) -> None:
+        """End an answer without an end whose client does not read: it knows where to resume."""
+        active = self._active
+        assert active is None or isinstance(active, ZeroCopyCycle)
+        if active is not None and active.is_endless and not active.response_complete:
+            self.transport.abort()
 
     # --- requests -------------------------------------------------------------------------------
 

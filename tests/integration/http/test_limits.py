@@ -33,7 +33,8 @@ def test_a_request_that_the_stop_does_not_wait_for_is_told_so(tmp_path: Path) ->
         assert said in answer
 
 
-def test_a_stop_does_not_wait_for_a_tail_that_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_stop_does_not_wait_for_a_tail_that_is_not_read(tmp_path: Path, version: str) -> None:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with served(tmp_path, HttpSettings()) as server:
@@ -43,7 +44,7 @@ def test_a_stop_does_not_wait_for_a_tail_that_is_not_read(tmp_path: Path) -> Non
                 assert taken.status_code == 200
             sock.connect(("127.0.0.1", server.port))
             path = "/v1/topics/t/partitions/0/tail?offset=earliest"
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            sock.sendall(f"GET {path} HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
             assert sock.recv(12) == b"HTTP/1.1 200"
             began = time.monotonic()
         assert time.monotonic() - began < 10, "the stop waited its time out"
