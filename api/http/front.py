@@ -17,7 +17,8 @@ import itertools
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
@@ -62,7 +63,8 @@ class RequestIds:
         return f"{self._prefix}-{next(self._count):x}"
 
 
-class Begun(NamedTuple):
+@dataclass(slots=True)
+class Begun:
     """A request's first steps: no call where its path is none of the API's."""
 
     exchange: Exchange
@@ -114,7 +116,8 @@ class TierlogApp(FastAPI):
         exchange.started = True
         if left:
             assert isinstance(answer, FileAnswer), "bytes in memory are all taken"
-            scope[_BEGUN] = begun._replace(answer=answer._replace(slices=left))
+            begun.answer = answer._replace(slices=left)
+            scope[_BEGUN] = begun
         else:
             self._count(exchange, str(answer.status))
 
@@ -164,12 +167,12 @@ class TierlogApp(FastAPI):
 
     async def _answer(self, begun: Begun) -> AnyAnswer | None:
         """None where the path is not a call of the API."""
-        exchange, call, answer = begun
-        if answer is not None or call is None:
-            return answer
+        exchange, call = begun.exchange, begun.call
+        answer, begun.answer = begun.answer, None  # nobody but the one who sends it holds on to it
         try:
-            waited_for = call.handler(self.context, exchange)
-            return await self.context.unsent.admitted(exchange, await waited_for)
+            if answer is None and call is not None:
+                answer = await call.handler(self.context, exchange)
+            return None if answer is None else await self.context.unsent.admitted(exchange, answer)
         except ClientGone:
             raise
         except asyncio.CancelledError:

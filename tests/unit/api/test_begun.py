@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def app_of(at_once: Any) -> TierlogApp:
+def app_of(at_once: Any, admitted: Any = None) -> TierlogApp:
     nothing = SimpleNamespace(
-        admit=lambda _: None, check=lambda *_: None, sent=lambda _: None, admitted=None
+        admit=lambda _: None, check=lambda *_: None, sent=lambda _: None, admitted=admitted
     )
     context: Any = SimpleNamespace(
         access=nothing, unsent=nothing, metrics=HttpMetrics(), full_key=str
@@ -77,6 +78,24 @@ def test_a_refusal_keeps_no_file_open(path, without_gc):
     assert answer is not None
     assert answer.status == 400
     assert holders_of(path) == 0
+
+
+def test_an_answer_that_is_too_large_to_go_at_once_is_counted_as_unsent():
+    counted: list[int] = []
+    sent: list[Any] = []
+
+    async def admitted(_: Any, answer: Answer) -> Answer:
+        counted.append(answer.size_bytes)
+        return answer
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app, kept = app_of(lambda *_: Answer(200, [], bytes(300_000)), admitted), scope()
+    assert app.answer_at_once(kept) is None
+    asyncio.run(app(kept, handler, send))
+    assert counted == [300_000]
+    assert sum(len(message.get("body", b"")) for message in sent) == 300_000
 
 
 def test_an_answer_without_bytes_is_none_out_of_a_file(path):
