@@ -34,7 +34,7 @@ from api.http.reading import (
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
-from record_format.errors import OffsetTrimmed, TierlogError
+from record_format.errors import TierlogError
 
 MAX_PARTITIONS: Final = 1000
 
@@ -140,7 +140,7 @@ async def _read_one(
             max_bytes=page_bytes,
             committed=committed,
         )
-    except (TierlogError, OffsetTrimmed) as error:
+    except TierlogError as error:
         return Refused(place.partition.topic, place.partition.number, error)
     if room <= 0:
         fetched = fetched._replace(slices=(), next_offset=place.offset)

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from api.http import media_types, strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.positions import MAX_OFFSET
 from api.http.refusals import UnsupportedMediaType
 from broker.partition import Partition
 from broker.topics import Topic
@@ -27,7 +28,6 @@ _RECORD_FORMS: Final = (media_types.JSON, media_types.NDJSON, media_types.OCTETS
 _ALL_FORMS: Final = (*_RECORD_FORMS, media_types.BATCHES)
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-sequence")
 _PRODUCER_LIMITS: Final = (2**63 - 1, 2**15 - 1, 2**31 - 1)
-_MAX_OFFSET: Final = 2**63 - 1
 
 
 class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,7 +114,7 @@ def _expected_offset(exchange: Exchange) -> int | None:
     text = exchange.header(b"if-offset-match")
     if text is None:
         return None
-    return _header_number(b"if-offset-match", text, most=_MAX_OFFSET)
+    return _header_number(b"if-offset-match", text, most=MAX_OFFSET)
 
 
 def _header_number(name: bytes, text: str | None, *, most: int) -> int:

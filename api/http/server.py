@@ -31,7 +31,7 @@ from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_turns import SendTurns
 from record_format.errors import RequestError, Throttled
 
-_OPEN_PATHS = ("/healthz", "/readyz")
+_HEALTH_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
 _LAST_WORDS_S = 1.0
 _DESCRIPTORS = 1 << 18
@@ -199,7 +199,7 @@ def _busy(app: Any) -> Any:
     """Beyond the limit of connections: health still answers, all else is told to come again."""
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] in _OPEN_PATHS:
+        if scope["path"] in _HEALTH_PATHS:
             await app(scope, receive, send)
             return
         problem = problems.to_problem(Throttled("too many connections"), request_id="")

@@ -121,8 +121,9 @@ def _interrupt_when_nobody_reads() -> None:
     """
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # what went wrong is told unasked
-    watched.poll()
-    os.kill(os.getpid(), signal.SIGINT)
+    # Not by POLLNVAL: what cannot be watched says nothing of who reads it.
+    if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _value(record: ConsumedRecord) -> bytes:
