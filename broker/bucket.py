@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final
@@ -22,6 +22,7 @@ from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder, ProbeResult
 from broker.own_partition import OwnPartition
 from broker.pace import Pace
+from broker.sent_claims import path_beside, read_sent, recorded_pairs
 from broker.settings import BrokerSettings
 from broker.topic_deletion import TopicDeletion
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -33,10 +34,8 @@ from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadL
 from cold_tier.upload_notes import UploadNotes
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
-from manifest.epochs import recorded_pairs
 from manifest.keys import CLUSTER_KEY, PartitionKeys, topic_folder
 from manifest.paging import PageCache
-from manifest.state import EpochStart
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import (
     MAX_TOPIC_BYTES,
@@ -303,7 +302,9 @@ class Bucket:
             deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
             deletion.run(_topic_object(record))
         for partition in range(record.partitions):
-            self._folder.manifest_copy(record.topic_id, partition).unlink(missing_ok=True)
+            copy_path = self._folder.manifest_copy(record.topic_id, partition)
+            copy_path.unlink(missing_ok=True)
+            path_beside(copy_path).unlink(missing_ok=True)
             self._notes.forget(PartitionKeys(record.name, record.topic_id, partition).segments)
 
     def _publish(self, record: TopicRecord) -> None:
@@ -315,20 +316,15 @@ class Bucket:
             partition.check()
 
     def _own_partitions(self, record: TopicRecord) -> list[OwnPartition]:
-        epochs = self._folder.read_epochs()
-        return [
-            self._own_partition(record, number, epochs.get(f"{record.topic_id}-{number}", ()))
-            for number in range(record.partitions)
-        ]
+        return [self._own_partition(record, number) for number in range(record.partitions)]
 
-    def _own_partition(
-        self, record: TopicRecord, number: int, epochs: Sequence[EpochStart]
-    ) -> OwnPartition:
+    def _own_partition(self, record: TopicRecord, number: int) -> OwnPartition:
         manifests = self._manifests(record, number)
-        seen = read_copy(self._folder.manifest_copy(record.topic_id, number), manifests.keys)
+        copy_path = self._folder.manifest_copy(record.topic_id, number)
+        seen = read_copy(copy_path, manifests.keys)
         return OwnPartition(
             manifests,
-            recorded=recorded_pairs(seen, epochs),
+            recorded=recorded_pairs(seen, read_sent(copy_path)),
             seen=seen.version if seen else 0,
             clock=self._clock,
         )

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from broker.cold_reads import ColdReads, producers_at_end
+from broker.sent_claims import Pairs, note_sent, read_sent, recorded_pairs
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.durable_file import write_durably
@@ -27,7 +28,6 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.codec import decode_copy, encode_manifest
-from manifest.epochs import recorded_pairs
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.pins import Pins
@@ -78,6 +78,7 @@ class ColdLog(ColdReads):
         self._pins = Pins(manifests, clock=clock)
         self._lock = threading.Lock()
         self._claim: Claim | None = None
+        self._sent = read_sent(copy_path)
         self.claimed = False
         self._unsure = False  # whether the bucket may be a commit ahead of what is known
         self._going_up: list[int] = []  # base offsets
@@ -93,8 +94,12 @@ class ColdLog(ColdReads):
 
     def prepare_claim(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
         """What `claim` will say; the epochs are durable in the data folder already."""
-        recorded = recorded_pairs(self.manifest, epochs)
-        self._claim = Claim(owner, epochs, recorded, take_over, seen=self.manifest)
+        self._claim = Claim(owner, epochs, self.recorded, take_over, seen=self.manifest)
+
+    @property
+    def recorded(self) -> Pairs:
+        """The (owner, epoch) pairs in force under which the bucket is known to be this folder's."""
+        return recorded_pairs(self.manifest, self._sent)
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> None:
         """Become the owner in the bucket; at once where that is done. Raises FencedError."""
@@ -103,14 +108,33 @@ class ColdLog(ColdReads):
             if self.claimed:
                 return
             at_least = self.manifest.version if self.manifest else 0
+
+            def before_commit(in_force: Manifest | None) -> None:
+                if in_force is not None:
+                    self._refuse_beyond(in_force, log_end_offset)
+                self._note_sent()
+
             manifest = self._manifests.claim(
-                self._claim, log_start_offset=log_start_offset, at_least=at_least
+                self._claim,
+                log_start_offset=log_start_offset,
+                at_least=at_least,
+                before_commit=before_commit,
             )
             self._publish(manifest)
-            self._check_reaches(manifest, log_end_offset)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self._claim.epoch)
         self.follow_log_start(log_start_offset)
+
+    def _note_sent(self) -> None:
+        """From here on the claim may be in force, whatever becomes of its answer."""
+        assert self._claim is not None, "the opener prepares a claim"
+        pair = (self._claim.owner, self._claim.epoch)
+        if pair not in self._sent:
+            noted = self.manifest.leader_epoch if self.manifest else -1
+            sent = frozenset({pair, *(one for one in self._sent if one[1] >= noted)})
+            note_sent(self._copy_path, sent)
+            self._sent = sent
+        self._claim = self._claim._replace(recorded=self.recorded)
 
     def check_claim(self, *, log_end_offset: int) -> None:
         """Raises FencedError where a claim would; nothing is changed. What cannot be read keeps
@@ -131,6 +155,15 @@ class ColdLog(ColdReads):
             transitions.check_recorded(newest, self._claim.recorded)
             self._manifests.check_not_older(self._claim.seen, newest)
         return newest
+
+    def _refuse_beyond(self, newest: Manifest, log_end_offset: int) -> None:
+        """As `_check_reaches`, and the next start knows how far the log had reached."""
+        if newest.end_offset > log_end_offset:
+            try:
+                self._publish(newest)
+            except OSError as error:  # it is refused all the same
+                log.warning("manifest not noted", partition=str(self), error=str(error))
+        self._check_reaches(newest, log_end_offset)
 
     def _check_reaches(self, manifest: Manifest, log_end_offset: int) -> None:
         if manifest.end_offset > log_end_offset:
@@ -182,6 +215,7 @@ class ColdLog(ColdReads):
                 manifest = transitions.record_gap(manifest, end_offset=gap_end)
             return manifest
 
+        self._note_sent()
         try:
             if seen is not None:
                 manifest = self._manifests.commit(seen, taken)
@@ -208,9 +242,8 @@ class ColdLog(ColdReads):
             return
         with self._lock, self._fencing():
             newest = None if self.claimed else self._newest_of_ours()
-            if newest is not None and newest.end_offset > log_end_offset:
-                self._publish(newest)  # the next start knows how far the log had reached
-                self._check_reaches(newest, log_end_offset)
+            if newest is not None:
+                self._refuse_beyond(newest, log_end_offset)
 
     # --- writing ----------------------------------------------------------------------------------
 

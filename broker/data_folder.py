@@ -13,6 +13,7 @@
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
+    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `sent_claims`
     <data>/tierlog/uploads/                     uploads that may go on after a crash
     <data>/tierlog/scratch/                     what nothing of outlives the process
     <data>/tierlog/cache/                       chunks of cold segments

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from broker.partition import Partition
-from record_format.errors import FencedError, RetriableError, TierlogError
+from record_format.errors import FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
 
@@ -71,9 +71,9 @@ def _was_asked(partition: Partition) -> bool:
             partition.cold.check_fence(log_end_offset=partition.log.log_end_offset)
     except FencedError:
         pass  # kept and reported by the partition
-    except RetriableError:
+    except StoreUnavailable:
         return False
-    except TierlogError as error:
+    except (TierlogError, OSError) as error:
         log.warning("not known who owns it", partition=str(partition), error=str(error))
     if partition.leadership_lost:  # found here, or by a commit since the last round
         partition.wake_all()

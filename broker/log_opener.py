@@ -303,7 +303,7 @@ class LogOpener:
         )
         found.look()
         if pending is None:
-            if not found.is_foreign():
+            if not found.is_foreign:
                 return None
             self._take_overs.add(name, noted)
         parting.mend_overlap(self._folder.partition_folder(record.name, number))

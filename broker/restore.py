@@ -218,7 +218,7 @@ class _Restore:
             clock=self._options.clock,
         )
         snapshot = producers_at_end(manifests, manifest)
-        return take_tail(self._old, target, manifest, snapshot=snapshot)
+        return take_tail(self._old, target, manifest, manifests, snapshot=snapshot)
 
     def _plan(
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None

@@ -34,16 +34,16 @@ from broker.data_folder import (
     read_checkpoint,
     read_epochs,
 )
+from broker.sent_claims import read_sent, recorded_pairs
 from hot_tier import parting
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from manifest.codec import decode_copy
-from manifest.epochs import recorded_pairs
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
-from manifest.store import UNNOTED_MAX
+from manifest.store import ManifestStore
 from record_format import checkpoint_files
 from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
 
@@ -103,21 +103,12 @@ class OldFolder:
         return self._epochs.get(f"{target.topic_id}-{target.partition}", ())
 
     def knows(self, target: TailTarget, manifest: Manifest) -> bool:
-        """Whether it took the epoch in force itself, or saw it in force and went on from there."""
+        """Whether it asked for the epoch in force, or saw it in force and went on from there."""
         in_force = (manifest.owner, manifest.leader_epoch)
-        return in_force in recorded_pairs(self._noted(target), self.own_epochs(target))
+        sent = read_sent(manifest_copy_path(self.path, target.topic_id, target.partition))
+        return in_force in recorded_pairs(self.noted(target), sent)
 
-    def may_be_older(self, target: TailTarget, manifest: Manifest) -> bool:
-        """Whether more was committed under the epoch in force than a crash keeps from being noted:
-        it may be an older copy of the folder that did so.
-        """
-        noted = self._noted(target)
-        if noted is None:
-            return False
-        same = (noted.owner, noted.leader_epoch) == (manifest.owner, manifest.leader_epoch)
-        return same and manifest.version > noted.version + UNNOTED_MAX
-
-    def _noted(self, target: TailTarget) -> Manifest | None:
+    def noted(self, target: TailTarget) -> Manifest | None:
         """The manifest that it last saw in force; None where only its own epochs speak for it."""
         path = manifest_copy_path(self.path, target.topic_id, target.partition)
         if not path.exists():
@@ -138,7 +129,12 @@ class OldFolder:
 
 
 def take_tail(
-    old: OldFolder, target: TailTarget, manifest: Manifest | None, *, snapshot: bytes | None
+    old: OldFolder,
+    target: TailTarget,
+    manifest: Manifest | None,
+    manifests: ManifestStore,
+    *,
+    snapshot: bytes | None,
 ) -> Tail:
     """Copy what the old folder has from the manifest's end on. Raises CorruptDataError.
 
@@ -164,7 +160,7 @@ def take_tail(
     missing = copied.recovery.cut_reason or _ends_too_soon(
         parting.end_offset(source), max(end_offset, old.reached(target))
     )
-    if manifest is not None and old.may_be_older(target, manifest):
+    if manifest is not None and manifests.is_older(old.noted(target), manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"

@@ -26,7 +26,6 @@ from broker.parting_plan import LocalLog, history_of, plan_parting
 from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
-from manifest.epochs import recorded_pairs
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from record_format import sealed_json, typed_json
 from record_format.errors import (
@@ -118,30 +117,32 @@ class TakeOver:
     ) -> None:
         self._cold, self._pending, self._own, self._reopen = cold, pending, own, reopen
         self._owner = owner
-        self._recorded = recorded_pairs(cold.manifest, own)
+        self._recorded = cold.recorded
         self.manifest: Manifest | None = None
+        self.is_foreign = False
         self.gap = 0
         self.resume_at: int | None = None
 
     def is_ours(self) -> bool:
         """Whether an earlier attempt's claim is in force: its gap is in the manifest already."""
         manifest = self.manifest
-        return manifest is not None and manifest.owner == self._owner and not self.is_foreign()
+        return manifest is not None and manifest.owner == self._owner and not self.is_foreign
 
-    def is_foreign(self) -> bool:
-        """Whether the manifest in force is of an owner or epoch that this folder never recorded, or
-        of a folder that this one is an older copy of.
+    def _is_of_another(self, manifest: Manifest) -> bool:
+        """Of an owner or epoch that this folder never recorded, or of a folder that this one is an
+        older copy of.
         """
-        manifest = self.manifest
-        if manifest is None:
-            return False
         is_known = (manifest.owner, manifest.leader_epoch) in self._recorded
         return not is_known or self._cold.is_older_than(manifest)
 
     def look(self) -> None:
-        """Load the manifest in force. Raises ConfigurationError where the store does not answer."""
+        """Load the manifest in force, and see whether it `is_foreign`. Raises ConfigurationError
+        where the store does not answer.
+        """
         try:
-            self.manifest = self._cold.load_newest()
+            newest = self._cold.load_newest()
+            self.is_foreign = newest is not None and self._is_of_another(newest)
+            self.manifest = newest
         except StoreUnavailable as error:
             raise ConfigurationError(
                 f"{self._cold}: is to be taken over, and the store does not answer: {error}"
@@ -222,7 +223,7 @@ class TakeOver:
         except ManifestConflict as moved:
             log.warning("take-over begins again", partition=str(self._cold), reason=str(moved))
             return False
-        self._recorded |= recorded_pairs(taken, ())
+        self._recorded |= {(taken.owner, taken.leader_epoch)}
         return self.resume_at is None
 
     def _uploaded_tail(self, opened: PartitionLog) -> list[SegmentEntry]:
@@ -241,6 +242,6 @@ class TakeOver:
         """Of this folder's own, those under which the records that stay were written."""
         if self.manifest is None:
             return () if self.gap else self._own
-        if self.gap or self.is_foreign():
+        if self.gap or self.is_foreign:
             return ()
         return tuple(start for start in self._own if start.epoch > self.manifest.leader_epoch)

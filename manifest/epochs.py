@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from manifest.state import EpochStart, Manifest
+from manifest.state import EpochStart
 
 MAX_EPOCHS = 512
 
@@ -46,9 +46,3 @@ def parting_offset(
     # proven.
     ends = [start.start_offset for start in (*local, *remote) if start.epoch > last_shared]
     return min(local_end, remote_end, *ends)
-
-
-def recorded_pairs(copy: Manifest | None, own: Sequence[EpochStart]) -> frozenset[tuple[str, int]]:
-    """The (owner, epoch) pairs that a folder took itself, or saw in force last."""
-    seen = [(copy.owner, copy.leader_epoch)] if copy else []
-    return frozenset([*seen, *((start.owner, start.epoch) for start in own)])

@@ -213,11 +213,18 @@ class ManifestStore:
     # --- writing ----------------------------------------------------------------------------------
 
     def claim(
-        self, claim: Claim, *, log_start_offset: int, at_least: int = 0, gap_end: int = 0
+        self,
+        claim: Claim,
+        *,
+        log_start_offset: int,
+        at_least: int = 0,
+        gap_end: int = 0,
+        before_commit: Callable[[Manifest | None], None] = lambda _: None,
     ) -> Manifest:
         """Become the owner, by a commit; also makes a new partition's first version.
 
         `gap_end`: a first version has a gap up to there (a restore of a partition without one).
+        `before_commit`: may refuse, by raising, a claim on what is in force that would be taken.
 
         Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
@@ -232,6 +239,7 @@ class ManifestStore:
                     if not claim.take_over:
                         self.check_not_older(claim.seen, before)
                     after = take_claim(before, claim)
+                before_commit(before)
                 if after is before:
                     return after
                 if (committed := self._publish(before or after, after)) is not None:
@@ -257,6 +265,8 @@ class ManifestStore:
         if seen is None:
             return False
         if (seen.owner, seen.leader_epoch) != (in_force.owner, in_force.leader_epoch):
+            return False
+        if in_force.version - seen.version <= UNNOTED_MAX:
             return False
         unnoted = 1  # the one in force
         for version in range(seen.version + 1, in_force.version):

@@ -43,8 +43,9 @@ class Claim(NamedTuple):
 
     `epochs`: the folder's own history since what it last saw in the bucket; the last is the
     claimed one.
-    `recorded`: the (owner, epoch) pairs that the folder noted itself, claimed by it or seen in
-    force.
+    `recorded`: the (owner, epoch) pairs that the folder noted itself, asked for by it or seen in
+    force. The claimed one is not among them before it was asked for: an older copy of the folder
+    in force may be about to ask for the same.
     """
 
     owner: str
@@ -87,11 +88,10 @@ def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
     itself (unless it takes over), and where the claimed epoch is not above the one in force.
     """
     require(manifest)
-    in_force = (manifest.owner, manifest.leader_epoch)
-    if in_force == (claim.owner, claim.epoch):
-        return manifest
     if not claim.take_over:
         check_recorded(manifest, claim.recorded)
+    if (manifest.owner, manifest.leader_epoch) == (claim.owner, claim.epoch):
+        return manifest
     if claim.epoch <= manifest.leader_epoch:
         raise FencedError(
             f"{where(manifest)}: epoch {claim.epoch} does not rise above {manifest.leader_epoch}"

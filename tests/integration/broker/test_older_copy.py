@@ -57,6 +57,52 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
 
 
+def put_back_in_place(house):
+    """The snapshot of a whole disk: the folder stays the one that it was, and so does its owner."""
+    data = house.root / "data"
+    for path in data.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(data.parent / "older", data, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts):
+    owner = copied.broker.folder.owner
+    for _ in range(restarts):
+        copied.restart()
+        copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+    assert copied.produce("t", [b"acknowledged"]).base_offset == 20
+    copied.broker.close()
+    put_back_in_place(copied)
+    copied.broker = copied.open(down=True, store_start_timeout_ms=200)
+    copied.broker.close()
+    for _ in range(3):
+        copied.broker = copied.open()
+        assert copied.broker.folder.owner == owner
+        assert "never recorded it" in (copied.broker.partition("t", 0).leadership_lost or "")
+        copied.broker.close()
+    copied.broker = copied.open(take_over=True, restore_offset_gap=GAP)
+    assert copied.produce("t", [b"new"]).base_offset >= 20 + GAP
+    copied.restart()
+    assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(copied, tmp_path):
+    copied.restart()
+    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+    copied.produce("t", [b"acknowledged"])
+    copied.broker.close()
+    put_back_in_place(copied)
+    copied.broker = copied.open(down=True, store_start_timeout_ms=200)
+    copied.produce("t", [b"while the store was down"])
+    copied.broker.close()
+    options = RestoreOptions(
+        data_dir=tmp_path / "new", gap=GAP, clock=lambda: 0, tail=copied.root / "data"
+    )
+    (one,) = restore(open_store(f"file://{copied.root / 'bucket'}"), options).partitions
+    assert "another owner came after it" in one.tail.detail
+
+
 def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     copied.produce("t", [b"in the copy too"])
     copied.broker.save_checkpoints()

@@ -6,10 +6,12 @@ import threading
 import pytest
 
 from broker.cold_log import ColdLog
+from broker.fences import Fences
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     FencedError,
+    ManifestConflict,
     OutcomeUnknownError,
 )
 from tests.integration.broker.conftest import House
@@ -120,23 +122,59 @@ def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path)
         house.produce("t", [b"for nobody"])
 
 
+def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(house, tmp_path, monkeypatch):
+    offloaded(house)
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    house.produce("t", [b"x" * 5000])
+    house.broker.offload("t", wait_ms=20_000)
+    monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
+    copy = House(tmp_path / "copy")
+    try:
+        copy.broker._copy_round()
+        partition = copy.broker.partition("t", 0)
+        copy.wait_for(lambda: partition.leadership_lost)
+        assert "the bucket reaches to" in partition.leadership_lost
+    finally:
+        copy.broker.close()
+    house.broker.fences.look()
+    house.produce("t", [b"the original goes on"])
+
+
 def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, monkeypatch):
     offloaded(house)
-    released = threading.Event()
+    released, ended = threading.Event(), threading.Event()
     house.broker.close()
-    monkeypatch.setattr(ColdLog, "check_claim", lambda *_, **__: released.wait(60))
+
+    def hangs(*_, **__):
+        released.wait(30)
+        ended.set()
+
+    monkeypatch.setattr(ColdLog, "check_fence", hangs)
     house.broker = house.open(store_start_timeout_ms=1000)
     try:
+        assert not ended.is_set()
         house.produce("t", [b"taken all the same"])
     finally:
         released.set()
 
 
-def test_who_cannot_know_whose_it_is_goes_on(house, monkeypatch):
-    def unreadable(*_, **__):
-        raise CorruptDataError("a manifest of nonsense")
+@pytest.mark.parametrize(
+    "failure",
+    [CorruptDataError("a manifest of nonsense"), ManifestConflict("lost"), OSError("disk full")],
+)
+def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkeypatch, failure):
+    asked = []
 
-    monkeypatch.setattr(ColdLog, "check_claim", unreadable)
-    offloaded(house)
-    house.restart()
+    def fails(cold, **_):
+        asked.append(str(cold))
+        raise failure
+
+    house.broker.create_topic("t", partitions=20)
+    house.broker.close()
+    monkeypatch.setattr(ColdLog, "check_fence", fails)
+    house.broker = house.open(fence_check_ms=3_600_000)
+    assert len(set(asked)) == 20, "more than are asked side by side"
+    house.broker.fences.look()
+    assert len(asked) == 40
     house.produce("t", [b"taken"])

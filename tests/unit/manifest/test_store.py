@@ -298,7 +298,10 @@ def test_a_folder_that_lacks_more_commits_than_a_crash_explains_is_older(
     state = noted
     for number in range(commits):
         state = manifests.commit(state, adding(100 * number))
+    asked: list[str] = []
+    store.faults = lambda call, _: asked.append(call)
     assert manifests.is_older(noted, state) is older
+    assert bool(asked) is older, "the store is asked only where it can matter"
     assert not manifests.is_older(None, state)
     assert not manifests.is_older(altered(noted, leader_epoch=7), state)
 

@@ -180,7 +180,12 @@ def test_a_folder_claims_what_it_recorded() -> None:
 
 def test_a_claim_that_happened_changes_nothing() -> None:
     before = manifest(2)
-    assert take_claim(before, claim()) is before
+    assert take_claim(before, claim(recorded=[("owner-a", 0)])) is before
+
+
+def test_the_epoch_to_be_claimed_found_in_force_is_of_another_folder() -> None:
+    with pytest.raises(FencedError, match="never recorded"):
+        take_claim(manifest(2), claim())
 
 
 def test_a_folder_does_not_claim_what_it_never_recorded() -> None:
