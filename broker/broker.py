@@ -384,11 +384,15 @@ class Broker:
         self.copier.close()
         if self.bucket is not None:
             self.bucket.close()
+        self.registry.close()
         self.folder.close()
 
     def _stop_background_work(self, deadline_s: float) -> None:
-        """One that waits for the store is left behind: a closed log is changed by nobody."""
+        """One that waits for the store is left behind: a closed log, registry or folder is changed
+        by nobody.
+        """
         self.copier.stop()
+        self.janitor.stop()
         if self.bucket is not None:
             self.bucket.break_off_uploads()
         self.compactor.stop()

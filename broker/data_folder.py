@@ -46,7 +46,7 @@ from hot_tier.durable_file import sync_folder, write_durably
 from manifest.state import EpochStart
 from record_format import checkpoint_files, sealed_json, typed_json
 from record_format.checkpoint_files import TopicPartitionOffset
-from record_format.errors import ConfigurationError, CorruptSnapshot
+from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -102,7 +102,8 @@ class DataFolder:
         except OSError as error:
             raise refused(path, error) from error
         self.path = path
-        self._checkpoint_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._closed = False
         try:
             self.is_new = not (path / "meta.properties").exists()
             self.cluster_id = self._read_or_make_identity()
@@ -144,8 +145,18 @@ class DataFolder:
         write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
     def close(self) -> None:
-        """Let another broker have the folder."""
+        """Let another broker have the folder: who still waits for the store writes nothing here."""
+        with self._write_lock:
+            self._closed = True
         os.close(self._lock_fd)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One at a time. Raises ShuttingDown once another broker may have the folder."""
+        with self._write_lock:
+            if self._closed:
+                raise ShuttingDown(f"data folder {self.path} was closed")
+            yield
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -158,7 +169,7 @@ class DataFolder:
         return read_checkpoint(self.path / name)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        with self._checkpoint_lock:
+        with self._writing():
             entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
             write_durably(self.path / name, checkpoint_files.format_offset_checkpoint(entries))
 
@@ -168,7 +179,8 @@ class DataFolder:
         return read_epochs(self.path)
 
     def write_epochs(self, epochs: Epochs) -> None:
-        write_epochs(self.path, epochs)
+        with self._writing():
+            write_epochs(self.path, epochs)
 
     # --- what the store was found to be -----------------------------------------------------------
 
@@ -181,7 +193,8 @@ class DataFolder:
 
     def write_probe(self, result: ProbeResult) -> None:
         sealed = sealed_json.seal(msgspec.json.encode(result), kind="store-probe")
-        write_durably(self.path / "tierlog" / "store.json", sealed)
+        with self._writing():
+            write_durably(self.path / "tierlog" / "store.json", sealed)
 
     # --- the last manifest seen -------------------------------------------------------------------
 

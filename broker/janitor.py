@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from weakref import WeakKeyDictionary
@@ -53,11 +54,18 @@ class Janitor:
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
+        self._stopping = threading.Event()
         self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
+
+    def stop(self) -> None:
+        """The round under way ends with the partition that it is at."""
+        self._stopping.set()
 
     def run_round(self) -> None:
         """One look at every partition; a partition that fails does not hold up the others."""
         for partition in list(self._partitions()):
+            if self._stopping.is_set():
+                return
             try:
                 self.look_after(partition)
                 self._holes.look(partition)

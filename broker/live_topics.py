@@ -195,6 +195,8 @@ class LiveTopics:
             deleted = self._registry.deleted()
         failures: list[Exception] = []
         for record in deleted:
+            if self._closed:
+                break  # the next start goes on
             if is_busy(record.topic_id):
                 continue  # its last object would stay behind
             try:

@@ -20,6 +20,7 @@ import msgspec
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
 from record_format import sealed_json, typed_json
+from record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"
 
@@ -54,6 +55,7 @@ class TopicRegistry:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._closed = False
         self._by_id: dict[str, TopicRecord] = {}
         if path.exists():
             document = sealed_json.unseal(path.read_bytes(), kind="topics", file=str(path))
@@ -88,7 +90,15 @@ class TopicRegistry:
                 clean = msgspec.structs.replace(record, dirty=False)
                 self._save(self._by_id | {record.topic_id: clean})
 
+    def close(self) -> None:
+        """Before the folder may be another broker's."""
+        with self._lock:
+            self._closed = True
+
     def _save(self, records: dict[str, TopicRecord]) -> None:
+        """Raises ShuttingDown, OSError."""
+        if self._closed:
+            raise ShuttingDown(f"{self._path} was closed")
         topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
         write_durably(self._path, sealed_json.seal(msgspec.json.encode(topics), kind="topics"))
         self._by_id = records

@@ -445,9 +445,10 @@ class PartitionLog:
         """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
 
         Durable once the caller has written the log-start checkpoint. Files go with `delete_local`.
-        Raises OffsetPastEnd above the high watermark.
+        Raises OffsetPastEnd above the high watermark, LogOfflineError where the log was closed.
         """
         with self._state.lock:
+            self._state.check_shut()
             if before_offset > self.high_watermark:
                 raise OffsetPastEnd(
                     f"{self}: offset {before_offset} is above the high watermark",

@@ -3,11 +3,13 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from broker import bucket
 from broker.copier import Copier
+from record_format.errors import ShuttingDown
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 
@@ -150,6 +152,44 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house, monkeypatch):
+    """Another broker may have the folder by then."""
+    house.broker.create_topic("t", partitions=2, config=SMALL)
+    house.broker._copying.stop(10)
+    fill(house, "t", segments=3)
+    house.broker.alter_topic("t", config={"retention.bytes": 1024})
+    waits, answers, asked = threading.Event(), threading.Event(), []
+
+    def slow(offset):
+        asked.append(offset)
+        waits.set()
+        assert answers.wait(20)
+
+    for partition in partitions(house, "t"):
+        monkeypatch.setattr(partition.cold, "follow_log_start", slow)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(house.broker.janitor.run_round)
+        assert waits.wait(20)
+        house.broker.close()
+        before = files_of(house)
+        answers.set()
+        late.result(20)
+    assert len(asked) == 1, "the next partition is left alone"
+    record = house.broker.topic("t").record
+    with pytest.raises(ShuttingDown):
+        house.broker.registry.put(msgspec.structs.replace(record, deleted=True))
+    with pytest.raises(ShuttingDown):
+        house.broker.save_checkpoints()
+    with pytest.raises(ShuttingDown):
+        house.broker.folder.write_epochs({})
+    assert files_of(house) == before
+
+
+def files_of(house):
+    paths = (path for path in (house.root / "data").rglob("*") if path.is_file())
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
 def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
