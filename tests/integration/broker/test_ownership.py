@@ -1,5 +1,6 @@
 """Two folders that take themselves for the owner of one partition: one wins, none loses data."""
 
+import errno
 import shutil
 import threading
 
@@ -122,13 +123,22 @@ def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path)
         house.produce("t", [b"for nobody"])
 
 
-def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(house, tmp_path, monkeypatch):
+def disk_is_full(*_):
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+@pytest.mark.parametrize("disk_takes_the_note", [True, False])
+def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
+    house, tmp_path, monkeypatch, disk_takes_the_note
+):
     offloaded(house)
     shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
     (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
     house.produce("t", [b"x" * 5000])
     house.broker.offload("t", wait_ms=20_000)
     monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
+    if not disk_takes_the_note:
+        monkeypatch.setattr(ColdLog, "_publish", disk_is_full)
     copy = House(tmp_path / "copy")
     try:
         copy.broker._copy_round()
