@@ -22,7 +22,7 @@ from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder, ProbeResult
 from broker.own_partition import OwnPartition
 from broker.pace import Pace
-from broker.sent_claims import path_beside, read_sent, recorded_pairs
+from broker.sent_claims import read_sent, recorded_pairs, sent_path
 from broker.settings import BrokerSettings
 from broker.topic_deletion import TopicDeletion
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -234,6 +234,7 @@ class Bucket:
             self._upload,
             full_key=self.store.full_key,
             copy_path=self._folder.manifest_copy(record.topic_id, partition),
+            write_note=self._folder.write_note,
             clock=self._clock,
             on_unavailable=self._note_unavailable,
             is_ours=lambda: self.is_ours,
@@ -304,7 +305,7 @@ class Bucket:
         for partition in range(record.partitions):
             copy_path = self._folder.manifest_copy(record.topic_id, partition)
             copy_path.unlink(missing_ok=True)
-            path_beside(copy_path).unlink(missing_ok=True)
+            sent_path(copy_path).unlink(missing_ok=True)
             self._notes.forget(PartitionKeys(record.name, record.topic_id, partition).segments)
 
     def _publish(self, record: TopicRecord) -> None:

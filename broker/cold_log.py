@@ -20,10 +20,9 @@ import msgspec
 import structlog
 
 from broker.cold_reads import ColdReads, producers_at_end
-from broker.sent_claims import Pairs, note_sent, read_sent, recorded_pairs
+from broker.sent_claims import Pairs, encode_sent, read_sent, recorded_pairs, sent_path
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
-from hot_tier.durable_file import write_durably
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
@@ -62,6 +61,7 @@ class ColdLog(ColdReads):
         *,
         full_key: Callable[[str], str],
         copy_path: Path,
+        write_note: Callable[[Path, bytes], None],
         clock: Callable[[], int],
         on_unavailable: Callable[[StoreUnavailable], None],
         is_ours: Callable[[], bool],
@@ -74,7 +74,8 @@ class ColdLog(ColdReads):
             on_unavailable=on_unavailable,
             is_ours=is_ours,
         )
-        self._upload, self._copy_path, self._clock = upload, copy_path, clock
+        self._upload, self._clock = upload, clock
+        self._copy_path, self._write_note = copy_path, write_note
         self._pins = Pins(manifests, clock=clock)
         self._lock = threading.Lock()
         self._claim: Claim | None = None
@@ -132,7 +133,7 @@ class ColdLog(ColdReads):
         if pair not in self._sent:
             noted = self.manifest.leader_epoch if self.manifest else -1
             sent = frozenset({pair, *(one for one in self._sent if one[1] >= noted)})
-            note_sent(self._copy_path, sent)
+            self._write_note(sent_path(self._copy_path), encode_sent(sent))
             self._sent = sent
         self._claim = self._claim._replace(recorded=self.recorded)
 
@@ -413,7 +414,7 @@ class ColdLog(ColdReads):
     # --- the copy on local disk -------------------------------------------------------------------
 
     def _publish(self, manifest: Manifest) -> None:
-        write_durably(self._copy_path, encode_manifest(manifest))
+        self._write_note(self._copy_path, encode_manifest(manifest))
         self.manifest = manifest
 
 

@@ -201,6 +201,11 @@ class DataFolder:
     def manifest_copy(self, topic_id: str, partition: int) -> Path:
         return manifest_copy_path(self.path, topic_id, partition)
 
+    def write_note(self, path: Path, content: bytes) -> None:
+        """Beside the copy, or the copy. Raises ShuttingDown, OSError."""
+        with self._writing():
+            write_durably(path, content)
+
     # --- identity ---------------------------------------------------------------------------------
 
     def _read_or_make_identity(self) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from hot_tier.durable_file import write_durably
 from manifest.state import Manifest
 from record_format import sealed_json, typed_json
 from record_format.errors import CorruptDataError
@@ -29,13 +28,13 @@ class _Sent(msgspec.Struct, frozen=True):
     claims: tuple[tuple[str, int], ...]
 
 
-def path_beside(copy_path: Path) -> Path:
+def sent_path(copy_path: Path) -> Path:
     """The file is beside the copy of the manifest that was last seen in force."""
     return copy_path.with_suffix(".claims")
 
 
 def read_sent(copy_path: Path) -> Pairs:
-    path = path_beside(copy_path)
+    path = sent_path(copy_path)
     if not path.exists():
         return frozenset()
     try:
@@ -46,9 +45,9 @@ def read_sent(copy_path: Path) -> Pairs:
         return frozenset()
 
 
-def note_sent(copy_path: Path, sent: Pairs) -> None:
+def encode_sent(sent: Pairs) -> bytes:
     document = msgspec.json.encode(_Sent(tuple(sorted(sent))))
-    write_durably(path_beside(copy_path), sealed_json.seal(document, kind=KIND))
+    return sealed_json.seal(document, kind=KIND)
 
 
 def recorded_pairs(copy: Manifest | None, sent: Pairs) -> Pairs:

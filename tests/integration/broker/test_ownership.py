@@ -8,12 +8,14 @@ import pytest
 
 from broker.cold_log import ColdLog
 from broker.fences import Fences
+from manifest.transitions import record_gap
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     FencedError,
     ManifestConflict,
     OutcomeUnknownError,
+    ShuttingDown,
 )
 from tests.integration.broker.conftest import House
 
@@ -188,3 +190,13 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
     house.broker.fences.look()
     assert len(asked) == 40
     house.produce("t", [b"taken"])
+
+
+def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_closed(house):
+    offloaded(house)
+    cold = house.broker.partition("t", 0).cold
+    house.broker.close()
+    noted = cold._copy_path.read_bytes()
+    with pytest.raises(ShuttingDown):
+        cold.commit(lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1))
+    assert cold._copy_path.read_bytes() == noted
