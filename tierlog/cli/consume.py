@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -85,7 +84,7 @@ def consume(
     )
     shown = _value if format_ is Format.VALUE else _json
     if follow:
-        Thread(target=_interrupt_when_nobody_reads, name="reader", daemon=True).start()
+        Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
     _print(islice(records, max_records), shown, flush=follow)
 
 
@@ -115,15 +114,15 @@ def _print(
     out.flush()
 
 
-def _interrupt_when_nobody_reads() -> None:
+def _end_when_nobody_reads() -> None:
     """A pipe tells by a write alone that `| head` ended, and there may be nothing to write for
-    days. `tail -f` watches it too.
+    days. `tail -f` watches it too, and ends as at once: there is nobody to flush anything for.
     """
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # what went wrong is told unasked
     # Not by POLLNVAL: what cannot be watched says nothing of who reads it.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
-        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(0)  # an interrupt would wait for a long poll that it came a moment too early for
 
 
 def _value(record: ConsumedRecord) -> bytes:
