@@ -83,7 +83,8 @@ def put_partition(
     manifests = manifests_of(store, topic, partition)
     if log_start_offset is None:
         log_start_offset = files[0].base_offset if files else 0
-    claim = Claim("owner", (EpochStart(0, log_start_offset, "owner"),), frozenset())
+    epochs = (EpochStart(0, log_start_offset, "owner"),)
+    claim = Claim("owner", epochs, frozenset([("owner", 0)]))  # also of an earlier call
     manifest = manifests.claim(claim, log_start_offset=log_start_offset)
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
     for one in files:
