@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
@@ -45,6 +45,29 @@ MAX_WAIT_MS = 3_600_000
 LOCK_WAIT_S = 0.2
 
 
+class _Marks(Mapping[TopicPartition, int]):
+    """Offsets by partition, as one checkpoint file has them."""
+
+    def __init__(self, folder: DataFolder, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._marks = folder.read_checkpoint(name)
+
+    def save(self, marks: dict[TopicPartition, int]) -> None:
+        """Durably, before they are believed. Raises OSError."""
+        if marks != self._marks:
+            self._folder.write_checkpoint(self._name, marks)
+            self._marks = marks
+
+    def __getitem__(self, place: TopicPartition) -> int:
+        return self._marks[place]
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._marks)
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+
 class Compactor:
     def __init__(
         self,
@@ -56,11 +79,11 @@ class Compactor:
         save_recovery_points: Callable[[], None],
         bring_back: BringBack | None,
     ) -> None:
-        self._partitions, self._folder, self._settings = partitions, folder, settings
+        self._partitions, self._settings = partitions, settings
         self._bring_back = bring_back
         self._clock, self._save_recovery_points = clock, save_recovery_points
-        self._checkpoints = folder.read_checkpoint(CLEANER_CHECKPOINT)
-        self._reached = folder.read_checkpoint(COMPACTION_REACHED)
+        self._checkpoints = _Marks(folder, CLEANER_CHECKPOINT)
+        self._reached = _Marks(folder, COMPACTION_REACHED)
         self._lock = threading.Lock()  # around each change of them
         self._waits: dict[TopicPartition, tuple[int, int]] = {}  # since when, how long
         self._stopping = threading.Event()
@@ -81,22 +104,14 @@ class Compactor:
         """
         with self._lock:
             ends = {_place(one): one.log.log_end_offset for one in self._partitions()}
-            kept = {p: min(at, ends.get(p, at)) for p, at in self._checkpoints.items()}
-            if kept != self._checkpoints:
-                self._save(kept)
-            reached = {p: min(at, ends.get(p, at)) for p, at in self._reached.items()}
-            if reached != self._reached:
-                self._save_reached(reached)
+            for marks in (self._checkpoints, self._reached):
+                marks.save({place: min(at, ends.get(place, at)) for place, at in marks.items()})
 
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
         with self._lock:
-            kept = {place: at for place, at in self._checkpoints.items() if place[0] != name}
-            if len(kept) != len(self._checkpoints):
-                self._save(kept)
-            reached = {place: at for place, at in self._reached.items() if place[0] != name}
-            if len(reached) != len(self._reached):
-                self._save_reached(reached)
+            for marks in (self._checkpoints, self._reached):
+                marks.save({place: at for place, at in marks.items() if place[0] != name})
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
@@ -201,27 +216,19 @@ class Compactor:
                 raise Interrupted  # deleted meanwhile
             if end_offset > self._reached.get(_place(partition), 0):
                 kept = {place: at for place, at in self._reached.items() if place in places}
-                self._save_reached(kept | {_place(partition): end_offset})
+                self._reached.save(kept | {_place(partition): end_offset})
 
     def _note(self, partition: Partition, end_offset: int) -> None:
         with self._lock:
             places = {_place(one): one for one in self._partitions()}
             kept = {place: at for place, at in self._checkpoints.items() if place in places}
             if places.get(_place(partition)) is partition:  # not deleted meanwhile
-                self._save(kept | {_place(partition): end_offset})
+                self._checkpoints.save(kept | {_place(partition): end_offset})
 
     def _forget(self, partition: Partition) -> None:
         with self._lock:
-            if _place(partition) in self._checkpoints:
-                self._save({k: v for k, v in self._checkpoints.items() if k != _place(partition)})
-
-    def _save(self, checkpoints: dict[TopicPartition, int]) -> None:
-        self._folder.write_checkpoint(CLEANER_CHECKPOINT, checkpoints)
-        self._checkpoints = checkpoints
-
-    def _save_reached(self, reached: dict[TopicPartition, int]) -> None:
-        self._folder.write_checkpoint(COMPACTION_REACHED, reached)
-        self._reached = reached
+            place, marks = _place(partition), self._checkpoints
+            marks.save({other: at for other, at in marks.items() if other != place})
 
     def _put_off(self, partition: Partition, error: Exception) -> None:
         place = _place(partition)
