@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import structlog
@@ -35,13 +37,15 @@ class Fences:
 
     def look_first(self, *, timeout_s: float) -> None:
         """Side by side, and no longer than this: a store may take a minute to say nothing."""
-        waiting, lock = iter(list(self._partitions())), threading.Lock()
+        waiting: SimpleQueue[Partition] = SimpleQueue()
+        for partition in self._partitions():
+            waiting.put(partition)
         deadline = time.monotonic() + timeout_s
 
         def ask_on() -> None:
-            for partition in _shared(waiting, lock):
-                if time.monotonic() > deadline or not _was_asked(partition):
-                    return
+            with suppress(Empty):
+                while time.monotonic() <= deadline and _was_asked(waiting.get_nowait()):
+                    pass
 
         threads = [
             threading.Thread(target=ask_on, name="fences-first", daemon=True)
@@ -51,15 +55,6 @@ class Fences:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _shared(items: Iterator[Partition], lock: threading.Lock) -> Iterator[Partition]:
-    while True:
-        with lock:
-            item = next(items, None)
-        if item is None:
-            return
-        yield item
 
 
 def _was_asked(partition: Partition) -> bool:
