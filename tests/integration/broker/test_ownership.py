@@ -27,14 +27,26 @@ def offloaded(house):
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
 
 
+def a_copy_of(house, tmp_path):
+    """A folder with all that the house's has, on the same bucket."""
+    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
+    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    return tmp_path / "copy"
+
+
+def a_copy_claims(house, tmp_path):
+    copy = House(a_copy_of(house, tmp_path))
+    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
+    copy.broker.close()
+
+
 def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    copied = a_copy_of(house, tmp_path)
     house.broker = house.open()
     house.broker.offload("t", wait_ms=20_000)
-    copy = House(tmp_path / "copy")
+    copy = House(copied)
     try:
         assert copy.broker.folder.owner != house.broker.folder.owner
         copy.broker._copy_round()
@@ -53,11 +65,7 @@ def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
 def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
-    copy = House(tmp_path / "copy")
-    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
-    copy.broker.close()
+    a_copy_claims(house, tmp_path)
     house.broker = house.open()
     house.broker._copy_round()
     house.broker.copier.wait_until_idle(timeout_s=10)
@@ -79,11 +87,7 @@ def test_a_folder_in_use_refuses_a_second_broker(house):
 
 def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     offloaded(house)
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
-    copy = House(tmp_path / "copy")
-    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
-    copy.broker.close()
+    a_copy_claims(house, tmp_path)
     house.broker.fences.look()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
@@ -115,11 +119,7 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
 def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
-    copy = House(tmp_path / "copy")
-    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
-    copy.broker.close()
+    a_copy_claims(house, tmp_path)
     house.broker = house.open()
     with pytest.raises(FencedError):
         house.produce("t", [b"for nobody"])
@@ -134,14 +134,13 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     house, tmp_path, monkeypatch, disk_takes_the_note
 ):
     offloaded(house)
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
+    copied = a_copy_of(house, tmp_path)
     house.produce("t", [b"x" * 5000])
     house.broker.offload("t", wait_ms=20_000)
     monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
     if not disk_takes_the_note:
         monkeypatch.setattr(ColdLog, "_publish", disk_is_full)
-    copy = House(tmp_path / "copy")
+    copy = House(copied)
     try:
         copy.broker._copy_round()
         partition = copy.broker.partition("t", 0)
