@@ -14,11 +14,12 @@ from api.http import openapi, problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.docs_page import DOCS_CALLS, document_call
-from api.http.exchange import Receive, Scope, Send
+from api.http.exchange import Receive, Send
 from api.http.front import TierlogApp
 from api.http.refusals import MethodNotAllowed, NotFound
 from api.http.routes import CALLS
 from api.http.settings import HttpSettings
+from api.protocol.at_once import Scope
 from broker.broker import Broker
 
 DESCRIPTION = (

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from api.http import timings
 from api.http.access import Access
@@ -32,6 +33,8 @@ from broker.partition import Partition
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+NOT_KNOWN: Final = sys.maxsize  # how much work what has to be expanded is: too much for the loop
 
 
 class Context:

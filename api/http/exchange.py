@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 from api.http import strict_json, timings
 from api.http.grants import NOBODY, Grant
+from api.protocol.at_once import Scope
 from api.protocol.body_receive import RECEIVE_INTO, ReceiveInto
 from api.protocol.errors import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
-Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

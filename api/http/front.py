@@ -35,9 +35,9 @@ from api.http.answers import (
 )
 from api.http.calls import Call, CallTable
 from api.http.context import Context
-from api.http.exchange import Exchange, Receive, Scope, Send
+from api.http.exchange import Exchange, Receive, Send
 from api.http.refusals import CutByStop, MethodNotAllowed
-from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer
+from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
 from record_format.errors import TierlogError
 from record_format.file_slice import FileSlice

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Final
 
 from api.http import bodies, media_types, strict_json
 from api.http.answers import Answer
-from api.http.context import Context
+from api.http.context import NOT_KNOWN, Context
 from api.http.exchange import Exchange
 from api.http.partitioner import split_by_partition
 from api.http.produce_append import append
@@ -34,8 +32,6 @@ from broker.partition import Partition
 from broker.topics import Topic
 from record_format.errors import UnknownPartition
 from record_format.produced import ProducedBatches
-
-_NOT_KNOWN: Final = sys.maxsize
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Answer:
@@ -63,11 +59,11 @@ def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int
     loop; a batch that stays as it is takes a quarter of the time.
     """
     if encoding:
-        return _NOT_KNOWN
+        return NOT_KNOWN
     if request.media_type != media_types.BATCHES:
         return len(body)
     if not is_one_plain_batch(body):
-        return _NOT_KNOWN
+        return NOT_KNOWN
     stays = request.topic.config.compression_type in ("producer", "uncompressed")
     return len(body) // 4 if stays else len(body)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from msgspec import Meta
 
 from api.http import timings
-from api.http.context import Context
+from api.http.context import NOT_KNOWN, Context
 from api.http.problems import HeaderList
 from api.http.record_json import TakesLong
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
@@ -55,7 +54,7 @@ async def compute_text(context: Context, work: int, write: Callable[[bool], T]) 
             return await context.compute(work, lambda: write(True))
         except TakesLong:
             pass
-    return await context.compute(sys.maxsize, lambda: write(False))
+    return await context.compute(NOT_KNOWN, lambda: write(False))
 
 
 def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> HeaderList:
