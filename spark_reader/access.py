@@ -20,9 +20,6 @@ from cold_tier.open import S3Options, open_store
 if TYPE_CHECKING:
     from tierlog.client import Client
 
-PATIENT_ATTEMPTS: Final = 30
-"""A minute and a half: a task that fails costs more, and a sink's has left rows behind."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
@@ -54,6 +51,7 @@ class _Clients:
     def broker(self, access: Access, *, patient: bool) -> Client:
         # A read of the bucket alone does not pay for it.
         from tierlog.client import Client, RetryPolicy
+        from tierlog.client.exchange import RESTART_ATTEMPTS
 
         assert access.server is not None
         with self._lock:
@@ -63,7 +61,7 @@ class _Clients:
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
-                    retries=RetryPolicy().at_least(PATIENT_ATTEMPTS if patient else 1),
+                    retries=RetryPolicy().at_least(RESTART_ATTEMPTS if patient else 1),
                 )
             return self._brokers[access, patient]
 

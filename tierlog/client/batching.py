@@ -39,7 +39,7 @@ from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
 from tierlog.client.answers import Produced, ProducerIdentity, TopicDescription
 from tierlog.client.calls import Acks, check_acks
-from tierlog.client.exchange import AnswerLost, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import RESTART_ATTEMPTS, AnswerLost, RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
@@ -74,7 +74,7 @@ class Batching:
     buffer_bytes: int = 32 << 20
     compression: str = "none"
     acks: Acks = "all"
-    attempts: int = 30
+    attempts: int = RESTART_ATTEMPTS
 
     def __post_init__(self) -> None:
         if self.compression not in CODEC_IDS:

@@ -81,6 +81,9 @@ class Call(Generic[T]):
     answered_by: frozenset[int] = frozenset()
 
 
+RESTART_ATTEMPTS: Final = 30  # a minute and a half, as long as a broker's restart may take
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often and after how long. A `Retry-After` above `max_pause_s` ends the attempts."""
