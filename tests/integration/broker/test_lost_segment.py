@@ -106,7 +106,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     fill(house, 5, **{"cleanup.policy": "compact"})
     lose(house, 20)
     if was == "compact":
-        house.broker.compactor._save({("t", 0): 50})
+        house.broker.compactor._checkpoints.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     offload(house)
     offload(house)
