@@ -40,7 +40,6 @@ from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import (
     MAX_TOPIC_BYTES,
     Cluster,
-    TopicObject,
     TopicObjects,
     create_cluster,
     load_cluster,
@@ -301,7 +300,7 @@ class Bucket:
         """
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
             deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
-            deletion.run(_topic_object(record))
+            deletion.run(record.as_object())
         for partition in range(record.partitions):
             copy_path = self._folder.manifest_copy(record.topic_id, partition)
             copy_path.unlink(missing_ok=True)
@@ -309,7 +308,7 @@ class Bucket:
             self._notes.forget(PartitionKeys(record.name, record.topic_id, partition).segments)
 
     def _publish(self, record: TopicRecord) -> None:
-        self._topics.write(_topic_object(record), check=lambda: self._check_not_foreign(record))
+        self._topics.write(record.as_object(), check=lambda: self._check_not_foreign(record))
 
     def _check_not_foreign(self, record: TopicRecord) -> None:
         """A topic object has no owner: those of the topic's partitions decide who may change it."""
@@ -353,13 +352,3 @@ def _in_thread_of_its_own(call: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=run, name="store-check", daemon=True).start()
     return done
-
-
-def _topic_object(record: TopicRecord) -> TopicObject:
-    return TopicObject(
-        name=record.name,
-        topic_id=record.topic_id,
-        partitions=record.partitions,
-        config=record.config,
-        created_ms=record.created_ms,
-    )

@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
         (options.data_dir / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
         unfinished = options.data_dir / "tierlog" / RESTORING
         write_durably(unfinished, b"")
-        old = OldFolder(options.tail) if options.tail else None
+        old = OldFolder(options.tail, cluster_id=cluster.cluster_id) if options.tail else None
         try:
             report = _Restore(store, options, old).run(cluster.cluster_id)
         finally:
@@ -119,6 +119,9 @@ def _check_empty(data_dir: Path) -> None:
     ours = data_dir / "tierlog"
     if found or (ours.exists() and any(ours.iterdir())):
         raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
+
+
+_Loaded = tuple[ManifestStore, Manifest | None]
 
 
 class _Restore:
@@ -140,8 +143,9 @@ class _Restore:
             if topic.name in of_unreadable:
                 continue
             try:
-                partitions += self._partitions(topic)
-                restored.append(topic)
+                whole, of_topic = self._restored(topic)
+                partitions += of_topic
+                restored.append(whole)
             except CorruptManifest as bad:
                 self._leave(topic.name, topic.topic_id, bad)
         self._write_folder(cluster_id, [_record(topic) for topic in restored])
@@ -154,7 +158,9 @@ class _Restore:
         )
 
     def _topics(self) -> list[TopicObject]:
+        """What the bucket has, and what only the old folder knows."""
         objects, found = TopicObjects(self._store), []
+        untold = dict(self._old.untold_topics) if self._old is not None else {}
         for name, topic_id in objects.scan():
             try:
                 topic = objects.load(name, topic_id)
@@ -163,18 +169,35 @@ class _Restore:
                 continue
             if topic is not None:
                 found.append(topic)
-        return found
+                untold.pop(topic_id, None)
+        return found + [record.as_object() for record in untold.values()]
 
     def _leave(self, name: str, topic_id: str, bad: CorruptManifest) -> None:
         log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
         self._unreadable.append(OtherTopic(name=name, topic_id=topic_id, unreadable=str(bad)))
 
-    def _partitions(self, topic: TopicObject) -> list[RestoredPartition]:
-        """All, or none where one cannot be read."""
-        keys = [PartitionKeys(topic.name, topic.topic_id, n) for n in range(topic.partitions)]
+    def _restored(self, topic: TopicObject) -> tuple[TopicObject, list[RestoredPartition]]:
+        """All partitions, or none where one cannot be read."""
+        loaded = self._loaded(topic, range(topic.partitions))
+        untold = self._untold_of(topic, loaded)
+        if untold is not None:
+            loaded += self._loaded(untold, range(topic.partitions, untold.partitions))
+            topic = untold
+        return topic, [self._partition(topic, *one) for one in loaded]
+
+    def _loaded(self, topic: TopicObject, numbers: range) -> list[_Loaded]:
+        keys = [PartitionKeys(topic.name, topic.topic_id, number) for number in numbers]
         stores = [ManifestStore(self._store, one, self._manifest_options) for one in keys]
-        loaded = [(manifests, manifests.load()) for manifests in stores]
-        return [self._partition(topic, manifests, manifest) for manifests, manifest in loaded]
+        return [(manifests, manifests.load()) for manifests in stores]
+
+    def _untold_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
+        """The topic as the old folder left it, where the bucket was to be told of that."""
+        if self._old is None or (record := self._old.untold_topics.get(topic.topic_id)) is None:
+            return None
+        if not all(self._old.is_newest_of(*one) for one in loaded):
+            log.warning("old folder's state of a topic left: it is not the last", topic=topic.name)
+            return None
+        return record.as_object()
 
     def _partition(
         self, topic: TopicObject, manifests: ManifestStore, manifest: Manifest | None
@@ -211,9 +234,7 @@ class _Restore:
             return None
         target = TailTarget(
             folder=self._data_dir / f"{topic.name}-{number}",
-            topic=topic.name,
-            partition=number,
-            topic_id=topic.topic_id,
+            keys=manifests.keys,
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,
         )

@@ -11,6 +11,9 @@
 | anything else                                               | whole: copied from the bucket's end|
 |                                                             | on, and no gap is needed           |
 
+* Of topics, too, the bucket may know less: one that it was not told of yet is taken whole, and
+  partitions or configuration that it was not told of yet, unless others wrote to it since.
+
 * The old folder is locked and only read; a broker that has it open keeps it from being taken.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
   the first bad one above the recovery point.
@@ -19,7 +22,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +38,7 @@ from broker.data_folder import (
     read_epochs,
 )
 from broker.sent_claims import read_sent, recorded_pairs
+from broker.topic_registry import TopicRecord, TopicRegistry
 from hot_tier import parting
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
@@ -64,9 +68,7 @@ class TailTarget(NamedTuple):
     """The partition that takes the tail."""
 
     folder: Path
-    topic: str
-    partition: int
-    topic_id: str
+    keys: PartitionKeys
     config: LogConfig
     clock: Callable[[], int]
 
@@ -74,9 +76,15 @@ class TailTarget(NamedTuple):
 class OldFolder:
     """The data folder of a broker that is gone; locked until `close`."""
 
-    def __init__(self, path: Path) -> None:
-        if not (path / "meta.properties").exists():
+    def __init__(self, path: Path, *, cluster_id: str) -> None:
+        properties = path / "meta.properties"
+        if not properties.exists():
             raise ConfigurationError(f"--tail {path}: is no broker's data folder")
+        found = checkpoint_files.parse_properties(properties.read_bytes(), file=str(properties))
+        if (its_id := found.get("cluster.id")) != cluster_id:
+            raise ConfigurationError(
+                f"--tail {path}: is of cluster {its_id}, and the bucket belongs to {cluster_id}"
+            )
         self.path = path
         self._open = ExitStack()
         self._open.enter_context(folder_lock(path))
@@ -86,46 +94,60 @@ class OldFolder:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
         except CorruptSnapshot:  # they only say once more what the recovery points say
             self._high_watermarks = {}
+        topics = TopicRegistry(path / "tierlog" / "topics.json").live()
+        self._untold = {topic.topic_id: topic for topic in topics if topic.dirty}
+
+    @property
+    def untold_topics(self) -> Mapping[str, TopicRecord]:
+        """By their ids, those of whose present state the bucket was not told yet."""
+        return self._untold
 
     def close(self) -> None:
         self._open.close()
 
-    def partition_folder(self, target: TailTarget) -> Path | None:
+    def partition_folder(self, keys: PartitionKeys) -> Path | None:
         """None where it is not there, or another topic's."""
-        folder = self.path / f"{target.topic}-{target.partition}"
+        folder = self.path / f"{keys.topic}-{keys.partition}"
         metadata = folder / "partition.metadata"
         if not metadata.exists():
             return None
         found = checkpoint_files.parse_partition_metadata(metadata.read_bytes(), file=str(metadata))
-        return folder if checkpoint_files.format_topic_id(found) == target.topic_id else None
+        return folder if checkpoint_files.format_topic_id(found) == keys.topic_id else None
 
-    def own_epochs(self, target: TailTarget) -> tuple[EpochStart, ...]:
-        return self._epochs.get(f"{target.topic_id}-{target.partition}", ())
+    def own_epochs(self, keys: PartitionKeys) -> tuple[EpochStart, ...]:
+        return self._epochs.get(f"{keys.topic_id}-{keys.partition}", ())
 
-    def knows(self, target: TailTarget, manifest: Manifest) -> bool:
+    def knows(self, keys: PartitionKeys, manifest: Manifest) -> bool:
         """Whether it asked for the epoch in force, or saw it in force and went on from there."""
         in_force = (manifest.owner, manifest.leader_epoch)
-        sent = read_sent(manifest_copy_path(self.path, target.topic_id, target.partition))
-        return in_force in recorded_pairs(self.noted(target), sent)
+        sent = read_sent(manifest_copy_path(self.path, keys.topic_id, keys.partition))
+        return in_force in recorded_pairs(self.noted(keys), sent)
 
-    def noted(self, target: TailTarget) -> Manifest | None:
+    def is_newest_of(self, manifests: ManifestStore, manifest: Manifest | None) -> bool:
+        """Whether nobody but it can have changed the partition since."""
+        if manifest is None:
+            return True
+        keys = manifests.keys
+        is_older = manifests.is_older(self.noted(keys), manifest)
+        return self.knows(keys, manifest) and not is_older
+
+    def noted(self, keys: PartitionKeys) -> Manifest | None:
         """The manifest that it last saw in force; None where only its own epochs speak for it."""
-        path = manifest_copy_path(self.path, target.topic_id, target.partition)
+        path = manifest_copy_path(self.path, keys.topic_id, keys.partition)
         if not path.exists():
             return None
-        keys = PartitionKeys(target.topic, target.topic_id, target.partition)
         try:
             return decode_copy(path.read_bytes(), keys=keys, file=str(path))
         except CorruptDataError:
             return None
 
-    def recovery_point(self, target: TailTarget) -> int:
-        return self._recovery_points.get((target.topic, target.partition), 0)
+    def recovery_point(self, keys: PartitionKeys) -> int:
+        return self._recovery_points.get((keys.topic, keys.partition), 0)
 
-    def reached(self, target: TailTarget) -> int:
+    def reached(self, keys: PartitionKeys) -> int:
         """An offset up to which, at least, its log had records that were flushed."""
-        high_watermark = self._high_watermarks.get((target.topic, target.partition), 0)
-        return max(self.recovery_point(target), high_watermark)
+        high_watermark = self._high_watermarks.get((keys.topic, keys.partition), 0)
+        return max(self.recovery_point(keys), high_watermark)
 
 
 def take_tail(
@@ -142,10 +164,10 @@ def take_tail(
     """
     if target.folder.exists():
         shutil.rmtree(target.folder)  # an interrupted restore's
-    source = old.partition_folder(target)
+    source = old.partition_folder(target.keys)
     if source is None:
         return Tail(whole=False, detail="the old folder does not have the partition")
-    if manifest is not None and not old.knows(target, manifest):
+    if manifest is not None and not old.knows(target.keys, manifest):
         detail = (
             f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
             f"of owner {manifest.owner}"
@@ -158,9 +180,9 @@ def take_tail(
     _copy(source, target, end_offset, snapshot=snapshot)
     copied = _recovered(old, target, end_offset)
     missing = copied.recovery.cut_reason or _ends_too_soon(
-        parting.end_offset(source), max(end_offset, old.reached(target))
+        parting.end_offset(source), max(end_offset, old.reached(target.keys))
     )
-    if manifest is not None and manifests.is_older(old.noted(target), manifest):
+    if manifest is not None and manifests.is_older(old.noted(target.keys), manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
@@ -169,7 +191,7 @@ def take_tail(
         detail=f"{taken}; a gap follows: {missing}" if missing else taken,
         start_offset=end_offset,
         end_offset=copied.log_end_offset,
-        epochs=tuple(start for start in old.own_epochs(target) if start.epoch > in_force),
+        epochs=tuple(start for start in old.own_epochs(target.keys) if start.epoch > in_force),
     )
 
 
@@ -200,13 +222,13 @@ def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> Partition
     """The copy, closed again, once every batch of it was checked."""
     opened = PartitionLog.open(
         target.folder,
-        topic=target.topic,
-        partition=target.partition,
-        topic_id=target.topic_id,
+        topic=target.keys.topic,
+        partition=target.keys.partition,
+        topic_id=target.keys.topic_id,
         config=target.config,
         clock=target.clock,
         clean=False,
-        recovery_point=old.recovery_point(target),
+        recovery_point=old.recovery_point(target.keys),
         start_offset=end_offset,
     )
     opened.close()

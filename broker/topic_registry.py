@@ -19,6 +19,7 @@ import msgspec
 
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
+from manifest.topic_objects import TopicObject
 from record_format import sealed_json, typed_json
 from record_format.errors import ShuttingDown
 
@@ -42,6 +43,16 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def internal(self) -> bool:
         return self.name.startswith(INTERNAL_PREFIX)
+
+    def as_object(self) -> TopicObject:
+        """What the bucket is told."""
+        return TopicObject(
+            name=self.name,
+            topic_id=self.topic_id,
+            partitions=self.partitions,
+            config=self.config,
+            created_ms=self.created_ms,
+        )
 
     def partition_numbers(self) -> list[int]:
         return [p for p in range(self.partitions) if p not in self.absent]

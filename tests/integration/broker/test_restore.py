@@ -323,6 +323,64 @@ def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tm
     assert not (tmp_path / "new" / "data" / "meta.properties").exists()
 
 
+def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
+    lost.broker = lost.open(down=True)
+    config = {"retention.ms": 10**12}
+    topic_id = lost.broker.create_topic("new", partitions=2, config=config).topic_id
+    lost.produce("new", [b"a", b"b"], partition=1, at=10**12)
+    before = lost.records("new", partition=1)
+    lost.broker.close()
+    without = Restored(tmp_path / "without", lost, start=False)
+    assert {one.topic for one in without.report.partitions} == {"t"}
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert new.broker.topic("new").record.topic_id == topic_id
+    assert new.broker.topic("new").config.retention_ms == 10**12
+    assert new.records("new", partition=1) == before
+    assert new.produce("new", [b"c"], partition=1).base_offset == 2
+    claim(new)
+    assert TopicObjects(store_of(new)).load("new", topic_id).partitions == 2
+    assert new.broker.verify("new", deep=True).ok
+
+
+def change_unseen(house):
+    """While the store is down: more partitions, records in one, another configuration."""
+    house.broker = house.open(down=True)
+    house.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=4)
+    fill(house, 10, partition=3)
+    house.broker.close()
+
+
+def test_a_change_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
+    change_unseen(lost)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert len(new.broker.topic("t").describe().partitions) == 4
+    assert new.broker.topic("t").config.retention_ms == 10**12
+    assert len(new.records("t", partition=3)) == 10
+    claim(new)
+    assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 4
+
+
+def test_a_change_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
+    other = Restored(tmp_path / "other", lost)
+    other.broker.alter_topic("t", config={"retention.ms": 10**11})
+    claim(other)
+    other.broker.close()
+    change_unseen(lost)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert len(new.broker.topic("t").describe().partitions) == 2
+    assert new.broker.topic("t").config.retention_ms == 10**11
+
+
+def test_a_tail_of_another_cluster_is_refused(lost, tmp_path):
+    other = House(tmp_path / "other")
+    other.broker.close()
+    with pytest.raises(ConfigurationError, match="of cluster"):
+        Restored(tmp_path / "new", lost, tail=other.root / "data")
+
+
 def test_a_tail_that_a_broker_has_open_is_refused(lost, tmp_path):
     lost.broker = lost.open()
     with pytest.raises(ConfigurationError, match="in use"):
