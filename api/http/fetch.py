@@ -138,7 +138,7 @@ async def _fetch_enough(
     position: Position,
     query: FetchQuery,
 ) -> Found:
-    found = await _read_first(context, partition, position, query)
+    found = await read_first(context, partition, position, query)
     if query.wait_ms == 0 or is_enough(found, query.min_bytes, query.max_bytes):
         return found
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
@@ -147,7 +147,7 @@ async def _fetch_enough(
             context.access.recheck(exchange)
             if position.timestamp >= 0 and not found.fetched.slices:
                 # What came may be older than that time: it is looked up in what there is now.
-                found = await _read_first(context, partition, position, query)
+                found = await read_first(context, partition, position, query)
                 continue
             try:
                 fetched = await read(
@@ -158,17 +158,21 @@ async def _fetch_enough(
                     committed=query.committed,
                 )
             except OffsetTrimmed:
-                if position.offset >= 0:
-                    raise
-                if position.keyword == LATEST:  # what came since it was looked up is not left out
-                    position = Position(keyword=EARLIEST)
-                found = await _read_first(context, partition, position, query)
+                position = behind_trim(position)
+                found = await read_first(context, partition, position, query)
             else:
                 found = Found(fetched, found.offset)
     return found
 
 
-async def _read_first(
+def behind_trim(position: Position) -> Position:
+    """Where to look again when what was found there is trimmed: what came since it was looked up
+    is not left out. Of a named offset `read_first` tells.
+    """
+    return Position(keyword=EARLIEST) if position.keyword == LATEST else position
+
+
+async def read_first(
     context: Context, partition: Partition, position: Position, query: FetchQuery
 ) -> Found:
     for attempt in range(_ATTEMPTS):

@@ -1,6 +1,7 @@
 """`POST /v1/fetch`: many partitions in one long poll.
 
 * A partition that refuses is answered in its place with its problem; the others go on.
+* A partition that named no offset and is trimmed meanwhile is read on from where it begins then.
 * `max_bytes` of the request is shared in the order of the partitions: one that finds nothing left
   is answered empty, at its offset, and comes first if the client asks so next time. The first
   partition with records always gets some.
@@ -18,7 +19,7 @@ from api.http import problems, record_json
 from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch import at_end, document
+from api.http.fetch import FetchQuery, Found, at_end, behind_trim, document, read_first
 from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
@@ -34,7 +35,7 @@ from api.http.reading import (
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
-from record_format.errors import TierlogError
+from record_format.errors import OffsetTrimmed, TierlogError
 
 MAX_PARTITIONS: Final = 1000
 
@@ -62,9 +63,12 @@ class Refused(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A partition that is read, from where, and what was found there."""
+    """A partition that is read, from where (`position` is what was asked for), and what was found
+    there.
+    """
 
     partition: Partition
+    position: Position
     offset: int
     max_bytes: int
     fetched: Fetched | None = None
@@ -109,7 +113,7 @@ async def _place(
         offset = await resolve(context, partition, position, committed=committed)
     except TierlogError as error:
         return Refused(one.topic, one.partition, error)
-    return Place(partition, offset, one.max_bytes)
+    return Place(partition, position, offset, one.max_bytes)
 
 
 async def _read_all(
@@ -130,21 +134,30 @@ async def _read_one(
     context: Context, place: Place, wanted: FetchMany, room: int
 ) -> Place | Refused:
     """With no room left only the offsets are told."""
-    committed = wanted.isolation == "read_committed"
     page_bytes = max(1, min(place.max_bytes, room))
+    query = FetchQuery(max_bytes=page_bytes, isolation=wanted.isolation)
+    try:
+        fetched, offset = await _read_on(context, place, query)
+    except TierlogError as error:
+        return Refused(place.partition.topic, place.partition.number, error)
+    if room <= 0:
+        fetched = fetched._replace(slices=(), next_offset=offset)
+    return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
+
+
+async def _read_on(context: Context, place: Place, query: FetchQuery) -> Found:
     try:
         fetched = await read(
             context,
             place.partition,
             place.offset,
-            max_bytes=page_bytes,
-            committed=committed,
+            max_bytes=query.max_bytes,
+            committed=query.committed,
         )
-    except TierlogError as error:
-        return Refused(place.partition.topic, place.partition.number, error)
-    if room <= 0:
-        fetched = fetched._replace(slices=(), next_offset=place.offset)
-    return place._replace(fetched=fetched, page_bytes=page_bytes)
+    except OffsetTrimmed:
+        position = behind_trim(place.position)
+        return await read_first(context, place.partition, position, query)
+    return Found(fetched, place.offset)
 
 
 def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:

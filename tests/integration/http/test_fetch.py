@@ -339,6 +339,40 @@ def test_a_fetch_of_many_waits_for_any_of_them(api: Api) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_fetch_of_many_goes_on_behind_a_trim_where_no_offset_was_named(api: Api) -> None:
+    topic, named = api.topic(partitions=3), api.topic()
+    for partition in range(3):
+        api.values(topic, "a", partition=partition)
+    places: list[dict[str, Any]] = [{}, {"offset": "latest"}, {"offset": "earliest-local"}]
+    wanted = [{"topic": topic, "partition": p, **place} for p, place in enumerate(places)]
+    answers: list[Any] = []
+
+    def ask(*partitions: Any) -> threading.Thread:
+        body = {"partitions": partitions, "wait_ms": 30_000, "min_bytes": 3000}
+        poll = threading.Thread(
+            target=lambda: answers.append(api.post("/v1/fetch", json=body).json()["partitions"])
+        )
+        poll.start()
+        while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
+            time.sleep(0.01)
+        return poll
+
+    poll = ask(*wanted)
+    for partition in range(3):
+        api.values(topic, "b", partition=partition)
+        path = f"/v1/topics/{topic}/partitions/{partition}/trim"
+        assert api.post(path, json={"before_offset": 2}).json() == {"log_start_offset": 2}
+        api.values(topic, "c" * 1000, partition=partition)
+    poll.join()
+    assert [[record["offset"] for record in one["records"]] for one in answers[0]] == [[2]] * 3
+
+    api.values(named, "a")
+    poll = ask({"topic": named, "partition": 0, "offset": 0})
+    api.post(f"/v1/topics/{named}/partitions/0/trim", json={"before_offset": 1})
+    poll.join()
+    assert answers[1][0]["error"]["code"] == "offset-trimmed", "a named offset is told"
+
+
 def test_cold_and_hot_are_read_alike(api: Api) -> None:
     topic = api.cold_topic()
     expected = [f"{n:060}" for n in range(200)]
