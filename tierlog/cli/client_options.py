@@ -1,7 +1,9 @@
 """The options that every command of a client has.
 
-`client_command` gives a function that takes a `Client` first the options `--server`, `--token-file`
-and `--ca-file`, and opens and closes the client around it.
+* `client_command` gives a function that takes a `Client` first the options `--server`,
+  `--token-file` and `--ca-file`, and opens and closes the client around it.
+* `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` are the client's to read: as defaults of two options the
+  one would win over the flag of the other.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ Server = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="TIERLOG_TOKEN", help="Better in TIERLOG_TOKEN.", hidden=True),
+    typer.Option("--token", help="Better in TIERLOG_TOKEN.", hidden=True),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", envvar="TIERLOG_TOKEN_FILE", help="File that holds a token."),
+    typer.Option(
+        "--token-file",
+        help="File that holds a token. Without it TIERLOG_TOKEN, or the file TIERLOG_TOKEN_FILE.",
+    ),
 ]
 CaFile = Annotated[
     Path | None,

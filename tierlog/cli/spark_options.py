@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from record_format.errors import ConfigurationError
-from tierlog.cli.client_options import TokenFile
 from tierlog.cli.offline import EndpointOption, RegionOption
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ PartitionsOption = Annotated[
     list[int] | None,
     typer.Option("--partition", "-p", min=0, help="One or more; all by default."),
 ]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="TIERLOG_TOKEN_FILE", help="File that holds a token."),
+]
 FromTimeOption = Annotated[
     str | None,
     typer.Option("--from-time", metavar="TIME", help="From the first record at or after it."),
@@ -80,7 +84,7 @@ class SourceOptions:
     server: ServerOption = None
     s3_endpoint: EndpointOption = None
     s3_region: RegionOption = None
-    token_file: TokenFile = None
+    token_file: TokenFileOption = None
     option: SourceOption = None
     master: MasterOption = None
     conf: ConfOption = None

@@ -30,7 +30,7 @@ from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
+from tierlog.client.transport import Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        server: str = DEFAULT_SERVER,
+        server: str | None = None,
         *,
         token: str | None = None,
         token_file: str | Path | None = None,

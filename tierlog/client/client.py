@@ -28,7 +28,7 @@ from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import DEFAULT_SERVER, Connection, to_outcome, to_reply
+from tierlog.client.transport import Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -39,13 +39,15 @@ class Client:
 
     `server` is `http://HOST:PORT`, or `https://`, then with the authorities of `ca_file` where the
     system does not know the broker's. `token`, or the content of `token_file`, goes with each call.
+    What is not given is taken from TIERLOG_SERVER (by default http://127.0.0.1:8640),
+    TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as by the command line.
     `timeout_s` bounds each request; reads, and refused or unsent writes, are tried again by
     `retries`.
     """
 
     def __init__(
         self,
-        server: str = DEFAULT_SERVER,
+        server: str | None = None,
         *,
         token: str | None = None,
         token_file: str | Path | None = None,

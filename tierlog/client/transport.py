@@ -1,13 +1,17 @@
 """httpx under both clients: how they connect, and what its exceptions mean to a call.
 
-Only here and in the two clients is httpx imported.
+* Only here and in the two clients is httpx imported.
+* What is not given is taken from the environment, by the names that the command line has.
+* A token is in no text that this gives: not in a repr, not in an error.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -25,31 +29,48 @@ _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone."""
+    """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone.
 
-    server: str = DEFAULT_SERVER
+    None: as the environment says (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), where it
+    says something. A token that is given in either way, also an empty one, is the only one.
+    """
+
+    server: str | None = None
     token: str | None = None
     token_file: str | Path | None = None
     ca_file: str | Path | None = None
     timeout_s: float = 30.0
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def options(self) -> dict[str, Any]:
         """What httpx.Client and httpx.AsyncClient both take. Raises ConfigurationError."""
-        url = _server_url(self.server)
-        token = self.token or _token_of(self.token_file)
+        url, token = self._url(), self._token()
+        ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
         return {
             "base_url": url,
             "headers": {"authorization": f"Bearer {token}"} if token else {},
             "timeout": self.timeout_s,
-            "verify": _authority(self.ca_file) if self.ca_file else True,
+            "verify": _authority(ca_file) if ca_file else True,
             # A proxy of the environment is for the world outside, not for this machine.
             "trust_env": not _is_loopback(url.host),
         }
 
     def shown(self, client: object) -> str:
         """A client's repr: no token, and no password of its URL."""
-        url = _server_url(self.server)
+        url = self._url()
         return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
+
+    def _url(self) -> httpx.URL:
+        return _server_url(self.server or self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
+
+    def _token(self) -> str:
+        token, file = self.token, self.token_file
+        if token is None and file is None:
+            token = self.environment.get("TIERLOG_TOKEN")
+            file = self.environment.get("TIERLOG_TOKEN_FILE") or None
+        if token or file is None:
+            return _checked(token, "token") if token else ""
+        return _checked(_read(file), f"token file {file}")
 
     def timeout(self, request: Request) -> float:
         return self.timeout_s + request.extra_wait_s
@@ -77,17 +98,20 @@ def _server_url(server: str) -> httpx.URL:
     return url
 
 
-def _token_of(file: str | Path | None) -> str | None:
-    if file is None:
-        return None
+def _read(file: str | Path) -> str:
     try:
-        token = Path(file).read_text().strip()
+        return Path(file).read_text()
     except OSError as error:
         raise ConfigurationError(f"token file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"token file {file}: {error}") from error
+
+
+def _checked(token: str, where: str) -> str:
+    """Without the line break that a file, or a secret that was one, ends with."""
+    token = token.strip()
     if not token.isascii() or not token.isprintable() or not token:
-        raise ConfigurationError(f"token file {file}: holds no token")
+        raise ConfigurationError(f"{where}: holds no token")
     return token
 
 

@@ -1,5 +1,8 @@
 """`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
 
+import subprocess
+import sys
+
 import httpx
 import pytest
 
@@ -47,6 +50,50 @@ def test_files_are_given_as_text_too(tmp_path):
     with pytest.raises(tierlog.errors.ConfigurationError) as refused:
         tierlog.Client(token_file=str(tmp_path / "none"))
     assert str(refused.value) == f"token file {tmp_path / 'none'}: No such file or directory"
+
+
+@pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
+def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatch):
+    def sent(**given):
+        client = kind(**given)
+        return repr(client).split()[1][:-1], client._http.headers.get("authorization")
+
+    for name in ("SERVER", "TOKEN", "TOKEN_FILE", "CA_FILE"):
+        monkeypatch.delenv(f"TIERLOG_{name}", raising=False)
+    assert sent() == ("http://127.0.0.1:8640", None)
+    monkeypatch.setenv("TIERLOG_SERVER", "broker:1")
+    monkeypatch.setenv("TIERLOG_TOKEN", "of-the-environment\n")
+    monkeypatch.setenv("TIERLOG_TOKEN_FILE", "/none")
+    file = tmp_path / "token"
+    file.write_text("of-the-file\n")
+    assert sent() == ("http://broker:1", "Bearer of-the-environment")
+    assert sent(server="other:2") == ("http://other:2", "Bearer of-the-environment")
+    assert sent(token="given") == ("http://broker:1", "Bearer given")
+    assert sent(token_file=file)[1] == "Bearer of-the-file", "it was given"
+    assert sent(token="")[1] is None
+    monkeypatch.delenv("TIERLOG_TOKEN")
+    monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
+    assert sent()[1] == "Bearer of-the-file"
+    for name in ("SERVER", "TOKEN", "TOKEN_FILE", "CA_FILE"):
+        monkeypatch.setenv(f"TIERLOG_{name}", "")
+    assert sent() == ("http://127.0.0.1:8640", None), "an empty one says nothing"
+    monkeypatch.setenv("TIERLOG_CA_FILE", "/none")
+    with pytest.raises(tierlog.errors.ConfigurationError, match="CA file /none"):
+        kind()
+
+
+@pytest.mark.parametrize("token", ["hidden\nsecret", "hiddén", " \n"])
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(token):
+    with pytest.raises(tierlog.errors.ConfigurationError) as refused:
+        tierlog.Client(token=token)
+    assert str(refused.value) == "token: holds no token"
+
+
+def test_the_program_runs_as_a_module():
+    told = subprocess.run(
+        [sys.executable, "-m", "tierlog", "--version"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"tierlog {tierlog.__version__}\n"
 
 
 def test_one_partition_alone_is_told_how_to_be_written():

@@ -1,0 +1,6 @@
+"""`python -m tierlog`: the program, where its script is not on the path."""
+
+from tierlog.cli.main import main
+
+if __name__ == "__main__":
+    main()
