@@ -226,6 +226,7 @@ class Cleaner:
                     cleaned.add(kept.header, kept.body)
         if not cleaned.size_bytes and last is not None:
             cleaned.add(*emptied(last))
+            changed = cleaned.size_bytes != sum(segment.end.size_bytes for segment in group)
         return changed
 
     def _clean_batch(

@@ -113,8 +113,11 @@ def compact_batch(
     """The batch with what stays of it, or None where it goes. Raises CorruptBatch."""
     if verdict.retention is Retention.DELETE:
         return None
-    if not header.record_count or verdict.drop_records:
-        return emptied(header) if verdict.retention is Retention.RETAIN_EMPTY else None
+    retains_empty = verdict.retention is Retention.RETAIN_EMPTY
+    if not header.record_count:  # it was emptied before
+        return _as_it_is(buf, header) if retains_empty else None
+    if verdict.drop_records:
+        return emptied(header) if retains_empty else None
     horizon = header.base_timestamp if header.has_delete_horizon else None
     data = expand(buf, header)
     if header.is_control:
@@ -123,12 +126,16 @@ def compact_batch(
         past_horizon = horizon is not None and clock.is_past(horizon)
         choice = table.choose(data, header, drop_tombstones=past_horizon)
     if not choice.records:
-        return emptied(header) if verdict.retention is Retention.RETAIN_EMPTY else None
+        return emptied(header) if retains_empty else None
     sets_horizon = horizon is None and bool(choice.tombstones or verdict.empty_marker)
     if choice.records == header.record_count and not sets_horizon:
-        return Compacted(header, memoryview(buf)[header.position : header.end_position])
+        return _as_it_is(buf, header)
     new_horizon = clock.delete_horizon_ms if sets_horizon else horizon
     return _rewritten(data, header, choice, table=table, horizon_ms=new_horizon)
+
+
+def _as_it_is(buf: Buffer, header: BatchHeader) -> Compacted:
+    return Compacted(header, memoryview(buf)[header.position : header.end_position])
 
 
 def _all_of(header: BatchHeader) -> Choice:

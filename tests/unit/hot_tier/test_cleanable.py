@@ -1,9 +1,12 @@
 """What compaction may work on, and when it is worth it."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from hot_tier.append import Append
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
+from hot_tier.cleaner import CleanerHooks
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.partition_logs import NOW_MS, batch, produced
@@ -136,6 +139,23 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
     again = open_log(config=COMPACT, clean=False)
     assert put(again, (b"a", b"2"), base_sequence=1, **fields).duplicate
     assert put(again, (b"a", b"4"), base_sequence=2, **fields).base_offset == 3
+
+
+def test_what_was_emptied_before_is_not_written_again(open_log):
+    log = open_log(config=COMPACT)
+    put(log, (b"a", b"1"), producer_id=7, producer_epoch=0, base_sequence=0)  # its last stays
+    log.roll(reason="test")
+    put(log, (b"a", b"2"))  # a segment keeps its last batch
+    log.roll(reason="test")
+    put(log, (b"a", b"3"), (b"b", b"4"))
+    log.roll(reason="test")
+    apart = CleanerHooks(swapping=lambda: nullcontext(frozenset((1, 2))))
+    log.clean(log.cleanable(None), PlainKeyTable(1 << 20), apart)
+    assert [view.size_bytes for view in log.segments()[:2]] == [61, 61]
+    before = log.replacements
+    done = log.clean(log.cleanable(None), PlainKeyTable(1 << 20), apart)
+    assert done.complete
+    assert (log.replacements, done.written_bytes) == (before, 0)
 
 
 @pytest.mark.parametrize("table", [PlainKeyTable, make_key_table])
