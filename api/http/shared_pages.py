@@ -6,7 +6,8 @@
 * A key says everything that the page depends on, by values that never mean something else later
   (the topic's id, not its name; the very bytes it was made of, for compaction puts another file in
   the place of one). What is kept is bounded in bytes; the least used goes first.
-* Of several that ask for the same page at a time one makes it, and the others wait for it.
+* Of several that ask for the same page at a time one makes it, and the others wait for it; they get
+  it also where it is too large to be kept.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ class WrittenPage(NamedTuple):
     records: int
 
 
+class Making:
+    """A page that somebody makes just now. `page` stays None where that failed."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.page: WrittenPage | None = None
+
+
 Make = Callable[[], Awaitable[WrittenPage]]
 
 
@@ -57,7 +66,7 @@ class SharedPages:
         self._limit_bytes, self.size_bytes = limit_bytes, 0
         self._hits, self._misses = counter.labels("hit"), counter.labels("miss")
         self._pages: OrderedDict[Key, WrittenPage] = OrderedDict()
-        self._under_way: dict[Key, asyncio.Event] = {}
+        self._under_way: dict[Key, Making] = {}
 
     async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
         """The page, made where nobody has it; kept where `fetched` reached the end of the log."""
@@ -67,11 +76,14 @@ class SharedPages:
             page = self._kept(key)
             if page is not None:
                 return page
-            made = self._under_way.get(key)
-            if made is None:
-                break
-            await made.wait()  # where making it failed, it is tried again here
-        return await self._made(key, make)
+            making = self._under_way.get(key)
+            if making is None:
+                return await self._made(key, make)
+            await making.over.wait()
+            if making.page is not None:
+                self._hits.inc()
+                return making.page
+            # It failed, for reasons of its own: it is tried again here.
 
     def get_now(self, key: Key, fetched: Fetched, make: Callable[[], WrittenPage]) -> WrittenPage:
         """As `get`, where it takes so little to make it that nobody waits for another."""
@@ -93,12 +105,12 @@ class SharedPages:
 
     async def _made(self, key: Key, make: Make) -> WrittenPage:
         self._misses.inc()
-        made = self._under_way[key] = asyncio.Event()
+        making = self._under_way[key] = Making()
         try:
-            page = await make()
+            making.page = page = await make()
         finally:
             del self._under_way[key]
-            made.set()
+            making.over.set()
         self._keep(key, page)
         return page
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.http.metrics import HttpMetrics
-from api.http.shared_pages import KEY_BYTES, SharedPages, WrittenPage
+from api.http.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, SharedPages, WrittenPage
 from api.http.watermarks import Watermarks
 
 AT_END = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=100)
@@ -167,6 +167,22 @@ def test_what_is_kept_is_bounded(size_bytes):
             await pages.get((number,), AT_END, make)
             assert pages.size_bytes <= 100_000
         assert pages.size_bytes == 100_000 // each * each
+
+    run(case)
+
+
+def test_a_page_that_is_too_large_to_be_kept_is_made_once_for_all_who_wait():
+    async def case() -> None:
+        pages, made = SharedPages(HttpMetrics().shared_pages), []
+
+        async def make() -> WrittenPage:
+            await asyncio.sleep(0)
+            made.append(1)
+            return written(b"x" * (PAGE_MAX_BYTES + 1))
+
+        got = await asyncio.gather(*(pages.get(("a",), AT_END, make) for _ in range(50)))
+        assert len({id(page) for page in got}) == len(made) == 1
+        assert pages.size_bytes == 0
 
     run(case)
 
