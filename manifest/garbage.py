@@ -17,6 +17,7 @@
   nothing of it was forgotten: one of the two sees the other. What a crash between commit and
   deletion leaves, nobody names: it goes by age.
 * The age of a version counts from its successor: a reader may have loaded it until then.
+* Where a page cannot be read, all that it may name is named: the rest is collected all the same.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
 """
 
@@ -31,11 +32,11 @@ from manifest.invariants import where
 from manifest.keys import base_offset_of
 from manifest.paging import names_object
 from manifest.pins import Pin, Pins
-from manifest.state import Manifest, Reason, RemovedObject
+from manifest.state import Manifest, PageRef, Reason, RemovedObject, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import forget_removed
+from manifest.transitions import PageSource, forget_removed
 from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
-from record_format.errors import ManifestConflict, UnknownManifestVersion
+from record_format.errors import CorruptDataError, ManifestConflict, UnknownManifestVersion
 
 IsNamed = Callable[[str], bool]
 IsUnderWay = Callable[[int], bool]
@@ -161,8 +162,9 @@ class Collector:
             raise ManifestConflict(
                 f"{where(current)} is in force, the plan is of {where(manifest)}"
             )
-        for name in plan.pins:
-            self._pins.delete(name)
+        for pin in self._pins.all() if plan.pins else ():
+            if pin.name in plan.pins and pin.nonce in plan.pins_seen:  # else it was made anew
+                self._pins.delete(pin.name)
         forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
         pinned_since = self._pinned_since(plan)
         is_pinned = self._names_any(self._pinned_versions(pinned_since))
@@ -234,15 +236,39 @@ class Collector:
                 after = page[-1].key
 
     def _names_any(self, manifests: list[Manifest]) -> IsNamed:
+        pages = _AskedOnce(self._manifests)
+
         def named(key: str) -> bool:
             base_offset = base_offset_of(key)
             assert base_offset is not None, f"{key} is no name of ours"
-            return any(
-                names_object(manifest, key, base_offset=base_offset, pages=self._manifests)
-                for manifest in manifests
-            )
+            try:
+                return any(
+                    names_object(manifest, key, base_offset=base_offset, pages=pages)
+                    for manifest in manifests
+                )
+            except CorruptDataError:
+                return True  # for all that is known
 
         return named
+
+
+class _AskedOnce:
+    """Pages, of which one that cannot be read is not asked for again: a trim takes also those that
+    a pinned version names.
+    """
+
+    def __init__(self, pages: PageSource) -> None:
+        self._pages = pages
+        self._failed: dict[str, CorruptDataError] = {}
+
+    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
+        if (failed := self._failed.get(page.key)) is not None:
+            raise failed
+        try:
+            return self._pages.entries(page)
+        except CorruptDataError as bad:
+            self._failed[page.key] = bad
+            raise
 
 
 def _batches(keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 
 import msgspec
@@ -27,7 +28,8 @@ from record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
-    UnknownManifestVersion,
+    StoreUnavailable,
+    TierlogError,
 )
 
 KIND_PIN = "pin"
@@ -70,7 +72,8 @@ class Pins:
 
     def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
         """Pin `version`. Raises InvalidRequest (bad or taken name), UnknownManifestVersion,
-        MissingObject (something of it was collected already; the pin is withdrawn then).
+        MissingObject (something of it was collected already). A pin that could not be checked is
+        withdrawn: a second try would find its name taken.
         """
         if not is_pin_name(name):
             raise InvalidRequest(f"{name!r} is no name for a pin: 1 to 128 of [a-zA-Z0-9._-]")
@@ -86,8 +89,9 @@ class Pins:
         self._write(pin)
         try:
             self._check_whole(version)
-        except (UnknownManifestVersion, MissingObject):
-            self.delete(name)
+        except TierlogError:
+            with suppress(StoreUnavailable):
+                self.delete(name)
             raise
         return pin
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import pytest
 
@@ -36,6 +37,13 @@ class Bench:
             for key in one.keys:
                 self.store.put(key, b"x")
             self.commit(lambda s, one=one: add_segments(s, [one]))
+
+    def restarted(self) -> Self:
+        """Nothing is in memory."""
+        self.manifests = manifest_store(self.store, clock=self.clock)
+        self.pins = Pins(self.manifests, clock=self.clock)
+        self.collector = Collector(self.manifests, self.pins, GarbagePolicy(keep_min=3))
+        return self
 
     def commit(self, transition) -> Manifest:
         self.state = self.manifests.commit(self.state, transition)
@@ -298,3 +306,45 @@ def test_what_a_crash_left_of_forgotten_objects_goes_by_age() -> None:
     assert bench.state.removed == ()
     bench.collect()
     assert bench.segments() == [200, 300]
+
+
+def test_a_page_that_a_trim_took_from_a_pin_does_not_stop_collection() -> None:
+    bench = Bench(700)
+    bench.pins.create("backfill", bench.state.version)
+    bench.expire(5_000)
+    bench.trim(30_000)
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    bench = bench.restarted()
+    bench.expire(60_000)
+    bench.clock.now_ms += DAY_MS
+    bench.store.calls.clear()
+    bench.collect()
+    assert bench.store.calls["get"] < 20  # a page that is gone is asked for once
+    assert bench.segments() == list(range(30_000, 70_000, 100))
+    bench.pins.delete("backfill")
+    bench.collect()
+    assert bench.segments() == list(range(60_000, 70_000, 100))
+
+
+def test_a_pin_that_was_made_anew_since_the_plan_stays() -> None:
+    bench = Bench(4)
+    bench.pins.create("nightly", bench.state.version, expires_ms=bench.clock() + 1)
+    bench.clock.now_ms += 1
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    assert plan.pins == ("nightly",)
+    bench.pins.delete("nightly")
+    again = bench.pins.create("nightly", bench.state.version)
+    bench.collector.apply(bench.state, plan)
+    assert bench.pins.all() == [again]
+
+
+def test_a_pin_that_could_not_be_checked_is_withdrawn() -> None:
+    bench = Bench(2)
+    bench.store.faults = lambda call, key: (
+        Fault.UNAVAILABLE if call == "get" and key.startswith(KEYS.versions) else None
+    )
+    with pytest.raises(StoreUnavailable):
+        bench.pins.create("backfill", bench.state.version)
+    bench.store.faults = lambda call, key: None
+    assert bench.pins.all() == []
