@@ -15,7 +15,7 @@ from cold_tier.folder import FolderStore
 from cold_tier.memory import named_store
 from cold_tier.object_store import InvalidKey, ObjectStore, check_key
 from cold_tier.s3_options import S3Options
-from record_format.errors import ConfigurationError
+from record_format.errors import SettingsError
 
 __all__ = ["S3Options", "open_store"]
 
@@ -31,7 +31,7 @@ def open_store(
     """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` alone.
 
     `endpoint` and `region` are those of `options`, for callers that need no more. `must_exist`: a
-    folder is not made, as whoever only reads wants it. Raises ConfigurationError for a URL that is
+    folder is not made, as whoever only reads wants it. Raises SettingsError for a URL that is
     none of the three kinds.
     """
     options = options or S3Options()
@@ -40,9 +40,7 @@ def open_store(
     )
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise ConfigurationError(
-            f"store {_redacted(url)}: a URL of bucket and prefix, nothing more"
-        )
+        raise SettingsError(f"store {_redacted(url)}: a URL of bucket and prefix, nothing more")
     if parts.scheme == "s3":
         return _open_s3(parts.netloc, parts.path.strip("/"), options)
     if parts.scheme == "file":
@@ -50,7 +48,7 @@ def open_store(
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
     written = f"; this folder is written {Path(url).absolute().as_uri()}" if _is_path(url) else ""
-    raise ConfigurationError(
+    raise SettingsError(
         f"store {url!r}: begins with none of s3://bucket/prefix, file:///folder, memory://name"
         + written
     )
@@ -68,18 +66,18 @@ def _redacted(url: str) -> str:
 def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectStore:
     host, path = parts.netloc, unquote(parts.path)
     if host not in {"", "localhost"} or not path.startswith("/"):
-        raise ConfigurationError(f"store {url}: a folder is written file:///absolute/path")
+        raise SettingsError(f"store {url}: a folder is written file:///absolute/path")
     return FolderStore(Path(path), must_exist=must_exist)
 
 
 def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:
     if not bucket:
-        raise ConfigurationError("store s3://: names no bucket; write s3://bucket/prefix")
+        raise SettingsError("store s3://: names no bucket; write s3://bucket/prefix")
     if prefix:
         try:
             check_key(prefix)
         except InvalidKey as error:
-            raise ConfigurationError(f"store s3://{bucket}/{prefix}: {error}") from error
+            raise SettingsError(f"store s3://{bucket}/{prefix}: {error}") from error
     # boto3 takes a quarter of a second to import: those who use a folder need not wait for it.
     from cold_tier.s3 import S3Store
 

@@ -102,12 +102,12 @@ def _bound(settings: Settings) -> socket.socket:
 
 def _open_broker(settings: Settings) -> Broker:
     raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
+    store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     try:
         settings.broker.data_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         where = settings.broker.data_dir
         raise ConfigurationError(f"data.dir {where} is a file, not a folder") from error
-    store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     return Broker.open(settings.broker, store=store)
 
 

@@ -51,6 +51,9 @@ def test_help_names_every_command(offline):
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
         (2, ("token", "list", "--data-dir", "gone"), "there is no data folder gone"),
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
+        (2, ("serve", "--data-dir", "d", "--store", "./bucket"), "is written file:///"),
+        (2, ("serve", "--data-dir", "d", "--store", "file://bucket"), "file:///absolute/path"),
+        (2, ("storage", "verify", "t", "--store", "s3://"), "names no bucket"),
         (
             1,
             ("serve", "--data-dir", __file__, "--listen", "127.0.0.1:0"),
