@@ -30,6 +30,7 @@ from hot_tier.file_names import (
     SNAPSHOT,
     SWAP,
     TRANSACTION_INDEX,
+    UNMIRRORED,
     FileName,
     parse_file_name,
     path_of,
@@ -52,6 +53,7 @@ class LogFolder:
         self.snapshots: set[int] = set()
         self.transaction_indexes: set[int] = set()
         self.went_offline = False
+        self.unmirrored = False  # see `segment_swap`
         self.tidied: list[str] = []
 
     @classmethod
@@ -115,6 +117,8 @@ class LogFolder:
     def _look_at_other(self, name: str) -> None:
         if name == OFFLINE_MARKER:
             self.went_offline = True
+        elif name == UNMIRRORED:
+            self.unmirrored = True
         elif name.endswith(".tmp"):
             self._drop(name)
 

@@ -98,7 +98,7 @@ class LogState:
         self.folder_changed = False  # names in it that are not synced yet
         self.offline: str | None = None
         self.replacements = 0  # see `steady`
-        self.unmirrored: bool | None = None  # see `segment_swap`; None: not looked at yet
+        self.unmirrored = False  # see `segment_swap`
         self.rewriting = threading.Lock()  # see `cleaned_segment`
         self.closed = False  # nothing is begun any more
         self.shut = False  # its files are closed, and their names may be another log's

@@ -45,6 +45,7 @@ from record_format.errors import CorruptIndex, CorruptSnapshot
 def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
     """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
     report = RecoveryReport(clean=request.clean, tidied=folder.tidied)
+    state.unmirrored = folder.unmirrored
     epochs_were_lost = not _load_epochs(state)
     if not folder.log_sizes:
         _start_empty(state, request)

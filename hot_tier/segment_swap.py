@@ -117,8 +117,6 @@ def _rename(
 
 def is_mirrored(state: LogState) -> bool:
     """Whether no swap was made that the bucket has not followed yet."""
-    if state.unmirrored is None:
-        state.unmirrored = (state.folder / UNMIRRORED).exists()
     return not state.unmirrored
 
 

@@ -7,6 +7,7 @@ import pytest
 from hot_tier.append import Append
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaner import CleanerHooks
+from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.partition_logs import NOW_MS, batch, produced
@@ -156,6 +157,18 @@ def test_what_was_emptied_before_is_not_written_again(open_log):
     done = log.clean(log.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert done.complete
     assert (log.replacements, done.written_bytes) == (before, 0)
+
+
+def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
+    """A look at the folder later may miss a mark that is made meanwhile, and forget it."""
+    log = open_log(config=COMPACT)
+    put(log, (b"a", b"1"), (b"a", b"2"))
+    log.roll(reason="test")
+    log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    log.close()
+    again = open_log(config=COMPACT)
+    (again.folder / UNMIRRORED).unlink()
+    assert not again.mirrored
 
 
 @pytest.mark.parametrize("table", [PlainKeyTable, make_key_table])
