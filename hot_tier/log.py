@@ -1,7 +1,7 @@
 """One partition's log on local disk: what the broker sees of this room.
 
-* Appends, rolls, deletions and truncations happen one at a time, under the log's lock; reads take
-  no lock; a flush waits for the disk outside it.
+* Appends, rolls and deletions happen one at a time, under the log's lock; reads take no lock; a
+  flush waits for the disk outside it.
 * The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
   vanish.
 * After a failed write or sync the log is offline until it is opened again. Reads go on.
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hot_tier import log_reader, segment_swap, truncation
+from hot_tier import log_reader, segment_swap
 from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
 from hot_tier.attach import attach_front
@@ -49,6 +49,7 @@ from hot_tier.segment_views import (
     SegmentView,
     SegmentViews,
 )
+from hot_tier.start_at import start_at
 from hot_tier.steady import steady
 from record_format.checkpoint_files import EpochEntry
 from record_format.compacting import KeyTable
@@ -462,13 +463,9 @@ class PartitionLog:
         """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments."""
         return self._reaper.reap(now_ms, at_once=at_once)
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove all records from `offset` on. Only while nobody is served."""
-        truncation.truncate_to(self._state, offset)
-
     def start_at(self, offset: int) -> None:
         """Remove everything local and go on at `offset`. Only while nobody is served."""
-        truncation.start_at(self._state, offset)
+        start_at(self._state, offset)
 
     def close(self) -> bool:
         """Flush, write the producer snapshot, trim the indexes; True where that makes a clean

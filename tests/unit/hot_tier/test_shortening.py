@@ -1,4 +1,4 @@
-"""Deleting, trimming, truncating, starting anew."""
+"""Deleting, trimming, starting anew."""
 
 import pytest
 
@@ -70,22 +70,6 @@ def test_a_log_start_beyond_the_end_starts_the_log_there(open_log, log, append_v
     log = open_log(config=CONFIG, log_start_offset=100)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (100, 100, 100)
     assert append_values(log, b"x").base_offset == 100
-
-
-@pytest.mark.parametrize("offset", [0, 1, 2, 19, 20, 21, 41, 59, 60, 99])
-def test_truncation_keeps_what_is_below(open_log, log, append_values, records_of, offset):
-    before = records_of(log)
-    log.truncate_to(offset)
-    end = min(offset - offset % 2, 60)  # batches of two records go whole
-    assert (log.log_end_offset, log.high_watermark) == (end, end)
-    assert records_of(log) == before[:end]
-    assert [epoch for epoch, start in log.epochs if start >= end] == []
-    assert append_values(log, b"x").base_offset == end
-    log.flush()
-    log.close()
-    log = open_log(config=CONFIG)
-    assert log.recovery.clean
-    assert records_of(log)[:-1] == before[:end]
 
 
 def test_starting_anew_forgets_what_was_there(open_log, log, append_values, records_of, tmp_path):

@@ -1,0 +1,41 @@
+"""Beginning a log anew at an offset: the bucket has all below it, or the log start is above.
+
+Only while nobody is served from the log: offsets that were given may be given again.
+"""
+
+from __future__ import annotations
+
+from hot_tier.file_names import SEGMENT_SUFFIXES, SNAPSHOT, path_of
+from hot_tier.log_state import Flushed, LogState, Segments
+from hot_tier.producer_state import ProducerStates
+from hot_tier.roll import create_segment, disk_error
+
+
+def start_at(state: LogState, offset: int) -> None:
+    """Remove every local segment and begin an empty one at `offset`; the log start stays.
+
+    Raises LogOfflineError, DiskFull.
+    """
+    with state.lock:
+        state.check_online()
+        old = state.segments.items
+        state.active.close()
+        for sealed in state.unflushed:
+            sealed.close()
+        state.unflushed = []
+        state.files.forget_all(state.folder)
+        try:
+            for segment in old:
+                for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+                    state.disk.unlink(segment.path(suffix))
+            state.disk.unlink(path_of(state.folder, old[-1].end.next_offset, SNAPSHOT))
+            state.epochs.clear()
+            state.active = create_segment(state, offset)
+            state.disk.sync_folder(state.folder)
+        except OSError as error:
+            raise disk_error(state, error) from error
+        state.folder_changed = False
+        state.segments = Segments.of((state.active.segment,))
+        state.producers = ProducerStates()
+        state.producers.end_offset = offset
+        state.flushed = Flushed(offset, offset, 0)
