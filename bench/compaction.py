@@ -102,8 +102,8 @@ def _clean(folder: Path) -> Cleaned:
     table = make_key_table(TABLE_BYTES)
     checkpoint, rounds, read_bytes = None, 0, 0
     began = time.process_time()
-    while (cleanable := log.cleanable(checkpoint)).dirty_bytes:
-        done = log.clean(cleanable, table)
+    while (cleanable := log.sealed.cleanable(checkpoint)).dirty_bytes:
+        done = log.sealed.clean(cleanable, table)
         checkpoint, rounds = done.end_offset, rounds + 1
         read_bytes += done.read_bytes
     cpu_s = time.process_time() - began

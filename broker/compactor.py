@@ -158,7 +158,7 @@ class Compactor:
         """What is to be cleaned, where it is due."""
         config = partition.log.config
         try:
-            cleanable = partition.log.cleanable(self._checkpoints.get(_place(partition)))
+            cleanable = partition.log.sealed.cleanable(self._checkpoints.get(_place(partition)))
         except TierlogError as error:
             self._put_off(partition, error)
             return None
@@ -182,14 +182,14 @@ class Compactor:
         """Rounds until the dirty part is done: the table may not hold all its keys at once."""
         hooks = CleanerHooks(
             stopping=self._stopping.is_set,
-            may_forget=lambda: partition.cold is None or partition.log.mirrored,
+            may_forget=lambda: partition.cold is None or partition.log.sealed.mirrored,
             swapping=lambda: self._swapping(partition),
         )
         try:
             while (cleanable := self._look(partition)) is not None:
                 self._save_recovery_points()
                 self._reach(partition, cleanable.end_offset)
-                done = partition.log.clean(cleanable, table, hooks)
+                done = partition.log.sealed.clean(cleanable, table, hooks)
                 self._note(partition, done.end_offset)
                 log.info(
                     "partition compacted",
@@ -247,13 +247,14 @@ class Compactor:
         """No upload reads the files meanwhile. Gives where the bucket ends, or may end, and where
         its gaps do: a local segment below stands for whole entries of its manifest.
         """
-        while not partition.log.files_lock.acquire(timeout=LOCK_WAIT_S):
+        lock = partition.log.sealed.lock
+        while not lock.acquire(timeout=LOCK_WAIT_S):
             if self._stopping.is_set():
                 raise Interrupted
         try:
             yield _borders(partition)
         finally:
-            partition.log.files_lock.release()
+            lock.release()
 
 
 def _place(partition: Partition) -> TopicPartition:

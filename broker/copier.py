@@ -202,16 +202,16 @@ class Copier:
         self.claim(partition)
         cold.settle()
         pending = _pending(partition)
-        if not _is_mirrored(partition) and (not pending or _may_follow(partition, work)):
+        if not partition.log.sealed.mirrored and (not pending or _may_follow(partition, work)):
             follow_compaction(partition, stopping=lambda: self._stopping)
-            if not _is_mirrored(partition):
+            if not partition.log.sealed.mirrored:
                 return True  # another turn
         if not pending or self._stopping:
             return False
         self._holes.check(partition, pending[0])
-        with partition.log.files_lock:
+        with partition.log.sealed.lock:
             try:
-                entry = cold.offload(partition.log.sealed_segment_files(pending[0]))
+                entry = cold.offload(partition.log.sealed.files(pending[0]))
             except UnknownSegment:
                 return True  # compaction, or retention, took it just now
         log.info(
@@ -235,27 +235,23 @@ def _has_work(partition: Partition) -> bool:
     cold = partition.cold
     if cold is None or cold.leadership_lost or partition.log.offline:
         return False
-    return not cold.claimed or not partition.log.mirrored or bool(_pending(partition))
+    return not cold.claimed or not partition.log.sealed.mirrored or bool(_pending(partition))
 
 
 def _may_follow(partition: Partition, work: _Work) -> bool:
     """Whether the bucket has all that compaction went by: it drops a value for a newer one, which
     may lie above the bucket's end, and then the older one is all that a lost disk would leave.
     """
-    log_, cold = partition.log, partition.cold
+    cold, replacements = partition.cold, partition.log.sealed.replacements
     assert cold is not None
-    if work.replaced_below is None or work.replaced_below[0] != log_.replacements:
+    if work.replaced_below is None or work.replaced_below[0] != replacements:
         # In this order: what was replaced up to now went by segments that are sealed now.
-        work.replaced_below = (log_.replacements, log_.active_base_offset)
+        work.replaced_below = (replacements, partition.log.active_base_offset)
     return cold.end_offset >= work.replaced_below[1]
 
 
-def _is_mirrored(partition: Partition) -> bool:
-    return partition.log.mirrored
-
-
 def _is_done(partition: Partition) -> bool:
-    return not _pending(partition) and (partition.cold is None or partition.log.mirrored)
+    return not _pending(partition) and (partition.cold is None or partition.log.sealed.mirrored)
 
 
 def _pending(partition: Partition) -> list[int]:

@@ -49,7 +49,7 @@ class Holes:
         if partition.log.config.compacts:
             return None
         try:
-            gap = partition.log.gap_behind(base_offset)
+            gap = partition.log.sealed.gap_behind(base_offset)
         except (UnknownSegment, OffsetTrimmed):
             return None  # it went meanwhile
         if gap is None or self._is_explained(partition, gap):
@@ -89,7 +89,7 @@ class Holes:
         """False where the bucket is yet to follow compaction: it has what was there before."""
         cold = partition.cold
         in_bucket = cold is not None and gap.base_offset <= cold.end_offset
-        if in_bucket and not partition.log.mirrored:
+        if in_bucket and not partition.log.sealed.mirrored:
             return False
         log.error("local segment is missing", partition=str(partition), reason=missing(gap))
         if in_bucket:
@@ -133,7 +133,7 @@ def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
     """Up to where the bucket is to be read, for a file is not here that begins where an entry of
     the manifest does; None where all are. Costs no request, and no look at a file.
     """
-    if manifest is None or opened.config.compacts or not opened.mirrored:
+    if manifest is None or opened.config.compacts or not opened.sealed.mirrored:
         return None
     bases = frozenset(opened.base_offsets)
     here = range(opened.first_local_offset, opened.active_base_offset)

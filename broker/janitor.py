@@ -219,7 +219,7 @@ def removable_end(partition: Partition) -> int:
     above. Where the bucket has not followed a compaction, it has what was there before.
     """
     cold = partition.cold
-    covered = cold.end_offset if cold is not None and partition.log.mirrored else 0
+    covered = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
     return max(covered, partition.log.log_start_offset)
 
 
@@ -254,7 +254,7 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     log_start = partition.log.log_start_offset
     manifest = partition.cold.manifest if partition.cold is not None else None
     is_behind = manifest is not None and manifest.log_start_offset < log_start
-    if manifest is None or is_behind or not partition.log.mirrored:
+    if manifest is None or is_behind or not partition.log.sealed.mirrored:
         segments = chain(cold_facts(partition, local), local)
         return sum(fact.size_bytes for fact in segments)
     newest = (*manifest.pages, *manifest.segments)[-1:]

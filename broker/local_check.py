@@ -132,7 +132,7 @@ def _problem(
         and view.sealed
         and entry.base_offset == view.base_offset
         and entry.last_offset == view.last_offset
-        and partition.log.mirrored
+        and partition.log.sealed.mirrored
     )
     if entry is not None and comparable and entry.size_bytes != view.size_bytes:
         detail = f"{view.size_bytes} bytes here, {entry.size_bytes} in the manifest"

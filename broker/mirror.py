@@ -30,29 +30,29 @@ log = structlog.get_logger(__name__)
 
 def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> int:
     """Replace what differs; how many segments. Raises what an upload and a commit raise."""
-    cold, replaced = partition.cold, 0
+    cold, sealed, replaced = partition.cold, partition.log.sealed, 0
     assert cold is not None, "there is no bucket to follow"
-    replacements = partition.log.replacements
+    replacements = sealed.replacements
     for view in partition.log.segments():
         if stopping():
             return replaced
-        if partition.log.replacements != replacements:
+        if sealed.replacements != replacements:
             return replaced  # what is looked at below may be newer than what was done above
         if view.sealed and view.last_offset < cold.end_offset:
             replaced += _follow(partition, view, replacements=replacements)
-    partition.log.note_mirrored(replacements=replacements)
+    sealed.note_mirrored(replacements=replacements)
     return replaced
 
 
 def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bool:
     """Whether the bucket got another object for this segment."""
-    cold = partition.cold
+    cold, sealed = partition.cold, partition.log.sealed
     assert cold is not None
-    with partition.log.files_lock:  # nothing is replaced within
-        if partition.log.replacements != replacements:
+    with sealed.lock:  # nothing is replaced within
+        if sealed.replacements != replacements:
             return False
         try:
-            files = partition.log.sealed_segment_files(view.base_offset)
+            files = sealed.files(view.base_offset)
         except UnknownSegment:
             return False  # replaced once more: its mark is there again
         if files.last_offset >= cold.end_offset:
@@ -88,4 +88,4 @@ def _same(partition: Partition, entry: SegmentEntry, view: SegmentView) -> bool:
     there = (entry.base_offset, entry.size_bytes)
     if there != (view.base_offset, view.size_bytes):
         return False
-    return entry.log_crc32c == partition.log.segment_crc32c(view.base_offset)
+    return entry.log_crc32c == partition.log.sealed.crc32c(view.base_offset)

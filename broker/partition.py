@@ -252,7 +252,7 @@ class Partition:
 
     def _seen(self) -> tuple[int, int]:
         """Two looks between which it did not change saw the same local segments."""
-        return self.log.replacements, self.log.first_local_offset
+        return self.log.sealed.replacements, self.log.first_local_offset
 
     def _aborted(self, offset: int, next_offset: int, now: Offsets) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with records in [offset, next_offset), of either tier."""

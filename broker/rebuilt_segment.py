@@ -59,7 +59,7 @@ def rebuilt_segment(
         opened = _opened(scratch, log, entry, clock)
         try:
             opened.roll(reason="rebuilt")
-            yield RebuiltSegment(opened.sealed_segment_files(entry.base_offset), opened.epochs)
+            yield RebuiltSegment(opened.sealed.files(entry.base_offset), opened.epochs)
         finally:
             opened.close()
     finally:

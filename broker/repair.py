@@ -151,7 +151,7 @@ class Repair:
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
         elif self._is_local(entry):
             action, detail = Action.UPLOAD_AGAIN, f"{kinds}: the local log has the same bytes"
-        elif not self._partition.log.mirrored:
+        elif not self._partition.log.sealed.mirrored:
             action, detail = (
                 Action.NONE,
                 f"{kinds}: what compaction made of it goes up in its place",

@@ -86,7 +86,7 @@ class RottenSegments:
 
     def _lost(self, base_offset: int, cold_end_offset: int) -> list[Lost]:
         reaches_end = self._is_hole_of_the_log(base_offset, cold_end_offset)
-        return self._partition.log.salvage(base_offset, reaches_end=reaches_end).lost()
+        return self._partition.log.sealed.salvage(base_offset, reaches_end=reaches_end).lost()
 
     def _is_hole_of_the_log(self, base_offset: int, cold_end_offset: int) -> bool:
         """Whether a hole is behind the segment that the manifest does not have to tell of."""
@@ -154,7 +154,7 @@ class RottenSegments:
             return step
         opened = self._partition.log
         aside = _unused(self._aside / f"{self._partition}-{step.base_offset}")
-        with opened.files_lock:
+        with opened.sealed.lock:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
                 if step.action is Action.SET_ASIDE:
@@ -164,7 +164,7 @@ class RottenSegments:
                     reaches_end = self._is_hole_of_the_log(
                         step.base_offset, cold.end_offset if cold else 0
                     )
-                    opened.salvage(step.base_offset, reaches_end=reaches_end).drop_lost()
+                    opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).drop_lost()
             except (UnknownSegment, FileNotFoundError):
                 return step  # retention took it meanwhile
         log.warning(

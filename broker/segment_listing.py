@@ -122,7 +122,7 @@ def _local_listing(
 def _counted_facts(partition: Partition, view: SegmentView, _: SegmentEntry | None) -> _LocalFacts:
     log = partition.log
     facts = log.segment_facts(view.base_offset) if view.record_count is None else view
-    crc32c = None if view.active else log.segment_crc32c(view.base_offset)
+    crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
     return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
 
 
@@ -154,7 +154,7 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
             if view.active:
                 return SegmentBytes(log.active_flushed_bytes, None, "hot", OpenFile(view.path))
             if view.last_offset >= log_start:
-                return _hot_bytes(log, log.open_sealed(base_offset))
+                return _hot_bytes(log, log.sealed.open(base_offset))
     entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
     if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
@@ -167,7 +167,7 @@ def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | N
     log = partition.log
     if base_offset < log.log_start_offset:
         return None  # at most its end is above the log start
-    opened = log.opened_sealed(base_offset)
+    opened = log.sealed.opened(base_offset)
     if opened is not None:
         return _hot_bytes(log, opened)
     manifest = partition.cold.manifest if partition.cold else None

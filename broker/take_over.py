@@ -232,7 +232,7 @@ class TakeOver:
         opened.roll(reason="take-over")
         end = self.manifest.end_offset
         return [
-            self._cold.upload(opened.sealed_segment_files(view.base_offset))
+            self._cold.upload(opened.sealed.files(view.base_offset))
             for view in opened.segments()
             if view.last_offset >= max(end, view.base_offset)
         ]

@@ -15,16 +15,12 @@ folder has them for all partitions), and starts no thread.
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hot_tier import log_reader, segment_swap
+from hot_tier import log_reader
 from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
-from hot_tier.attach import attach_front
-from hot_tier.cleanable import Cleanable, find_cleanable
-from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import SNAPSHOT, path_of
@@ -40,19 +36,11 @@ from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
 from hot_tier.roll import disk_error, roll
-from hot_tier.salvage import Salvage
-from hot_tier.segment_gaps import Gap, gap_behind
-from hot_tier.segment_views import (
-    OpenedSegment,
-    SegmentFacts,
-    SegmentFiles,
-    SegmentView,
-    SegmentViews,
-)
+from hot_tier.sealed_segments import SealedSegments
+from hot_tier.segment_views import SegmentFacts, SegmentView, facts_of, views_of
 from hot_tier.start_at import start_at
 from hot_tier.steady import steady
 from record_format.checkpoint_files import EpochEntry
-from record_format.compacting import KeyTable
 from record_format.errors import ConfigurationError, OffsetPastEnd
 from record_format.index_layouts import AbortedTxn
 
@@ -78,11 +66,9 @@ class PartitionLog:
         self._state = state
         self._flusher = Flusher(state)
         self._reaper = Reaper(state)
-        self._views = SegmentViews(state)
+        self.sealed = SealedSegments(state, self._reaper)
         self._at_hand = FilesAtHand(state)
         self._closed = False
-        # Held by whoever reads segment files by their paths, and around each replacement of them.
-        self.files_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -358,80 +344,11 @@ class PartitionLog:
 
     def segments(self) -> list[SegmentView]:
         """The local segments, oldest first; the last is active."""
-        return steady(self._state, self._views.all)
+        return steady(self._state, lambda: views_of(self._state))
 
     def segment_facts(self, base_offset: int) -> SegmentFacts:
         """True counts and time range of a segment; reads it whole where they are not known yet."""
-        return steady(self._state, lambda: self._views.facts(base_offset))
-
-    def segment_crc32c(self, base_offset: int) -> int:
-        """CRC-32C of a sealed `.log`; reads it whole the first time."""
-        return steady(self._state, lambda: self._views.crc32c(base_offset))
-
-    def open_sealed(self, base_offset: int) -> OpenedSegment:
-        """A sealed segment's bytes, open. Raises UnknownSegment, FileNotFoundError (deleted)."""
-        return steady(self._state, lambda: self._views.open_sealed(base_offset))
-
-    def opened_sealed(self, base_offset: int) -> OpenedSegment | None:
-        """The same where its file is open and its checksum known: without waiting for the disk."""
-        return steady(self._state, lambda: self._views.opened_sealed(base_offset))
-
-    def sealed_segment_files(self, base_offset: int) -> SegmentFiles:
-        """What an upload takes of a sealed, flushed segment. Raises UnknownSegment.
-
-        Paths only: see that no compaction puts other files there before they were read.
-        """
-        return steady(self._state, lambda: self._views.files(base_offset))
-
-    # --- compaction -------------------------------------------------------------------------------
-
-    def cleanable(self, checkpoint: int | None) -> Cleanable:
-        """What compaction may work on now; `checkpoint` is how far it came before."""
-        now_ms = self._state.clock()
-        return steady(self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms))
-
-    def clean(
-        self, cleanable: Cleanable, table: KeyTable, hooks: CleanerHooks | None = None
-    ) -> CleanedRound:
-        """One round of compaction; see `cleaner`. One at a time.
-
-        Raises Interrupted, Throttled (nothing is lost), CorruptDataError, DiskFull,
-        LogOfflineError.
-        """
-        return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
-
-    def gap_behind(self, base_offset: int) -> Gap | None:
-        """Behind a sealed segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""
-        return steady(self._state, lambda: gap_behind(self._state, self._views.sealed(base_offset)))
-
-    def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
-        """A sealed segment, to be rid of what does not check. Raises UnknownSegment."""
-        segment = self._views.sealed(base_offset)
-        return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
-
-    @property
-    def replacements(self) -> int:
-        """Two looks between which it did not change saw the same segments."""
-        return self._state.replacements
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether the bucket has followed every replacement of segments, as far as was noted."""
-        return segment_swap.is_mirrored(self._state)
-
-    def note_mirrored(self, *, replacements: int) -> None:
-        """The bucket has what compaction made, as of that many replacements."""
-        with self._state.lock:
-            if replacements == self._state.replacements:
-                segment_swap.note_mirrored(self._state)
-
-    # --- what the other tier gives back -----------------------------------------------------------
-
-    def attach_front(
-        self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
-    ) -> bool:
-        """Take a sealed segment's files in front of the first local one; see `attach`."""
-        return attach_front(self._state, files, epochs=epochs, crc32c=crc32c)
+        return steady(self._state, lambda: facts_of(self._state, base_offset))
 
     # --- making it shorter ------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from hot_tier.cleaned_segment import CleanedSegment
@@ -113,15 +112,3 @@ def _rename(
     for segment in (*old, cleaned.segment):
         for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
             state.files.forget(path_of(state.folder, segment.base_offset, suffix))
-
-
-def is_mirrored(state: LogState) -> bool:
-    """Whether no swap was made that the bucket has not followed yet."""
-    return not state.unmirrored
-
-
-def note_mirrored(state: LogState) -> None:
-    """The bucket has what lies here. A note that is lost costs a comparison."""
-    state.unmirrored = False
-    with suppress(OSError):
-        state.disk.unlink(state.folder / UNMIRRORED)

@@ -70,7 +70,7 @@ def last_of(records) -> dict:
 
 
 def clean(log, checkpoint=None):
-    return log.clean(log.cleanable(checkpoint), PlainKeyTable(1 << 20))
+    return log.sealed.clean(log.sealed.cleanable(checkpoint), PlainKeyTable(1 << 20))
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -451,7 +451,7 @@ def test_bad_snapshots_are_made_anew_before_anybody_gets_them(
         (folder / name).write_bytes(damage) if damage is not None else (folder / name).unlink()
     log = open_log(config=CONFIG, clean=clean, recovery_point=bases[which])
     for base_offset in bases[:-1]:
-        snapshot = log.sealed_segment_files(base_offset).snapshot
+        snapshot = log.sealed.files(base_offset).snapshot
         assert snapshot.read_bytes() == good[snapshot.name]
     (repeat,) = log.append([idempotent(make_batch, produced, 39)])
     assert repeat.duplicate

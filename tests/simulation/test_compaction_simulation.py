@@ -90,11 +90,11 @@ class World:
             self.flushed = len(self.lines)
 
     def compact(self) -> None:
-        cleanable = self.log.cleanable(self.checkpoint)
+        cleanable = self.log.sealed.cleanable(self.checkpoint)
         if cleanable.dirty_bytes:
             self.recovery_point = self.log.recovery_point  # as the broker does before a round
             table = PlainKeyTable(self.random.choice((1 << 20, 160 * 8)))
-            self.checkpoint = self.log.clean(cleanable, table).end_offset
+            self.checkpoint = self.log.sealed.clean(cleanable, table).end_offset
 
     def reap(self) -> None:
         self.log.reap(self.clock(), at_once=True)

@@ -91,9 +91,9 @@ def test_segments_join_as_the_manifest_has_them(restored):
     here = [view for view in partition.log.segments() if view.base_offset < first_local]
     assert [view.base_offset for view in here] == [entry.base_offset for entry in there]
     for view, entry in zip(here, there, strict=True):
-        assert partition.log.segment_crc32c(view.base_offset) == entry.log_crc32c
+        assert partition.log.sealed.crc32c(view.base_offset) == entry.log_crc32c
         assert view.path.stat().st_mtime_ns // 1_000_000 == entry.modified_ms
-    assert partition.log.mirrored
+    assert partition.log.sealed.mirrored
     assert partition.log.epochs[0].epoch == there[0].leader_epoch
 
 

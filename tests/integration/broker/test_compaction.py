@@ -63,7 +63,7 @@ def compacted(house, topic):
 
 def offload(house, topic):
     assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
-    assert house.broker.partition(topic, 0).log.mirrored
+    assert house.broker.partition(topic, 0).log.sealed.mirrored
 
 
 def cold_records(house, topic):
@@ -95,7 +95,7 @@ def test_the_bucket_follows_and_both_tiers_agree(house):
     before = {entry.log_key for entry in partition.cold.entries(0)}
     last = fill(house, "t", 200, seed=2) | {}
     log = compacted(house, "t")
-    assert not log.mirrored
+    assert not log.sealed.mirrored
     offload(house, "t")
     entries = list(partition.cold.entries(0))
     assert before.isdisjoint(entry.log_key for entry in entries)
@@ -212,7 +212,9 @@ def test_where_compaction_came_to_survives_a_restart(house):
     at = house.broker.compactor._checkpoints["t", 0]
     house.restart()
     log = house.broker.partition("t", 0).log
-    assert log.cleanable(house.broker.compactor._checkpoints["t", 0]).first_dirty_offset == at
+    assert (
+        log.sealed.cleanable(house.broker.compactor._checkpoints["t", 0]).first_dirty_offset == at
+    )
     text = (house.root / "data" / "cleaner-offset-checkpoint").read_text()
     assert text == f"0\n1\nt 0 {at}\n"
 
@@ -291,9 +293,9 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
         return found[b"deleted"][1] if b"deleted" in found else None
 
     if not tombstone_stays:  # then the order alone has to hold
-        clean, at_once = partition.log.clean, {"may_forget": lambda: True}
+        clean, at_once = partition.log.sealed.clean, {"may_forget": lambda: True}
         monkeypatch.setattr(
-            partition.log,
+            partition.log.sealed,
             "clean",
             lambda cleanable, table, hooks: clean(
                 cleanable, table, dataclasses.replace(hooks, **at_once)
@@ -349,14 +351,14 @@ def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypat
     partition = house.broker.partition("t", 0)
     before = list(partition.cold.entries(0))
     half = next(view for view in partition.log.segments() if view.sealed)
-    files = partition.log.sealed_segment_files
+    files = partition.log.sealed.files
     shorter = before[0].last_offset - 1
     monkeypatch.setattr(
-        partition.log,
-        "sealed_segment_files",
+        partition.log.sealed,
+        "files",
         lambda base: dataclasses.replace(files(base), last_offset=shorter),
     )
-    monkeypatch.setattr(partition.log, "segment_crc32c", lambda base: 1)
+    monkeypatch.setattr(partition.log.sealed, "crc32c", lambda base: 1)
     assert before[0].base_offset == half.base_offset
     with pytest.raises(CorruptDataError, match="the bucket has one of offsets 0 to"):
         mirror.follow_compaction(partition, stopping=lambda: False)
@@ -401,7 +403,7 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     partition = house.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
-    assert any(partition.log.gap_behind(base) for base in bases)
+    assert any(partition.log.sealed.gap_behind(base) for base in bases)
     house.broker.copier.run_round()
     assert house.broker.copier.wait_until_done([partition], timeout_s=20)
     assert not house.broker.copier.held_up()
@@ -482,4 +484,4 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     assert missing == [set()] * len(missing)
     assert len(missing) > 4
     assert cold_records(house, "t") == house.records("t")
-    assert partition.log.mirrored
+    assert partition.log.sealed.mirrored

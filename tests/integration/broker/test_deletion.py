@@ -153,7 +153,7 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
                 old.log.roll(reason="test")
             case "snapshot":
                 (folder / f"{2:020d}.snapshot").unlink()
-                old.log.sealed_segment_files(0)
+                old.log.sealed.files(0)
     left = sorted(path.name for path in folder.iterdir())
     assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
     house.restart()

@@ -27,7 +27,7 @@ def produce(house):
 
 
 def offload_next(partition):
-    partition.cold.offload(partition.log.sealed_segment_files(partition.cold.end_offset))
+    partition.cold.offload(partition.log.sealed.files(partition.cold.end_offset))
 
 
 def all_is_in_the_bucket(house):

@@ -71,7 +71,7 @@ def with_no_answers(house, call):
 
 
 def files_of(partition, view):
-    return partition.log.sealed_segment_files(view.base_offset)
+    return partition.log.sealed.files(view.base_offset)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

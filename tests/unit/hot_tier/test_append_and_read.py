@@ -250,5 +250,5 @@ def test_a_bad_index_of_a_trusted_segment_is_rebuilt_when_it_is_used(
         assert log.read(number, max_bytes=1).base_offset == number
     for number in range(100):
         assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
-    log.sealed_segment_files(0)
+    log.sealed.files(0)
     assert path.read_bytes() == good

@@ -25,9 +25,9 @@ def test_the_active_segment_is_never_cleaned(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"))
     log.flush()
-    assert log.cleanable(None).dirty_bytes == 0
+    assert log.sealed.cleanable(None).dirty_bytes == 0
     log.roll(reason="test")
-    assert log.cleanable(None).end_offset == 1
+    assert log.sealed.cleanable(None).end_offset == 1
 
 
 def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
@@ -35,7 +35,7 @@ def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
     for age_ms in (5000, 100, 5000):
         put(log, (b"a", b"1"), timestamps=[NOW_MS - age_ms])
         log.roll(reason="test")
-    assert log.cleanable(None).end_offset == 1
+    assert log.sealed.cleanable(None).end_offset == 1
 
 
 def test_an_open_transaction_holds_compaction_back(open_log):
@@ -51,7 +51,7 @@ def test_an_open_transaction_holds_compaction_back(open_log):
     header = set_max_timestamp(data, header, timestamp=header.max_timestamp)
     log.append([Append(ProducedBatches(data, [header], [NOW_MS]))])
     log.roll(reason="test")
-    assert log.cleanable(None).end_offset == 1
+    assert log.sealed.cleanable(None).end_offset == 1
 
 
 def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
@@ -59,8 +59,8 @@ def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
     for _ in range(3):
         put(log, (b"a", b"1"))
         log.roll(reason="test")
-    assert log.cleanable(2).first_dirty_offset == 2
-    assert log.cleanable(99).first_dirty_offset == 0
+    assert log.sealed.cleanable(2).first_dirty_offset == 2
+    assert log.sealed.cleanable(99).first_dirty_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_greatest_lag_makes_it_due_whatever_the_ratio(open_log):
     log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
     put(log, (b"a", b"1"), timestamps=[NOW_MS - 2000])
     log.roll(reason="test")
-    cleanable = log.cleanable(None)
+    cleanable = log.sealed.cleanable(None)
     assert cleanable.oldest_dirty_ms == NOW_MS - 2000
     assert cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=1000, now_ms=NOW_MS)
     assert not cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=3000, now_ms=NOW_MS)
@@ -119,7 +119,7 @@ def test_segments_are_grouped_and_none_is_empty(open_log, records_of):
         put(log, (b"key", b"%0200d" % number))
     log.roll(reason="test")
     assert len(log.segments()) > 5
-    done = log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    done = log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert done.complete
     views = log.segments()
     assert all(view.size_bytes for view in views[:-1])
@@ -135,7 +135,7 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
     put(log, (b"a", b"2"), base_sequence=1, **fields)
     put(log, (b"a", b"3"))
     log.roll(reason="test")
-    log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     log.close()
     again = open_log(config=COMPACT, clean=False)
     assert put(again, (b"a", b"2"), base_sequence=1, **fields).duplicate
@@ -151,12 +151,12 @@ def test_what_was_emptied_before_is_not_written_again(open_log):
     put(log, (b"a", b"3"), (b"b", b"4"))
     log.roll(reason="test")
     apart = CleanerHooks(swapping=lambda: nullcontext(frozenset((1, 2))))
-    log.clean(log.cleanable(None), PlainKeyTable(1 << 20), apart)
+    log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert [view.size_bytes for view in log.segments()[:2]] == [61, 61]
-    before = log.replacements
-    done = log.clean(log.cleanable(None), PlainKeyTable(1 << 20), apart)
+    before = log.sealed.replacements
+    done = log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert done.complete
-    assert (log.replacements, done.written_bytes) == (before, 0)
+    assert (log.sealed.replacements, done.written_bytes) == (before, 0)
 
 
 def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
@@ -164,11 +164,11 @@ def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"), (b"a", b"2"))
     log.roll(reason="test")
-    log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+    log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     log.close()
     again = open_log(config=COMPACT)
     (again.folder / UNMIRRORED).unlink()
-    assert not again.mirrored
+    assert not again.sealed.mirrored
 
 
 @pytest.mark.parametrize("table", [PlainKeyTable, make_key_table])
@@ -179,7 +179,7 @@ def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
     log.roll(reason="test")
     for _ in range(2):
         clock.now_ms += 10**12
-        log.clean(log.cleanable(None), table(1 << 20))
+        log.sealed.clean(log.sealed.cleanable(None), table(1 << 20))
         found = [(r.offset, r.key, r.value, r.timestamp) for r in records_of(log)]
         assert found == [(2, b"a", None, NOW_MS - 7), (3, b"b", b"3", NOW_MS)]
 
@@ -196,7 +196,7 @@ def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, reco
     from record_format.errors import CorruptBatch
 
     with pytest.raises(CorruptBatch) as bad:
-        log.clean(log.cleanable(None), PlainKeyTable(1 << 20))
+        log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert str(path) in str(bad.value)
     assert path.read_bytes() == data
     assert not [p for p in path.parent.iterdir() if p.suffix == ".cleaned"]

@@ -63,13 +63,13 @@ def test_our_cleaner_leaves_what_kafkas_left(table, open_log, tmp_path, clock):
     log = open_log(**opening)
     end = log.log_end_offset
     log.roll(reason="test")
-    first = log.clean(log.cleanable(None), keys)
+    first = log.sealed.clean(log.sealed.cleanable(None), keys)
     assert first.complete
     log.close()
     clock.now_ms += 60_000
     append_what_kafka_kept(folder, after, start=end, active=CLEANED_TO)
     log = open_log(**opening)
-    assert log.clean(log.cleanable(end), keys).complete
+    assert log.sealed.clean(log.sealed.cleanable(end), keys).complete
     log.close()
     ours = {h.base_offset: without_clock(h, d) for _, h, d in batches(folder)}
     theirs = {h.base_offset: without_clock(h, d) for _, h, d in batches(after)}

@@ -42,11 +42,11 @@ def log(open_log, append_values):
 
 
 def repair(log):
-    log.salvage(0, reaches_end=False).drop_lost()
+    log.sealed.salvage(0, reaches_end=False).drop_lost()
 
 
 def compact(log):
-    log.clean(log.cleanable(5), PlainKeyTable(1 << 20))
+    log.sealed.clean(log.sealed.cleanable(5), PlainKeyTable(1 << 20))
 
 
 def test_a_segment_is_not_compacted_while_it_is_repaired(log, records_of):

@@ -173,7 +173,7 @@ def test_sealed_means_flushed(open_log, append_values):
         append_values(log, b"v" * 100)
     assert not any(view.sealed for view in log.segments())
     with pytest.raises(UnknownSegment, match="not flushed"):
-        log.sealed_segment_files(0)
+        log.sealed.files(0)
     log.flush()
     assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]
 
@@ -185,7 +185,7 @@ def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
     for _ in range(20):
         append_values(log, b"v" * 100)
     log.flush()
-    files = log.sealed_segment_files(0)
+    files = log.sealed.files(0)
     following = log.segments()[1].base_offset
     assert files.last_offset == following - 1
     assert files.snapshot.name == f"{following:020d}.snapshot"
@@ -193,7 +193,7 @@ def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
     assert files.txnindex is None
     for base_offset in (1, log.active_base_offset):
         with pytest.raises(UnknownSegment):
-            log.sealed_segment_files(base_offset)
+            log.sealed.files(base_offset)
 
 
 def test_a_roll_without_room_leaves_the_segment_as_it_was(

@@ -1,0 +1,185 @@
+"""A log's sealed segments: who takes their files, and who puts others in their place.
+
+* `lock` is held by whoever reads files by the paths that `files` gave (an upload, a repair), and
+  around each replacement; the log's own lock is taken inside it, never the other way round.
+* A look at a segment takes no lock: `steady` looks again where a replacement came in between.
+* The bucket follows a replacement later. Until that was noted (`mirrored`) it may hold what was
+  there before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from crc32c import crc32c
+
+from hot_tier.attach import attach_front
+from hot_tier.cleanable import Cleanable, find_cleanable
+from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
+from hot_tier.index_rebuild import rebuild_indexes
+from hot_tier.log_reader import largest_timestamp
+from hot_tier.log_state import LogState
+from hot_tier.producer_snapshots import mend_snapshot
+from hot_tier.reaper import Reaper
+from hot_tier.salvage import Salvage
+from hot_tier.segment import Segment
+from hot_tier.segment_gaps import Gap, gap_behind
+from hot_tier.segment_views import OpenedSegment, SegmentFiles
+from hot_tier.steady import steady
+from record_format.checkpoint_files import EpochEntry
+from record_format.compacting import KeyTable
+from record_format.errors import CorruptIndex, UnknownSegment
+
+READ_BYTES: Final = 1 << 20
+
+
+class SealedSegments:
+    """See the module. Thread-safe. Of one `PartitionLog`."""
+
+    def __init__(self, state: LogState, reaper: Reaper) -> None:
+        self._state, self._reaper = state, reaper
+        self.lock = threading.Lock()
+
+    def _find(self, base_offset: int) -> Segment:
+        """Raises UnknownSegment."""
+        segments = self._state.segments
+        number = segments.number_of(base_offset)
+        if number < 0 or segments.bases[number] != base_offset or number == len(segments.bases) - 1:
+            raise UnknownSegment(f"{self._state.name} has no sealed segment {base_offset}")
+        return segments.items[number]
+
+    # --- taking what is there ---------------------------------------------------------------------
+
+    def crc32c(self, base_offset: int) -> int:
+        """CRC-32C of a `.log`; reads it whole the first time. Raises UnknownSegment."""
+        return steady(self._state, lambda: self._crc32c(self._find(base_offset)))
+
+    def _crc32c(self, segment: Segment) -> int:
+        if segment.crc32c is None:
+            read_at = segment.log_reader(self._state.files)
+            value = 0
+            for position in range(0, segment.end.size_bytes, READ_BYTES):
+                size = min(READ_BYTES, segment.end.size_bytes - position)
+                value = crc32c(read_at(size, position), value)
+            segment.crc32c = value
+        return segment.crc32c
+
+    def open(self, base_offset: int) -> OpenedSegment:
+        """A segment's bytes, open. Raises UnknownSegment, FileNotFoundError (deleted)."""
+        return steady(self._state, lambda: self._open(self._find(base_offset)))
+
+    def _open(self, segment: Segment) -> OpenedSegment:
+        crc = self._crc32c(segment)
+        return OpenedSegment(segment.end.size_bytes, crc, self._state.files.open(segment.name(LOG)))
+
+    def opened(self, base_offset: int) -> OpenedSegment | None:
+        """The same where its file is open and its checksum known: without waiting for the disk."""
+        return steady(self._state, lambda: self._opened(base_offset))
+
+    def _opened(self, base_offset: int) -> OpenedSegment | None:
+        try:
+            segment = self._find(base_offset)
+        except UnknownSegment:
+            return None
+        file = self._state.files.opened(segment.name(LOG))
+        if file is None or segment.crc32c is None:
+            return None
+        return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
+
+    def files(self, base_offset: int) -> SegmentFiles:
+        """What an upload takes of a flushed segment: paths, to be read under `lock`.
+
+        Raises UnknownSegment where it is not sealed and flushed, or was deleted, LogOfflineError
+        where the log was closed.
+        """
+        return steady(self._state, lambda: self._files(base_offset))
+
+    def _files(self, base_offset: int) -> SegmentFiles:
+        state = self._state
+        state.check_shut()
+        segment = self._find(base_offset)
+        if segment.end.next_offset > state.flushed.offset:
+            raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
+        self._check_indexes(segment)
+        last_offset = segment.end.next_offset - 1
+        transactions = segment.path(TRANSACTION_INDEX) if segment.has_transactions else None
+        return SegmentFiles(
+            base_offset=base_offset,
+            last_offset=last_offset,
+            size_bytes=segment.end.size_bytes,
+            record_count=segment.record_count,
+            min_timestamp=segment.min_timestamp,
+            max_timestamp=largest_timestamp(state, segment),
+            leader_epoch=state.epochs.epoch_of(last_offset) or 0,
+            log=segment.path(LOG),
+            index=segment.path(OFFSET_INDEX),
+            timeindex=segment.path(TIME_INDEX),
+            txnindex=transactions,
+            snapshot=mend_snapshot(state, segment.end.next_offset),
+        )
+
+    def _check_indexes(self, segment: Segment) -> None:
+        """What is uploaded fits the log, all of it; a bad index is made anew first."""
+        try:
+            segment.check_index_files()
+        except (CorruptIndex, FileNotFoundError):
+            rebuild_indexes(self._state, segment)
+
+    def gap_behind(self, base_offset: int) -> Gap | None:
+        """Behind a segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""
+        return steady(self._state, lambda: gap_behind(self._state, self._find(base_offset)))
+
+    # --- putting others in their place ------------------------------------------------------------
+
+    def cleanable(self, checkpoint: int | None) -> Cleanable:
+        """What compaction may work on now; `checkpoint` is how far it came before."""
+        now_ms = self._state.clock()
+        return steady(self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms))
+
+    def clean(
+        self, cleanable: Cleanable, table: KeyTable, hooks: CleanerHooks | None = None
+    ) -> CleanedRound:
+        """One round of compaction; see `cleaner`. One at a time.
+
+        Raises Interrupted, Throttled (nothing is lost), CorruptDataError, DiskFull,
+        LogOfflineError.
+        """
+        return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
+
+    def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
+        """A segment, to be rid of what does not check. Raises UnknownSegment."""
+        segment = self._find(base_offset)
+        return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
+
+    def attach_front(
+        self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
+    ) -> bool:
+        """Take a segment that the other tier gave back in front of the first one; see `attach`."""
+        return attach_front(self._state, files, epochs=epochs, crc32c=crc32c)
+
+    # --- whether the bucket followed --------------------------------------------------------------
+
+    @property
+    def replacements(self) -> int:
+        """Two looks between which it did not change saw the same segments."""
+        return self._state.replacements
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the bucket has followed every replacement, as far as was noted."""
+        return not self._state.unmirrored
+
+    def note_mirrored(self, *, replacements: int) -> None:
+        """The bucket has what compaction made, as of that many replacements. A note that is lost
+        costs a comparison.
+        """
+        state = self._state
+        with state.lock:
+            if replacements == state.replacements:
+                state.unmirrored = False
+                with suppress(OSError):
+                    state.disk.unlink(state.folder / UNMIRRORED)
