@@ -437,6 +437,8 @@ class Broker:
         return self.bucket is not None and self.bucket.cache.shrink(missing_bytes) > 0
 
     def _copy_round(self) -> None:
+        with contextlib.suppress(OSError):  # what fails is told by who tries again, below
+            self._topics.remove_files()  # first: what asks the store may wait, or fail
         if self.bucket is not None and self.bucket.settle(self.registry):
             self.copier.run_round()
         self._topics.finish_deletions(

@@ -26,7 +26,8 @@ def set_aside(folder: DataFolder, record: TopicRecord) -> list[Path]:
             path.rename(gone)
         if gone.exists():
             aside.append(gone)
-    sync_folder(folder.path)
+    if aside:
+        sync_folder(folder.path)
     return aside
 
 

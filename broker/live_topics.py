@@ -185,33 +185,45 @@ class LiveTopics:
                     log.warning("log not closed", partition=str(partition), error=str(error))
             deleted_folders.set_aside(self._folder, topic.record)
 
+    def remove_files(self) -> None:
+        """Of deleted topics, also where the bucket does not answer: it may be to make room."""
+        self._for_each_deleted(self._remove_files)
+
     def finish_deletions(
         self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
     ) -> None:
-        """Files, then objects, then the debt itself: each step may be done again. A topic that
-        fails does not hold up the others; the first error is raised in the end.
-        """
+        """Files, then objects, then the debt itself: each step may be done again."""
+
+        def finish(record: TopicRecord) -> None:
+            if not is_busy(record.topic_id):  # else its last object would stay behind
+                self._finish_deletion(record, delete_objects)
+
+        self._for_each_deleted(finish)
+
+    def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
+        """A topic that fails does not hold up the others; the first error is raised in the end."""
         with self._lock:  # a deletion under way closes its logs before their folders go
             deleted = self._registry.deleted()
         failures: list[Exception] = []
         for record in deleted:
             if self._closed:
                 break  # the next start goes on
-            if is_busy(record.topic_id):
-                continue  # its last object would stay behind
             try:
-                self._finish_deletion(record, delete_objects)
+                act(record)
             except (TierlogError, OSError) as error:
                 failures.append(error)
         if failures:
             raise failures[0]
 
-    def _finish_deletion(
-        self, record: TopicRecord, delete_objects: Callable[[TopicRecord], None]
-    ) -> None:
+    def _remove_files(self, record: TopicRecord) -> None:
         with self._lock:  # a new topic of the name may be half made
             aside = deleted_folders.set_aside(self._folder, record)
         deleted_folders.remove(aside)
+
+    def _finish_deletion(
+        self, record: TopicRecord, delete_objects: Callable[[TopicRecord], None]
+    ) -> None:
+        self._remove_files(record)
         delete_objects(record)
         self._registry.forget(record.topic_id)
         with self._lock:  # a new topic stands in the registry before it takes an epoch

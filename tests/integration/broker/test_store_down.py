@@ -64,6 +64,18 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     assert partition.offsets().local_log_start_offset > 0
 
 
+def test_the_files_of_a_deleted_topic_go_also_while_the_store_is_down(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    house.broker.delete_topic("t")
+    house.wait_for(lambda: not list((house.root / "data").glob("t-0*")))
+    assert house.broker.registry.deleted()
+    house.set_down(False)
+    house.wait_for(lambda: not house.broker.registry.deleted())
+
+
 def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house)
