@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import Connection, to_outcome, to_reply
+from tierlog.client.transport import WAITING, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -58,13 +58,22 @@ class AsyncClient:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        self._http = httpx.AsyncClient(**self._connection.options(), transport=transport)
+        options = self._connection.options()
+        self._http = httpx.AsyncClient(**options, transport=transport)
+        self._waiting = httpx.AsyncClient(**options, transport=transport, limits=WAITING)
+        self._reading_for: set[GroupPlace] = set()
+        self._committing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return self._connection.shown(self)
 
     async def aclose(self) -> None:
+        """As `Client.close`: who broke off an `async for` may not have been told of it yet."""
+        for place in list(self._reading_for):
+            with suppress(TierlogError):
+                await self._commit(place)
         await self._http.aclose()
+        await self._waiting.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -200,7 +209,7 @@ class AsyncClient:
         follow: bool = False,
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
-    ) -> AsyncIterator[ConsumedRecord]:
+    ) -> AsyncGenerator[ConsumedRecord, None]:
         place = None
         if group is not None:
             place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
@@ -230,6 +239,7 @@ class AsyncClient:
     async def _consume_for(
         self, place: GroupPlace, turns: Turns
     ) -> AsyncGenerator[ConsumedRecord, None]:
+        self._reading_for.add(place)
         try:
             while turn := turns.next_turn(time.monotonic()):
                 for record in turn.take(await self.run(turn.steps)):
@@ -243,12 +253,15 @@ class AsyncClient:
             with suppress(TierlogError):
                 await self._commit(place)
             raise
+        finally:
+            self._reading_for.discard(place)
         await self._commit(place)
 
     async def _commit(self, place: GroupPlace) -> None:
-        commit = place.commit()
-        if commit is not None and not self._http.is_closed:
-            await self.call(commit)
+        async with self._committing:  # who closes the client waits for one that is under way
+            commit = place.commit()
+            if commit is not None and not self._http.is_closed:
+                await self.call(commit)
 
     async def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
         try:
@@ -282,7 +295,7 @@ class AsyncClient:
 
     async def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
-    ) -> AsyncIterator[answers.Segment]:
+    ) -> AsyncGenerator[answers.Segment, None]:
         while True:
             page = await self.call(calls.segments_page(topic, partition, from_offset=from_offset))
             for segment in page.segments:
@@ -349,8 +362,9 @@ class AsyncClient:
                 outcome = await self._transmit(step)
 
     async def _transmit(self, request: Request) -> Reply | Outcome:
+        http = self._waiting if request.extra_wait_s else self._http
         try:
-            response = await self._http.request(
+            response = await http.request(
                 request.method,
                 request.path,
                 params=request.query or None,

@@ -1,13 +1,15 @@
 """`tierlog.Client`: the broker from plain Python, one call at a time.
 
 Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
-`cursor` what is read next. This file sends and waits. One client may be shared among threads.
+`cursor` what is read next. This file sends and waits. One client may be shared among threads, and a
+fork leaves each side with connections of its own.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +30,7 @@ from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import Connection, to_outcome, to_reply
+from tierlog.client.transport import WAITING, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -64,10 +66,23 @@ class Client:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        self._http = httpx.Client(**self._connection.options(), transport=transport)
+        self._transport = transport
+        self._connect()
+
+    def _connect(self) -> None:
+        self._process = os.getpid()
+        self._reading_for: set[GroupPlace] = set()
+        options = self._connection.options()
+        self._http = httpx.Client(**options, transport=self._transport)
+        self._waiting = httpx.Client(**options, transport=self._transport, limits=WAITING)
 
     def close(self) -> None:
+        """Commit what groups have read here, and give the connections back."""
+        for place in list(self._reading_for):
+            with suppress(TierlogError):
+                self._commit(place)
         self._http.close()
+        self._waiting.close()
 
     def __repr__(self) -> str:
         return self._connection.shown(self)
@@ -212,7 +227,7 @@ class Client:
         follow: bool = False,
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
-    ) -> Iterator[ConsumedRecord]:
+    ) -> Generator[ConsumedRecord, None, None]:
         """The records of the partitions (all, by default), each partition's in order.
 
         Who follows all of them also reads those that are added, within five minutes.
@@ -222,7 +237,8 @@ class Client:
         Without `follow` the partitions come one after the other.
 
         With `group` reading goes on where the group's commits are (`offset` is for partitions
-        without one), and is committed as it goes: see `group_calls`.
+        without one), and is committed as it goes, and where it is closed: see `group_calls`.
+        Two consumers of a group each read all that they ask for.
         """
         place = None
         if group is not None:
@@ -246,7 +262,10 @@ class Client:
         while turn := turns.next_turn(time.monotonic()):
             yield from turn.take(self.run(turn.steps))
 
-    def _consume_for(self, place: GroupPlace, turns: Turns) -> Iterator[ConsumedRecord]:
+    def _consume_for(
+        self, place: GroupPlace, turns: Turns
+    ) -> Generator[ConsumedRecord, None, None]:
+        self._reading_for.add(place)
         try:
             while turn := turns.next_turn(time.monotonic()):
                 for record in turn.take(self.run(turn.steps)):
@@ -260,11 +279,14 @@ class Client:
             with suppress(TierlogError):
                 self._commit(place)
             raise
+        finally:
+            self._reading_for.discard(place)
         self._commit(place)
 
     def _commit(self, place: GroupPlace) -> None:
-        commit = place.commit()
-        if commit is not None and not self._http.is_closed:
+        if self._http.is_closed or self._process != os.getpid():
+            return  # behind a fork it is the other side's place
+        if (commit := place.commit()) is not None:
             self.call(commit)
 
     def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
@@ -302,7 +324,7 @@ class Client:
 
     def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
-    ) -> Iterator[answers.Segment]:
+    ) -> Generator[answers.Segment, None, None]:
         """Oldest first, page by page."""
         while True:
             page = self.call(calls.segments_page(topic, partition, from_offset=from_offset))
@@ -374,8 +396,12 @@ class Client:
                 outcome = self._transmit(step)
 
     def _transmit(self, request: Request) -> Reply | Outcome:
+        if self._process != os.getpid() and not self._http.is_closed:
+            # On a connection that a fork shares, one side would read the other's answers.
+            self._connect()
+        http = self._waiting if request.extra_wait_s else self._http
         try:
-            response = self._http.request(
+            response = http.request(
                 request.method,
                 request.path,
                 params=request.query or None,

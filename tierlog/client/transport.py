@@ -24,6 +24,8 @@ from tierlog.client.wire import Reply, Request
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
+# For requests that wait in the broker: one of them keeps no connection from others.
+WAITING: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -50,7 +52,7 @@ class Connection:
             "base_url": url,
             "headers": {"authorization": f"Bearer {token}"} if token else {},
             "timeout": self.timeout_s,
-            "verify": _authority(ca_file) if ca_file else True,
+            "verify": _authority(ca_file) if ca_file else httpx.create_ssl_context(),
             # A proxy of the environment is for the world outside, not for this machine.
             "trust_env": not _is_loopback(url.host),
         }

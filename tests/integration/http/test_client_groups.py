@@ -1,6 +1,9 @@
 """`tierlog.Client` and `AsyncClient` reading for a group, against a real broker."""
 
 import asyncio
+import os
+import re
+import time
 from contextlib import aclosing
 from itertools import islice
 
@@ -93,6 +96,76 @@ def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
         reading.close()
         assert offsets_of(client, "off") == {0: 2}
         assert next(client.consume(topic, group="off")).value == b"c"
+
+
+def test_who_breaks_off_and_closes_the_client_is_committed(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcdef")
+    with client_of(api) as client:
+        reading = client.consume(topic, group="closed")
+        assert [record.value for record in islice(reading, 3)] == [b"a", b"b", b"c"]
+
+    async def break_off() -> None:
+        async with tierlog.AsyncClient(str(api.base_url)) as client:
+            async for record in client.consume(topic, group="async closed"):
+                if record.offset == 2:
+                    break  # the generator hears of it later, when the client is closed
+
+    asyncio.run(break_off())
+    with client_of(api) as client:
+        assert offsets_of(client, "closed") == offsets_of(client, "async closed") == {0: 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_behind_a_fork_each_side_reads_its_own_answers(api: Api) -> None:
+    topics = [api.topic(), api.topic()]
+    api.values(topics[0], *"ab")
+
+    def is_told_of(client: tierlog.Client, topic: str) -> bool:
+        return all(client.describe_topic(topic).name == topic for _ in range(50))
+
+    with client_of(api) as client:
+        reading = client.consume(topics[0], group="forked")
+        assert next(reading).value == b"a"
+        child = os.fork()
+        if not child:
+            try:
+                is_right = is_told_of(client, topics[1])
+                client.close()
+                os._exit(0 if is_right else 7)
+            finally:
+                os._exit(8)
+        assert is_told_of(client, topics[0])
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(tierlog.errors.UnknownGroup):
+            client.group("forked")  # what this side reads is not for the other to commit
+        assert [record.value for record in reading] == [b"b"]
+
+
+def test_who_waits_in_the_broker_keeps_no_connection_from_others(api: Api) -> None:
+    topic = api.topic()
+
+    async def wait_and_produce() -> list[int]:
+        async with tierlog.AsyncClient(str(api.base_url)) as client:
+            limits = tierlog.Limits(wait_ms=20_000)
+            polls = [
+                asyncio.create_task(client.fetch(topic, 0, offset="latest", limits=limits))
+                for _ in range(120)
+            ]
+            await asyncio.to_thread(until_waiting, api, 100)
+            async with asyncio.timeout(10):
+                await client.produce(topic, ["a"])
+                return [len((await poll).records) for poll in polls]
+
+    assert set(asyncio.run(wait_and_produce())) <= {0, 1}
+
+
+def until_waiting(api: Api, least: int) -> None:
+    waiting = r"^tierlog_http_waiting_requests (\d+)"
+    while not (
+        (found := re.search(waiting, api.get("/metrics").text, re.M)) and int(found[1]) >= least
+    ):
+        time.sleep(0.01)
 
 
 def test_a_group_whose_place_was_trimmed_begins_at_the_log_start(api: Api) -> None:
