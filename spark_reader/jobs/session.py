@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_reader.java import ensure_java
+from spark_reader.environment import prepare
 from spark_reader.jobs.package import build_zip
 from spark_reader.registration import register
 
@@ -63,9 +63,7 @@ def _new_session(name: str, master: str | None, config: Mapping[str, str]) -> Sp
     builder = SparkSession.builder.appName(name)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
-        ensure_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        prepare()
         builder = builder.config("spark.ui.showConsoleProgress", "false")
         builder = builder.config("spark.ui.enabled", "false")
     if master is not None or not submitted:

@@ -338,12 +338,13 @@ def _check_spark(
 def _summary(stage: Stage) -> None:
     print_table("what was shown", ("", ""), stage.facts)
     _say(f"\n  all in {time.monotonic() - stage.began:.0f} s. Go on by hand:\n")
-    _say("    tierlog dev")
-    _say(f"    tierlog topic create {TOPIC} --partitions {PARTITIONS}")
-    _say(f"    tierlog produce {TOPIC} FILE.csv")
-    _say(f"    tierlog consume {TOPIC} --format json --max-records 3")
-    _say(f"    tierlog storage segments {TOPIC}")
-    _say("    make demo KEEP=1        leaves this one running\n")
+    if shutil.which("tierlog") is None:
+        _say(f"    . {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
+    _say("    tierlog demo --keep        the same once more, and it stays")
+    _say("    tierlog dev                a broker of your own; in another terminal:")
+    _say("    tierlog topic create hello")
+    _say("    seq 1 1000 | tierlog produce hello")
+    _say("    tierlog consume hello\n")
 
 
 def _leave_running(stage: Stage) -> None:

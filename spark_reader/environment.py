@@ -1,0 +1,28 @@
+"""What Spark on this machine has to be told before its first session.
+
+Rules that keep it honest:
+
+* What is set already stays: a cluster's own Python, or a Java of the user's choice.
+* Spark starts its Python workers, and the process that finds sources, as `python3` of the PATH. In
+  an environment that was not activated (a notebook's, a service's) that is another Python, which
+  has no `tierlog`: the source is then not found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+from spark_reader.java import ensure_java
+
+
+def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let Spark find a Java and this very Python; call it before the first SparkSession.
+
+    For sessions on this machine. Raises ConfigurationError where there is no Java of version 17 or
+    newer.
+    """
+    ensure_java(environment)
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
