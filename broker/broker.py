@@ -25,7 +25,7 @@ from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
-from broker.disk_reserve import CHECK_S, DiskReserve
+from broker.disk_reserve import CHECK_S, DiskReserve, told_when_full
 from broker.fences import Fences
 from broker.groups import Groups
 from broker.holes import Holes
@@ -273,9 +273,7 @@ class Broker:
     # --- the log start ----------------------------------------------------------------------------
 
     def trim(self, topic: str, partition: int, before_offset: int) -> int:
-        """Move the log start (Kafka's DeleteRecords); the new one. Below the present one: no
-        change.
-        """
+        """Move the log start (Kafka's DeleteRecords), durably; the new one. It never moves back."""
         target = self.partition(topic, partition)
         target.check_leadership()
         now = target.offsets()
@@ -285,9 +283,11 @@ class Broker:
                 log_start_offset=now.log_start_offset,
                 high_watermark=now.high_watermark,
             )
-        if before_offset <= now.log_start_offset:
+        with told_when_full(self.folder.path):
+            if before_offset > now.log_start_offset:
+                return self.janitor.trim(target, before_offset)
+            self._checkpoints.save_log_starts()  # who moved it may have found no room for that
             return now.log_start_offset
-        return self.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------
 

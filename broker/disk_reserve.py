@@ -9,12 +9,14 @@ refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from hot_tier.disk import is_refusal
 from record_format.errors import DiskFull
 
 log = structlog.get_logger(__name__)
@@ -22,6 +24,17 @@ log = structlog.get_logger(__name__)
 CHECK_S: Final = 2.0
 
 Relief = Callable[[int], bool]
+
+
+@contextmanager
+def told_when_full(path: Path) -> Iterator[None]:
+    """What the disk has no room for, or the process no descriptor, is refused as DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        if is_refusal(error):
+            raise DiskFull(f"{path}: {error.strerror}", retry_after_s=CHECK_S) from error
+        raise
 
 
 def free_bytes(path: Path) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -22,6 +22,7 @@ from broker import deleted_folders
 from broker.adoption import adopt
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
+from broker.disk_reserve import told_when_full
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -112,8 +113,7 @@ class LiveTopics:
         check_topic_name(name)
         parsed = LogConfig.parse(config)
         _check_partition_count(partitions)
-        with self._lock:
-            self._check_open()
+        with self._changing():
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} exists")
             self._abandon(name)
@@ -152,8 +152,7 @@ class LiveTopics:
     def alter(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
     ) -> TopicDescription:
-        with self._lock:
-            self._check_open()
+        with self._changing():
             topic = self._find_ours(name)
             changed = topic.config.altered(config)
             _check_alteration(topic, changed)
@@ -163,17 +162,27 @@ class LiveTopics:
             if partitions is not None:
                 record = _grown(record, partitions)
             self._registry.put(record)
-            known = topic.numbers
-            new = [number for number in record.partition_numbers() if number not in known]
-            topic.add(self._open_partitions(record, new))
+            topic.add(self._added_partitions(topic, record))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.log.update_config(changed)
         return topic.describe()
 
+    def _added_partitions(
+        self, topic: Topic, record: TopicRecord
+    ) -> dict[int, Partition | Damaged]:
+        """All that the topic gains, or none: folders that no record knows of would be adopted."""
+        new = [number for number in record.partition_numbers() if number not in topic.numbers]
+        try:
+            return self._open_partitions(record, new)
+        except (TierlogError, OSError):
+            with suppress(OSError):  # the next start opens them, as the registry says
+                deleted_folders.remove_empty(self._folder, record, new)
+                self._registry.put(topic.record)
+            raise
+
     def delete(self, name: str) -> None:
-        with self._lock:
-            self._check_open()
+        with self._changing():
             topic = self._find_ours(name)
             self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
             del self._topics[name]
@@ -183,7 +192,10 @@ class LiveTopics:
                     partition.log.close()
                 except TierlogError as error:  # what it could not flush goes anyway
                     log.warning("log not closed", partition=str(partition), error=str(error))
-            deleted_folders.set_aside(self._folder, topic.record)
+            try:
+                deleted_folders.set_aside(self._folder, topic.record)
+            except OSError as error:  # it is gone all the same: `finish_deletions` tries again
+                log.warning("files stay for now", topic=name, error=str(error))
 
     def remove_files(self) -> None:
         """Of deleted topics, also where the bucket does not answer: it may be to make room."""
@@ -243,9 +255,13 @@ class LiveTopics:
         opened = self._opener.open_partitions((record, number) for number in wanted)
         return dict(zip(wanted, opened, strict=True))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ShuttingDown("the broker is shutting down")
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One change at a time. Raises ShuttingDown, and DiskFull where nothing was changed."""
+        with self._lock, told_when_full(self._folder.path):
+            if self._closed:
+                raise ShuttingDown("the broker is shutting down")
+            yield
 
 
 def _check_alteration(topic: Topic, changed: LogConfig) -> None:

@@ -118,6 +118,7 @@ _TOPIC_CALLS: Final = (
             "topic-exists",
             "request-too-large",
             "unsupported-media-type",
+            "disk-full",
         ),
     ),
     Call(
@@ -158,6 +159,7 @@ _TOPIC_CALLS: Final = (
             "invalid-partition-count",
             "request-too-large",
             "unsupported-media-type",
+            "disk-full",
         ),
     ),
     Call(
@@ -167,7 +169,7 @@ _TOPIC_CALLS: Final = (
         tag="topics",
         summary="Delete a topic, its files and its objects",
         status=204,
-        problems=(*NO_TOPIC, "leadership-lost"),
+        problems=(*NO_TOPIC, "leadership-lost", "disk-full"),
     ),
 )
 
@@ -360,6 +362,7 @@ _LOG_CALLS: Final = (
             "log-offline",
             "request-too-large",
             "unsupported-media-type",
+            "disk-full",
         ),
     ),
     Call(

@@ -1,3 +1,5 @@
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +11,7 @@ from broker import topic_deletion
 from broker.groups import NewOffset
 from cold_tier.object_store import Unfinished
 from cold_tier.upload_notes import LogContent, UploadNotes
+from hot_tier import durable_file
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
 from manifest.keys import PartitionKeys
@@ -97,6 +100,72 @@ def test_what_groups_committed_goes_also_where_a_log_cannot_be_closed(house, mon
     house.broker.create_topic("t")
     with pytest.raises(UnknownGroup):
         house.broker.groups.group("g")
+
+
+def test_a_topic_whose_folders_cannot_be_renamed_is_deleted_all_the_same(
+    house, monkeypatch
+) -> None:
+    house.broker.create_topic("t")
+    house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", no_room)
+        house.broker.delete_topic("t")
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    house.broker.create_topic("t")
+    with pytest.raises(UnknownGroup):
+        house.broker.groups.group("g")
+
+
+def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, monkeypatch) -> None:
+    house.broker.create_topic("t")
+    opened = PartitionLog.open
+
+    def full(folder, **options):
+        log = opened(folder, **options)
+        if folder.name == "t-2":
+            log.close()
+            raise DiskFull("no room", retry_after_s=1)
+        return log
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "open", full)
+        with pytest.raises(DiskFull):
+            house.broker.alter_topic("t", partitions=3)
+    assert sorted(path.name for path in (house.root / "data").glob("t-*")) == ["t-0"]
+    house.restart()
+    assert len(house.broker.topic("t").describe().partitions) == 1
+    assert len(house.broker.alter_topic("t", partitions=3).partitions) == 3
+    house.broker.delete_topic("t")
+    house.restart()
+    assert house.broker.list_topics() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda broker: broker.create_topic("new"),
+        lambda broker: broker.alter_topic("t", config={"retention.ms": 1}),
+        lambda broker: broker.delete_topic("t"),
+        lambda broker: broker.trim("t", 0, 2),
+    ],
+    ids=["create", "alter", "delete", "trim"],
+)
+def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
+    house, monkeypatch, change
+) -> None:
+    house.broker.create_topic("t")
+    house.produce("t", [b"1", b"2", b"3"])
+    with monkeypatch.context() as patched:
+        patched.setattr(durable_file.REAL_DISK, "write_at", no_room, raising=False)
+        for _ in range(2):  # the second call is no more durable than the first
+            with pytest.raises(DiskFull, match="No space left"):
+                change(house.broker)
+    assert [one.name for one in house.broker.list_topics()] == ["t"]
+    change(house.broker)
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
