@@ -86,7 +86,7 @@ class Janitor:
         partition.log.maybe_roll(self._clock())
         self._finish_deletion(partition)
         self._retain_local(partition)
-        partition.log.reap(self._clock())
+        self._reap(partition)
         idle_ms = self._settings.producer_id_expiration_ms
         partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
         # What may ask the store comes after what does not.
@@ -95,6 +95,13 @@ class Janitor:
         self._retain(partition)
         if partition.cold is not None:
             partition.cold.merge_pages()  # last: what fails from here on holds up no retention
+
+    def _reap(self, partition: Partition) -> None:
+        """One that cannot be unlinked keeps nothing else from being looked after."""
+        try:
+            partition.log.reap(self._clock())
+        except OSError as error:
+            log.warning("deleted files stay", partition=str(partition), error=str(error))
 
     def _finish_deletion(self, partition: Partition) -> None:
         """Of local files below the log start, which a crash, or a bucket that refused, left."""

@@ -377,7 +377,10 @@ class PartitionLog:
             return self._state.log_start_offset
 
     def reap(self, now_ms: int, *, at_once: bool = False) -> int:
-        """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments."""
+        """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments.
+
+        Raises OSError where some cannot go; they wait for the next call.
+        """
         return self._reaper.reap(now_ms, at_once=at_once)
 
     def start_at(self, offset: int) -> None:

@@ -87,7 +87,10 @@ class Reaper:
                 raise disk_error(self._state, error) from error
 
     def reap(self, now_ms: int, *, at_once: bool) -> int:
-        """Unlink what was deleted long enough ago; how many segments."""
+        """Unlink what was deleted long enough ago; how many segments.
+
+        Raises OSError, after all others went: what could not go waits for the next call.
+        """
         state = self._state
         with state.lock:
             if state.shut:
@@ -95,9 +98,17 @@ class Reaper:
             delay_ms = 0 if at_once else state.config.file_delete_delay_ms
             # A clock that was set back is no reason to keep them for as long as it was ahead.
             waiting = [one for one in self._deleted if 0 <= now_ms - one[0] < delay_ms]
-            due = [files for when, files in self._deleted if not 0 <= now_ms - when < delay_ms]
+            due = [one for one in self._deleted if not 0 <= now_ms - one[0] < delay_ms]
             self._deleted = waiting
-        for files in due:  # outside the lock: unlinking a gigabyte takes a while
-            for path in files:
-                state.disk.unlink(path)
+        failures: list[OSError] = []
+        for when, files in due:  # outside the lock: unlinking a gigabyte takes a while
+            try:
+                for path in files:
+                    state.disk.unlink(path)
+            except OSError as error:
+                failures.append(error)
+                with state.lock:
+                    self._deleted.append((when, files))
+        if failures:
+            raise failures[0]
         return len(due)

@@ -314,3 +314,19 @@ def test_a_time_that_is_looked_up_while_its_segment_goes_is_looked_up_again(
 
     monkeypatch.setattr(OpenFiles, "open", trimmed_meanwhile)
     assert house.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)
+
+
+def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> None:
+    house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
+    for _ in range(20):
+        house.produce("t", [b"x" * 100] * 10)
+    house.broker.offload("t", wait_ms=20_000)
+    partition = house.broker.partition("t", 0)
+
+    def refuse(_now_ms: int, **_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(partition.log, "reap", refuse)
+    house.broker.alter_topic("t", config={"retention.bytes": 8192})
+    house.broker.janitor.look_after(partition)
+    assert partition.offsets().log_start_offset > 0

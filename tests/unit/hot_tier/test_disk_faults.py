@@ -120,6 +120,25 @@ def test_a_roll_that_is_refused_leaves_no_file_open(open_log, append_values, dis
     ]
 
 
+def test_a_file_that_cannot_be_unlinked_keeps_no_other_and_goes_later(
+    open_log, append_values, tmp_path
+):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(4):
+        append_values(log, b"x" * 1000)
+    log.flush()
+    assert log.delete_local(3) == [0, 1, 2]
+    stays = tmp_path / "t-0" / f"{0:020d}.log.deleted"
+    stays.unlink()
+    stays.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        log.reap(0, at_once=True)
+    assert list((tmp_path / "t-0").glob("*.deleted")) == [stays]
+    stays.rmdir()
+    assert log.reap(0, at_once=True) == 1
+    assert log.reap(0, at_once=True) == 0
+
+
 def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values, disk, tmp_path):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     for _ in range(3):
