@@ -183,11 +183,7 @@ class ActiveSegment:
 
     def sync_if_there(self, path: Path) -> None:
         with suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self.disk.sync_bytes(fd)
-            finally:
-                os.close(fd)
+            self.disk.sync_file(path)
 
     def close(self) -> None:
         self.offsets.close()

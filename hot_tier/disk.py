@@ -14,7 +14,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
+
+from hot_tier.spare_descriptors import SpareDescriptors
 
 if sys.platform == "darwin":
     import fcntl
@@ -24,6 +26,9 @@ Buffer = bytes | bytearray | memoryview
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No room, or no descriptor: the call did nothing, and may succeed later.
 REFUSED_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+_spare: Final = SpareDescriptors()
 
 
 class Disk:
@@ -53,13 +58,15 @@ class Disk:
         else:
             os.fdatasync(fd)
 
+    def sync_file(self, path: Path) -> None:
+        """As `sync_bytes`, of a file that is not open. Raises FileNotFoundError."""
+        with _spare.opened(path, os.O_RDONLY) as fd:
+            self.sync_bytes(fd)
+
     def sync_folder(self, path: Path) -> None:
         """The names in the folder are on the medium when this returns."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _spare.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)

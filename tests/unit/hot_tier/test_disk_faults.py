@@ -1,6 +1,8 @@
 import errno
+import os
+import resource
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,34 @@ def test_a_roll_whose_names_or_indexes_cannot_be_synced_is_not_acknowledged(
     with pytest.raises(LogOfflineError):
         log.flush()
     assert log.high_watermark == 1
+
+
+def test_a_flush_finds_a_descriptor_where_clients_took_all(open_log, append_values, records_of):
+    log = open_log(config={"segment.bytes": 1024})
+    for _ in range(3):
+        append_values(log, b"v" * 600)  # rolls: files and the folder are to be opened and synced
+    for _ in range(2):
+        with no_descriptor_left():
+            log.flush()
+            assert not log.offline
+        append_values(log, b"v" * 600)
+    assert len(records_of(log)) == 4
+
+
+@contextmanager
+def no_descriptor_left():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
 
 
 def test_the_folder_is_synced_before_the_first_flush_of_a_new_segment_ends(
