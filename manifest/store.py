@@ -43,6 +43,7 @@ from manifest.state import (
 )
 from manifest.transitions import (
     Claim,
+    check_recorded,
     create,
     live_entries,
     merge_pages,
@@ -57,6 +58,7 @@ from manifest.versions import (
     steady_ms,
 )
 from record_format.errors import (
+    CorruptDataError,
     CorruptManifest,
     FencedError,
     ManifestConflict,
@@ -237,6 +239,7 @@ class ManifestStore:
                         after = record_gap(after, end_offset=gap_end)
                 else:
                     if not claim.take_over:
+                        check_recorded(before, claim.recorded)
                         self.check_not_older(claim.seen, before)
                     after = take_claim(before, claim)
                 before_commit(before)
@@ -252,29 +255,43 @@ class ManifestStore:
             assert seen is not None, "who saw nothing is not older"
             raise FencedError(
                 f"{where(in_force)}: this folder noted version {seen.version}, and more was "
-                f"committed since under the same epoch {seen.leader_epoch} than a crash explains: "
+                f"committed since under its epoch {in_force.leader_epoch} than a crash explains: "
                 "it is an older copy, and more may have been acknowledged than it knows of; "
                 "`tierlog serve --take-over` goes on with it above a gap"
             )
 
     def is_older(self, seen: Manifest | None, in_force: Manifest) -> bool:
-        """Whether whoever noted `seen` last lacks more than UNNOTED_MAX commits of the same epoch.
+        """Whether whoever noted `seen` last, and asked for the epoch in force, lacks more than
+        UNNOTED_MAX commits under that one.
 
         Asks the store only where the versions are further apart; one that arrived cut is none.
         """
-        if seen is None:
-            return False
-        if (seen.owner, seen.leader_epoch) != (in_force.owner, in_force.leader_epoch):
+        if seen is None or seen.leader_epoch > in_force.leader_epoch:
             return False
         if in_force.version - seen.version <= UNNOTED_MAX:
             return False
         unnoted = 1  # the one in force
-        for version in range(seen.version + 1, in_force.version):
-            data = self.versions.read(version)
-            unnoted += data is None or not is_cut(data)
+        for version in range(in_force.version - 1, seen.version, -1):
+            is_of_claim = self._is_of_claim(version, in_force)
+            if is_of_claim is False:
+                return False
+            unnoted += is_of_claim is True
             if unnoted > UNNOTED_MAX:
                 return True
         return False
+
+    def _is_of_claim(self, version: int, in_force: Manifest) -> bool | None:
+        """Whether it was committed under the epoch in force; what is not there any more, or cannot
+        be read, counts. None: it is void.
+        """
+        data = self.versions.read(version)
+        if data is not None and is_cut(data):
+            return None
+        try:
+            then = decode_manifest(data, keys=self.keys, version=version) if data else in_force
+        except CorruptDataError:
+            return True
+        return (then.owner, then.leader_epoch) == (in_force.owner, in_force.leader_epoch)
 
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.

@@ -87,6 +87,28 @@ def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts
     assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
 
 
+def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
+    """After the note that it asks for the epoch, and before that of the manifest that says so."""
+    copied.broker.close()
+    copied.broker = copied.open(down=True, store_start_timeout_ms=200)
+    put, older = copied.store.put, copied.root / "older"
+    shutil.rmtree(older)
+
+    def put_and_copy(key, body, **options):
+        if "/manifest/" in key and not older.exists():
+            shutil.copytree(copied.root / "data", older)
+        return put(key, body, **options)
+
+    monkeypatch.setattr(copied.store, "put", put_and_copy, raising=False)
+    copied.set_down(False)
+    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+    copied.broker._copying.stop(10)
+    go_on_and_die(copied, commits=2)
+    copied.broker = copied.open()
+    copied.wait_for(lambda: copied.broker.partition("t", 0).leadership_lost is not None)
+    assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
+
+
 def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(copied, tmp_path):
     copied.restart()
     copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)

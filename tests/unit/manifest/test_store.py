@@ -306,6 +306,20 @@ def test_a_folder_that_lacks_more_commits_than_a_crash_explains_is_older(
     assert not manifests.is_older(altered(noted, leader_epoch=7), state)
 
 
+@pytest.mark.parametrize(("commits", "older"), [(0, False), (1, False), (2, True), (4, True)])
+def test_a_folder_that_never_noted_its_claim_is_older_where_more_followed(
+    store: PlainStore, commits: int, older: bool
+) -> None:
+    """The claim is a commit too, and those under the epoch before do not count."""
+    manifests, noted = owned(store)
+    for number in range(2):
+        manifests.commit(noted, adding(100 * number))
+    state = manifests.claim(claim("owner-a", 1, recorded=[("owner-a", 0)]), log_start_offset=0)
+    for number in range(commits):
+        state = manifests.commit(state, adding(100 * (2 + number)))
+    assert manifests.is_older(noted, state) is older
+
+
 def test_versions_that_arrived_cut_make_no_folder_older(store: PlainStore) -> None:
     manifests, noted = owned(store)
     state = noted
