@@ -17,12 +17,12 @@ from typing import Final
 
 import structlog
 
-from broker.cold_log import ColdLog, read_copy
+from broker.bucket_notes import BucketNotes
+from broker.cold_log import ColdLog
 from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder, ProbeResult
 from broker.own_partition import OwnPartition
 from broker.pace import Pace
-from broker.sent_claims import read_sent, recorded_pairs, sent_path
 from broker.settings import BrokerSettings
 from broker.topic_deletion import TopicDeletion
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -84,7 +84,7 @@ class Bucket:
             requests_max=settings.cold_requests_max, memory_max_bytes=settings.cold_memory_max
         )
         self.reader = ColdReader(store, self.cache, limits=cold)
-        self._notes = UploadNotes(folder.uploads, kept_ms=settings.gc_grace_ms // 2, clock=clock)
+        self._uploads = UploadNotes(folder.uploads, kept_ms=settings.gc_grace_ms // 2, clock=clock)
         self._pace = Pace(settings.offload_bandwidth or None)
         self._uploader: SegmentUploader | None = None
         self.is_ours = False
@@ -147,7 +147,7 @@ class Bucket:
                 limits=limits,
                 read_back_whole=traits.read_back_whole,
                 pace=self._pace,
-                notes=self._notes,
+                notes=self._uploads,
             )
             self.is_ours, self.unavailable, self.refusal = True, None, None
 
@@ -227,13 +227,13 @@ class Bucket:
         return cold if uses_bucket(LogConfig.parse(record.config), cold.manifest) else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
+        manifests = self._manifests(record, partition)
         return ColdLog(
-            self._manifests(record, partition),
+            manifests,
             self.reader,
             self._upload,
+            notes=self._notes_of(manifests.keys),
             full_key=self.store.full_key,
-            copy_path=self._folder.manifest_copy(record.topic_id, partition),
-            write_note=self._folder.write_note,
             clock=self._clock,
             on_unavailable=self._note_unavailable,
             is_ours=lambda: self.is_ours,
@@ -242,6 +242,9 @@ class Bucket:
     def _manifests(self, record: TopicRecord, partition: int) -> ManifestStore:
         keys = PartitionKeys(record.name, record.topic_id, partition)
         return ManifestStore(self.store, keys, self._options, cache=self._pages)
+
+    def _notes_of(self, keys: PartitionKeys) -> BucketNotes:
+        return BucketNotes(self._folder.path, keys, write=self._folder.write_note)
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -302,10 +305,9 @@ class Bucket:
             deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
             deletion.run(record.as_object())
         for partition in range(record.partitions):
-            copy_path = self._folder.manifest_copy(record.topic_id, partition)
-            copy_path.unlink(missing_ok=True)
-            sent_path(copy_path).unlink(missing_ok=True)
-            self._notes.forget(PartitionKeys(record.name, record.topic_id, partition).segments)
+            keys = PartitionKeys(record.name, record.topic_id, partition)
+            self._notes_of(keys).forget()
+            self._uploads.forget(keys.segments)
 
     def _publish(self, record: TopicRecord) -> None:
         self._topics.write(record.as_object(), check=lambda: self._check_not_foreign(record))
@@ -320,13 +322,9 @@ class Bucket:
 
     def _own_partition(self, record: TopicRecord, number: int) -> OwnPartition:
         manifests = self._manifests(record, number)
-        copy_path = self._folder.manifest_copy(record.topic_id, number)
-        seen = read_copy(copy_path, manifests.keys)
+        notes = self._notes_of(manifests.keys)
         return OwnPartition(
-            manifests,
-            recorded=recorded_pairs(seen, read_sent(copy_path)),
-            seen=seen.version if seen else 0,
-            clock=self._clock,
+            manifests, recorded=notes.recorded, seen=notes.version, clock=self._clock
         )
 
     def break_off_uploads(self) -> None:

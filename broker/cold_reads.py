@@ -1,6 +1,5 @@
 """Reads of one partition's bucket, through the manifest in force.
 
-* The manifest in force is one immutable value, swapped whole; readers take it once.
 * Everything here may block on the store but the properties and what says that it does not.
 """
 
@@ -13,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from broker.bucket_notes import BucketNotes
 from cold_tier.cold_reader import ColdRead, ColdReader
 from cold_tier.index_bundle import parse_bundle
 from hot_tier.log_config import LogConfig
@@ -39,28 +39,34 @@ class ColdReads:
         self,
         manifests: ManifestStore,
         reader: ColdReader,
-        manifest: Manifest | None,
+        notes: BucketNotes,
         *,
         full_key: Callable[[str], str],
         on_unavailable: Callable[[StoreUnavailable], None],
         is_ours: Callable[[], bool],
     ) -> None:
-        self._manifests, self._reader, self.manifest = manifests, reader, manifest
+        self._manifests, self._reader, self.notes = manifests, reader, notes
         self._full_key, self._on_unavailable, self._is_ours = full_key, on_unavailable, is_ours
         self._oldest: tuple[PageRef | LoosePage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
-        keys = self._manifests.keys
-        return f"{keys.topic}-{keys.partition}"
+        return str(self._manifests.keys)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The one in force, as it was seen last: readers take it once."""
+        return self.notes.manifest
 
     @property
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
-        return self.manifest.end_offset if self.manifest else 0
+        manifest = self.notes.manifest
+        return manifest.end_offset if manifest else 0
 
     @property
     def size_bytes(self) -> int:
-        return live_size_bytes(self.manifest) if self.manifest else 0
+        manifest = self.notes.manifest
+        return live_size_bytes(manifest) if manifest else 0
 
     # --- records ----------------------------------------------------------------------------------
 
@@ -178,6 +184,13 @@ class ColdReads:
     def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
         """As `entries`, of any version of the manifest."""
         return self._manifests.iter_entries(manifest, from_offset=from_offset)
+
+    def load_newest(self) -> Manifest | None:
+        """The manifest in force, asked of the bucket; None where there is none. Not noted."""
+        return self._manifests.load(at_least=self.notes.version)
+
+    def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
+        return producers_at_end(self._manifests, manifest)
 
     def version(self, version: int | None) -> Manifest:
         """The manifest in force, or that version. Raises UnknownManifestVersion."""

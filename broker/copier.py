@@ -189,11 +189,12 @@ class Copier:
 
     def claim(self, partition: Partition) -> None:
         """Become the owner in the bucket, now. Raises FencedError, StoreUnavailable."""
-        assert partition.cold is not None, "there is nothing to claim without a bucket"
-        partition.cold.claim(
-            log_start_offset=partition.log.log_start_offset,
-            log_end_offset=partition.log.log_end_offset,
-        )
+        cold, log_start = partition.cold, partition.log.log_start_offset
+        assert cold is not None, "there is nothing to claim without a bucket"
+        if cold.ownership.claim(
+            log_start_offset=log_start, log_end_offset=partition.log.log_end_offset
+        ):
+            cold.follow_log_start(log_start)
 
     def _copy_next(self, partition: Partition, work: _Work) -> bool:
         """What comes before any upload, and the oldest segment; whether there may be another."""
@@ -233,9 +234,11 @@ class Copier:
 
 def _has_work(partition: Partition) -> bool:
     cold = partition.cold
-    if cold is None or cold.leadership_lost or partition.log.offline:
+    if cold is None or partition.leadership_lost or partition.log.offline:
         return False
-    return not cold.claimed or not partition.log.sealed.mirrored or bool(_pending(partition))
+    return (
+        not cold.ownership.claimed or not partition.log.sealed.mirrored or bool(_pending(partition))
+    )
 
 
 def _may_follow(partition: Partition, work: _Work) -> bool:

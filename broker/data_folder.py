@@ -13,7 +13,7 @@
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
-    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `sent_claims`
+    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_notes`
     <data>/tierlog/uploads/                     uploads that may go on after a crash
     <data>/tierlog/scratch/                     what nothing of outlives the process
     <data>/tierlog/cache/                       chunks of cold segments
@@ -198,9 +198,6 @@ class DataFolder:
 
     # --- the last manifest seen -------------------------------------------------------------------
 
-    def manifest_copy(self, topic_id: str, partition: int) -> Path:
-        return manifest_copy_path(self.path, topic_id, partition)
-
     def write_note(self, path: Path, content: bytes) -> None:
         """Beside the copy, or the copy. Raises ShuttingDown, OSError."""
         with self._writing():
@@ -246,10 +243,6 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
-
-
-def manifest_copy_path(data_dir: Path, topic_id: str, partition: int) -> Path:
-    return data_dir / "tierlog" / "manifests" / f"{topic_id}-{partition}.json"
 
 
 def read_epochs(data_dir: Path) -> dict[str, tuple[EpochStart, ...]]:

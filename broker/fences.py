@@ -63,7 +63,7 @@ def _was_asked(partition: Partition) -> bool:
         return True
     try:
         if not partition.leadership_lost:
-            partition.cold.check_fence(log_end_offset=partition.log.log_end_offset)
+            partition.cold.ownership.check_fence(log_end_offset=partition.log.log_end_offset)
     except FencedError:
         pass  # kept and reported by the partition
     except StoreUnavailable:

@@ -74,7 +74,7 @@ class Holes:
     def look(self, partition: Partition) -> None:
         """At the next segments that were not looked at yet."""
         cold = partition.cold
-        if partition.is_over or (cold is not None and not cold.claimed):
+        if partition.is_over or (cold is not None and not cold.ownership.claimed):
             return  # the gaps that the bucket knows may not be known here
         self._forget_mended(partition)
         start = self._looked.get(partition, 0)

@@ -351,7 +351,7 @@ class LogOpener:
             epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
             one.log.bump_epoch(start.epoch)
             if one.cold is not None:
-                one.cold.prepare_claim(
+                one.cold.ownership.prepare(
                     self._folder.owner, epochs[one.name], take_over=one.take_over is not None
                 )
         self._folder.write_epochs(epochs)

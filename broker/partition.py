@@ -104,7 +104,7 @@ class Partition:
     @property
     def leadership_lost(self) -> str | None:
         """Why this folder may not serve the partition any more, or None."""
-        return self.cold.leadership_lost if self.cold else None
+        return self.cold.ownership.leadership_lost if self.cold else None
 
     @property
     def is_over(self) -> bool:

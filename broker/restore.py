@@ -27,15 +27,15 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from broker.bucket_notes import BucketNotes
 from broker.cold_reads import producers_at_end, uses_bucket
-from broker.data_folder import folder_lock, manifest_copy_path, new_id, write_epochs
+from broker.data_folder import folder_lock, new_id, write_epochs
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_config import LogConfig
-from manifest.codec import encode_manifest
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
@@ -204,8 +204,7 @@ class _Restore:
     ) -> RestoredPartition:
         number = manifests.keys.partition
         if manifest is not None:
-            copy = manifest_copy_path(self._data_dir, topic.topic_id, number)
-            write_durably(copy, encode_manifest(manifest))
+            BucketNotes(self._data_dir, manifests.keys).note(manifest)
         tail = self._tail(topic, number, manifest, manifests)
         self._plan(topic, number, manifest, tail)
         log.info(

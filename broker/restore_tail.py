@@ -29,27 +29,25 @@ from typing import NamedTuple
 
 import msgspec
 
+from broker.bucket_notes import BucketNotes
 from broker.data_folder import (
     HIGH_WATERMARKS,
     RECOVERY_POINTS,
     folder_lock,
-    manifest_copy_path,
     read_checkpoint,
     read_epochs,
 )
-from broker.sent_claims import read_sent, recorded_pairs
 from broker.topic_registry import TopicRecord, TopicRegistry
 from hot_tier import parting
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
-from manifest.codec import decode_copy
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
+from record_format.errors import ConfigurationError, CorruptSnapshot
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,27 +117,18 @@ class OldFolder:
 
     def knows(self, keys: PartitionKeys, manifest: Manifest) -> bool:
         """Whether it asked for the epoch in force, or saw it in force and went on from there."""
-        in_force = (manifest.owner, manifest.leader_epoch)
-        sent = read_sent(manifest_copy_path(self.path, keys.topic_id, keys.partition))
-        return in_force in recorded_pairs(self.noted(keys), sent)
+        return (manifest.owner, manifest.leader_epoch) in self.notes(keys).recorded
 
     def is_newest_of(self, manifests: ManifestStore, manifest: Manifest | None) -> bool:
         """Whether nobody but it can have changed the partition since."""
         if manifest is None:
             return True
         keys = manifests.keys
-        is_older = manifests.is_older(self.noted(keys), manifest)
+        is_older = manifests.is_older(self.notes(keys).manifest, manifest)
         return self.knows(keys, manifest) and not is_older
 
-    def noted(self, keys: PartitionKeys) -> Manifest | None:
-        """The manifest that it last saw in force; None where only its own epochs speak for it."""
-        path = manifest_copy_path(self.path, keys.topic_id, keys.partition)
-        if not path.exists():
-            return None
-        try:
-            return decode_copy(path.read_bytes(), keys=keys, file=str(path))
-        except CorruptDataError:
-            return None
+    def notes(self, keys: PartitionKeys) -> BucketNotes:
+        return BucketNotes(self.path, keys)
 
     def recovery_point(self, keys: PartitionKeys) -> int:
         return self._recovery_points.get((keys.topic, keys.partition), 0)
@@ -182,7 +171,7 @@ def take_tail(
     missing = copied.recovery.cut_reason or _ends_too_soon(
         parting.end_offset(source), max(end_offset, old.reached(target.keys))
     )
-    if manifest is not None and manifests.is_older(old.noted(target.keys), manifest):
+    if manifest is not None and manifests.is_older(old.notes(target.keys).manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"

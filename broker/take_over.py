@@ -117,7 +117,7 @@ class TakeOver:
     ) -> None:
         self._cold, self._pending, self._own, self._reopen = cold, pending, own, reopen
         self._owner = owner
-        self._recorded = cold.recorded
+        self._recorded = cold.ownership.recorded
         self.manifest: Manifest | None = None
         self.is_foreign = False
         self.gap = 0
@@ -133,7 +133,7 @@ class TakeOver:
         older copy of.
         """
         is_known = (manifest.owner, manifest.leader_epoch) in self._recorded
-        return not is_known or self._cold.is_older_than(manifest)
+        return not is_known or self._cold.ownership.is_older_than(manifest)
 
     def look(self) -> None:
         """Load the manifest in force, and see whether it `is_foreign`. Raises ConfigurationError
@@ -214,7 +214,7 @@ class TakeOver:
         """
         tail = self._uploaded_tail(opened) if self.resume_at is not None else []
         try:
-            taken = self._cold.take_over(
+            taken = self._cold.ownership.take_over(
                 self.manifest,
                 log_start_offset=opened.log_start_offset,
                 tail=tail,

@@ -98,7 +98,7 @@ class Upkeep:
         if apply:
             self._copier.claim(partition)
         elif partition.cold is not None:
-            partition.cold.check_claim(log_end_offset=partition.log.log_end_offset)
+            partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
 
     def _mend_log(
         self, topic: Topic, damaged: Damaged, *, apply: bool, accept_loss: bool

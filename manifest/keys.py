@@ -27,6 +27,9 @@ class PartitionKeys(NamedTuple):
     topic_id: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
     @property
     def folder(self) -> str:
         return f"{topic_folder(self.topic, self.topic_id)}{self.partition}/"

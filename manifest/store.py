@@ -158,9 +158,7 @@ class ManifestStore:
         """Raises UnknownManifestVersion where it does not exist (any more)."""
         data = self.versions.read(version) if version > 0 else None
         if data is None:
-            raise UnknownManifestVersion(
-                f"{self.keys.topic}-{self.keys.partition} has no manifest version {version}"
-            )
+            raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
         return decode_manifest(data, keys=self.keys, version=version)
 
     def history(self, *, after: int = 0, limit: int = 1000) -> list[VersionStat]:

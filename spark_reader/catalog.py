@@ -232,7 +232,7 @@ class Catalog:
             if pin.name == wanted and pin.is_active(now_ms):
                 return pin.version
         keys = manifests.keys
-        raise InvalidOption(f"option pin: {keys.topic}-{keys.partition} has no pin {wanted!r}")
+        raise InvalidOption(f"option pin: {keys} has no pin {wanted!r}")
 
     def _manifests(self, topic: TopicFacts | PartitionFacts, partition: int) -> ManifestStore:
         name = topic.name if isinstance(topic, TopicFacts) else topic.topic

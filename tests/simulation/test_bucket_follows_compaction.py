@@ -53,8 +53,8 @@ class Simulation(House):
         return self.broker.partition("t", 0)
 
     def _watch(self):
-        cold = self.partition.cold
-        publish = cold._publish
+        notes = self.partition.cold.notes
+        publish = notes.note
 
         def published(manifest):
             publish(manifest)
@@ -62,7 +62,7 @@ class Simulation(House):
             self._look(manifest.end_offset)
             self.store._faults = faults
 
-        cold._publish = published
+        notes.note = published
 
     def _look(self, end_offset):
         shown = last_of(cold_records(self, "t")).items()

@@ -130,7 +130,7 @@ def test_a_store_that_is_down_does_not_hold_compaction_up(house):
     compacted(house, "t")
     assert last.items() <= last_of(house.records("t")).items()
     with pytest.raises(StoreUnavailable):
-        house.broker.partition("t", 0).cold.check_fence(log_end_offset=0)
+        house.broker.partition("t", 0).cold.ownership.check_fence(log_end_offset=0)
     house.set_down(False)
     offload(house, "t")
     assert cold_records(house, "t") == house.records("t")
@@ -472,13 +472,13 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     sealed(house, [(b"key", b"newer"), (b"other", b"p")])
     compacted(house, "t")
     sealed(house, [(b"another", b"a")])
-    publish = partition.cold._publish
+    publish = partition.cold.notes.note
 
     def published(manifest):
         publish(manifest)
         missing.append({b"key", b"other"} - last_of(cold_records(house, "t")).keys())
 
-    monkeypatch.setattr(partition.cold, "_publish", published)
+    monkeypatch.setattr(partition.cold.notes, "note", published)
     house.broker.copier.run_round()
     assert house.broker.copier.wait_until_done([partition], timeout_s=20)
     assert missing == [set()] * len(missing)

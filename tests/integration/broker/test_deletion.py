@@ -285,7 +285,7 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
         house.broker.create_topic(name)
     house.broker._copy_round()
     assert house.broker.copier.wait_until_idle(timeout_s=10)
-    assert all(partition.cold.claimed for partition in house.broker.partitions())
+    assert all(partition.cold.ownership.claimed for partition in house.broker.partitions())
     assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
 
 

@@ -118,7 +118,7 @@ def turned_off(house):
     """A topic that was to be offloaded, until somebody thought better of it."""
     config = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
     house.broker.create_topic("t", config=config)
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.claimed)
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     return lambda: house.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 

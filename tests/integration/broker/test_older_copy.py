@@ -70,7 +70,7 @@ def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts
     owner = copied.broker.folder.owner
     for _ in range(restarts):
         copied.restart()
-        copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+        copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
     assert copied.produce("t", [b"acknowledged"]).base_offset == 20
     copied.broker.close()
     put_back_in_place(copied)
@@ -111,7 +111,7 @@ def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
 
 def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(copied, tmp_path):
     copied.restart()
-    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
     copied.produce("t", [b"acknowledged"])
     copied.broker.close()
     put_back_in_place(copied)

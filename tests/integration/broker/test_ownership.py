@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from broker.cold_log import ColdLog
+from broker.bucket_notes import BucketNotes
 from broker.fences import Fences
+from broker.ownership import Ownership
 from manifest.transitions import record_gap
 from record_format.errors import (
     ConfigurationError,
@@ -36,7 +37,7 @@ def a_copy_of(house, tmp_path):
 
 def a_copy_claims(house, tmp_path):
     copy = House(a_copy_of(house, tmp_path))
-    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.claimed)
+    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.ownership.claimed)
     copy.broker.close()
 
 
@@ -103,7 +104,7 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
         raise OutcomeUnknownError("the process dies here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ColdLog, "_publish", dies)
+        patched.setattr(BucketNotes, "note", dies)
         house.broker = house.open()
         house.broker._copy_round()
         house.broker.copier.wait_until_idle(timeout_s=10)
@@ -113,7 +114,7 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
     house.broker = house.open()
     house.produce("t", [b"it goes on"])
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-    assert house.broker.partition("t", 0).cold.claimed
+    assert house.broker.partition("t", 0).cold.ownership.claimed
 
 
 def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path):
@@ -139,7 +140,7 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     house.broker.offload("t", wait_ms=20_000)
     monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
     if not disk_takes_the_note:
-        monkeypatch.setattr(ColdLog, "_publish", disk_is_full)
+        monkeypatch.setattr(BucketNotes, "note", disk_is_full)
     copy = House(copied)
     try:
         copy.broker._copy_round()
@@ -161,7 +162,7 @@ def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, mon
         released.wait(30)
         ended.set()
 
-    monkeypatch.setattr(ColdLog, "check_fence", hangs)
+    monkeypatch.setattr(Ownership, "check_fence", hangs)
     house.broker = house.open(store_start_timeout_ms=1000)
     try:
         assert not ended.is_set()
@@ -183,7 +184,7 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
 
     house.broker.create_topic("t", partitions=20)
     house.broker.close()
-    monkeypatch.setattr(ColdLog, "check_fence", fails)
+    monkeypatch.setattr(Ownership, "check_fence", fails)
     house.broker = house.open(fence_check_ms=3_600_000)
     assert len(set(asked)) == 20, "more than are asked side by side"
     house.broker.fences.look()
@@ -195,7 +196,7 @@ def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_close
     offloaded(house)
     cold = house.broker.partition("t", 0).cold
     house.broker.close()
-    noted = cold._copy_path.read_bytes()
+    noted = cold.notes._path.read_bytes()
     with pytest.raises(ShuttingDown):
         cold.commit(lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1))
-    assert cold._copy_path.read_bytes() == noted
+    assert cold.notes._path.read_bytes() == noted

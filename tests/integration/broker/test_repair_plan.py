@@ -110,7 +110,7 @@ def test_a_damaged_file_is_told_by_its_own_path(root):
 def test_a_partition_of_another_owner_is_refused_as_it_would_be(root, tmp_path):
     shutil.copytree(root / "data", tmp_path / "older")
     house = House(root)
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.claimed)
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     house.broker.close()
     shutil.rmtree(root / "data")
     shutil.copytree(tmp_path / "older", root / "data")
@@ -137,7 +137,7 @@ def test_a_running_broker_that_plans_claims_nothing(root):
     before = snapshot(root / "bucket")
     assert broker.repair("t", deep=True) == []
     assert broker.collect_garbage("t").keys() == {0}
-    assert not broker.partition("t", 0).cold.claimed
+    assert not broker.partition("t", 0).cold.ownership.claimed
     assert snapshot(root / "bucket") == before
     with pytest.raises(ConfigurationError, match="in use by another broker"):
         plan_repair(settings, store, "t", deep=False)

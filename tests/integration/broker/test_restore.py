@@ -451,7 +451,7 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tm
     lost.broker = lost.open()
     ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
     lost.broker.copier.run_round()
-    lost.wait_for(lambda: all(one.cold.claimed for one in lost.broker.partitions()))
+    lost.wait_for(lambda: all(one.cold.ownership.claimed for one in lost.broker.partitions()))
     lost.wait_for(lambda: not any(one.dirty for one in lost.broker.registry.live()))
     before = lost.records("t")
     lost.broker.close()

@@ -140,7 +140,7 @@ def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimm
     with pytest.raises(StoreUnavailable):
         partition.read(0, max_bytes=1)
     house.set_down(False)
-    house.wait_for(lambda: partition.cold.claimed)
+    house.wait_for(lambda: partition.cold.ownership.claimed)
     assert partition.read(0, max_bytes=1).tier == "cold"
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from broker import take_over
+from broker.bucket_notes import BucketNotes
 from broker.cold_log import ColdLog
 from broker.parting_plan import Parting
 from cold_tier.open import open_store
@@ -203,7 +204,7 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
         ("before", ManifestStore, "confirm"),
         ("before", take_over.parting, "start_empty"),
         ("after", take_over.parting, "start_empty"),
-        ("before", ColdLog, "_publish"),
+        ("before", BucketNotes, "note"),
         ("before", take_over.TakeOvers, "remove"),
     ],
 )
@@ -400,13 +401,13 @@ def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
     fill(house, 10, mark=b"after")
     offload(house)
     assert len(house.records("t")) == 170
-    assert house.broker.partition("t", 0).cold.claimed
+    assert house.broker.partition("t", 0).cold.ownership.claimed
 
 
 def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(house):
     """Everything is checked then, also what was flushed; the topic compacts no more."""
     house.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.claimed)
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     house.broker._copying.stop(10)
     for number in range(30):
         key = b"once %d" % number if number % 5 == 0 else b"again and again"

@@ -1,0 +1,111 @@
+"""What a data folder has noted of one partition's bucket.
+
+* `manifests/<id>-<p>.json`: the manifest that it saw in force last, fsynced before anything local
+  goes on the strength of it: so `earliest`, and the border between 410 and 503, are true from the
+  start, with the store down too.
+* `manifests/<id>-<p>.claims`: under which (owner, epoch) pairs it asked to be the owner, fsynced
+  before the claim is sent: one whose answer never came, or that a crash kept from being noted, is
+  known again when it is found in force.
+* An epoch that the folder took and asked for nothing under says nothing: the folder that it is an
+  older copy of takes the same numbers, under the same owner where the copy is of the whole disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from hot_tier.durable_file import write_durably
+from manifest.codec import decode_copy, encode_manifest
+from manifest.keys import PartitionKeys
+from manifest.state import Manifest
+from record_format import sealed_json, typed_json
+from record_format.errors import CorruptDataError
+
+log = structlog.get_logger(__name__)
+
+KIND = "sent-claims"
+
+Pairs = frozenset[tuple[str, int]]
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    claims: tuple[tuple[str, int], ...]
+
+
+class BucketNotes:
+    """`manifest` is one immutable value, swapped whole: readers take it once. Written by one at a
+    time.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        keys: PartitionKeys,
+        *,
+        write: Callable[[Path, bytes], None] = write_durably,
+    ) -> None:
+        self._write = write
+        self._path = data_dir / "tierlog" / "manifests" / f"{keys.topic_id}-{keys.partition}.json"
+        self._sent_path = self._path.with_suffix(".claims")
+        self.manifest = _read_copy(self._path, keys)
+        self._sent = _read_sent(self._sent_path)
+
+    @property
+    def version(self) -> int:
+        """Of the manifest; 0 where none is known."""
+        return self.manifest.version if self.manifest else 0
+
+    @property
+    def recorded(self) -> Pairs:
+        """The (owner, epoch) pairs in force under which the bucket is known to be this folder's:
+        those that it asked for itself, and the one that it saw in force last.
+        """
+        copy = self.manifest
+        return self._sent | {(copy.owner, copy.leader_epoch)} if copy else self._sent
+
+    def note(self, manifest: Manifest) -> None:
+        """It is in force: durably, then for readers."""
+        self._write(self._path, encode_manifest(manifest))
+        self.manifest = manifest
+
+    def note_sent(self, owner: str, epoch: int) -> None:
+        """From here on that claim may be in force, whatever becomes of its answer."""
+        if (owner, epoch) in self._sent:
+            return
+        noted = self.manifest.leader_epoch if self.manifest else -1
+        sent = frozenset({(owner, epoch), *(one for one in self._sent if one[1] >= noted)})
+        document = msgspec.json.encode(_Sent(tuple(sorted(sent))))
+        self._write(self._sent_path, sealed_json.seal(document, kind=KIND))
+        self._sent = sent
+
+    def forget(self) -> None:
+        """The topic was deleted."""
+        self._path.unlink(missing_ok=True)
+        self._sent_path.unlink(missing_ok=True)
+
+
+def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
+    """None where there is none to be read."""
+    if not path.exists():
+        return None
+    try:
+        return decode_copy(path.read_bytes(), keys=keys, file=str(path))
+    except CorruptDataError as error:
+        # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
+        log.warning("manifest copy unreadable", partition=str(keys), error=str(error))
+        return None
+
+
+def _read_sent(path: Path) -> Pairs:
+    if not path.exists():
+        return frozenset()
+    try:
+        document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
+        return frozenset(typed_json.decode(document, _Sent).claims)
+    except CorruptDataError as error:  # the manifest noted last still speaks for the folder
+        log.warning("noted claims unreadable", file=str(path), error=str(error))
+        return frozenset()
