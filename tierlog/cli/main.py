@@ -140,7 +140,21 @@ def main() -> NoReturn:
             "tierlog does not run on Windows: it needs POSIX files and sockets. "
             "WSL 2 runs it as Linux does"
         )
+    _stand_in_for_what_is_closed()
     sys.exit(run(sys.argv[1:]))
+
+
+def _stand_in_for_what_is_closed() -> None:
+    """Of the three standard files, as cron jobs and daemons may be started without: else the next
+    file that is opened, a log's perhaps, is what is printed to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
 
 
 def run(arguments: list[str]) -> int:
@@ -195,6 +209,11 @@ def _usage(error: Exception) -> int:
     if not message:  # a group without a command: its help was printed
         return 2
     message = message.replace("Value error, ", "").removesuffix(".")  # its library's own words
+    # A value out of its range is told by the limit alone.
+    if (
+        found := getattr(error.__cause__, "errors", None)
+    ) is not None and "Input should" in message:
+        message += f", not {found()[0]['input']!r}"
     _say(f"{message} (see {path} --help)")
     return 2
 

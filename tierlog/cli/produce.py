@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import IO, TYPE_CHECKING, Annotated, cast
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from tierlog.cli.gathering import Gathering, LiveInput
 from tierlog.cli.output import Output, note, print_json
-from tierlog.cli.record_sources import READERS, Format, chunks, format_of, lines, parquet_rows
+from tierlog.cli.record_sources import READERS, Format, format_of, lines, parquet_rows
 
 if TYPE_CHECKING:
     from tierlog.client import Client, NewRecord
@@ -62,16 +64,21 @@ def produce(
     if key_separator is not None and kind is not Format.LINES:
         raise typer.BadParameter("--key-separator is for lines")
     count = _Count(topic)
-    with count.told_if_it_ends_early(), _opened(file) as source:
+
+    def send(records: list[NewRecord]) -> None:
+        count.add(client.produce(topic, records, partition=partition, acks=wanted))
+
+    gathering = Gathering(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
+    with count.told_if_it_ends_early(), _opened(file, gathering) as source:
         if kind is Format.BATCHES:
             if partition is None:
                 raise typer.BadParameter("--format batches goes to one partition: --partition N")
             for body in _whole_batches(source):
                 count.add(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
-            records = _records(kind, source, file, key_separator)
-            for chunk in chunks(records, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES):
-                count.add(client.produce(topic, chunk, partition=partition, acks=wanted))
+            for record in _records(kind, source, file, key_separator):
+                gathering.add(record)
+            gathering.send()
     count.report(as_json=output.is_json)
 
 
@@ -88,12 +95,13 @@ def _records(
 
 
 @contextlib.contextmanager
-def _opened(file: Path | None) -> Iterator[IO[bytes]]:
+def _opened(file: Path | None, gathering: Gathering) -> Iterator[IO[bytes]]:
     if file is None or str(file) == "-":
-        yield sys.stdin.buffer
+        with io.FileIO(sys.stdin.fileno(), closefd=False) as source:
+            yield io.BufferedReader(LiveInput(source, gathering))
         return
-    if not sys.stderr.isatty():
-        with file.open("rb") as source:
+    if not sys.stderr.isatty() or not file.is_file():
+        with io.BufferedReader(LiveInput(io.FileIO(file), gathering)) as source:
             yield source
         return
     from rich.console import Console

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -105,22 +105,6 @@ def parquet_rows(file: Path) -> Iterator[NewRecord]:
             yield NewRecord(msgspec.json.encode(plain, enc_hook=str))
 
 
-def chunks(
-    records: Iterable[NewRecord], *, max_records: int, max_bytes: int
-) -> Iterator[list[NewRecord]]:
-    """In requests of at most so many records and about so many bytes, one record at least."""
-    chunk: list[NewRecord] = []
-    held = 0
-    for record in records:
-        chunk.append(record)
-        held += 64 + sum(len(part) for part in record[:2] if isinstance(part, (bytes, str)))
-        if len(chunk) >= max_records or held >= max_bytes:
-            yield chunk
-            chunk, held = [], 0
-    if chunk:
-        yield chunk
-
-
 def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := source.readline(MAX_LINE_BYTES):
@@ -157,19 +141,28 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _enveloped(line: bytes, number: int) -> NewRecord:
-    from tierlog.client.times import to_ms
-
     try:
-        found = typed_json.decode(line, _Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _record_of(typed_json.decode(line, _Envelope))
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest) as error:
         raise InvalidRequest(f"line {number}: {error}") from error
+
+
+def _record_of(found: _Envelope) -> NewRecord:
+    from tierlog.client.times import time_of_record
+
     return NewRecord(
-        found.value_base64 if found.value_base64 is not None else _text_or_source(found.value),
-        key=found.key_base64 if found.key_base64 is not None else _text_or_source(found.key),
-        timestamp=to_ms(found.timestamp),
+        _either("value", _text_or_source(found.value), found.value_base64),
+        key=_either("key", _text_or_source(found.key), found.key_base64),
+        timestamp=None if found.timestamp is None else time_of_record(found.timestamp),
         headers=_headers(found.headers),
         partition=found.partition,
     )
+
+
+def _either(name: str, plain: bytes | None, encoded: bytes | None) -> bytes | None:
+    if plain is not None and encoded is not None:
+        raise InvalidRequest(f"give {name} or {name}_base64, not both")
+    return plain if encoded is None else encoded
 
 
 def _text_or_source(raw: msgspec.Raw) -> bytes | None:
@@ -186,9 +179,12 @@ def _headers(
     if isinstance(found, dict):
         found = [_Header(name, value) for name, value in found.items()]
     return tuple(
-        (one.name, one.value.encode() if one.value is not None else one.value_base64)
-        for one in found
+        (one.name, _either("value", _encoded(one.value), one.value_base64)) for one in found
     )
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
 
 
 def _plain(value: Any) -> Any:

@@ -63,7 +63,9 @@ class Connection:
         return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
 
     def _url(self) -> httpx.URL:
-        return _server_url(self.server or self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
+        if self.server is not None:
+            return _server_url(self.server)
+        return _server_url(self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
 
     def _token(self) -> str:
         token, file = self.token, self.token_file

@@ -1,10 +1,17 @@
 """The command line as people and scripts use it, against a broker in its own process."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
+
+from tests.fakes.forked import Forked
+from tierlog.client import Client, Limits
 
 SMALL = ("--config", "segment.bytes=16384", "--config", "local.retention.bytes=16384")
 
@@ -235,6 +242,57 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "before that short: 1 records (partition 0: 0 to 0)" in done.stderr.decode()
     tierlog.ok("storage", "trim", "short", "-p", "0", "--before", "1")
     assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")
+
+
+def test_what_comes_in_slowly_is_not_held_until_it_is_much(tierlog):
+    tierlog.ok("topic", "create", "slow")
+    read, write = os.pipe()
+    with TemporaryFile() as out, open(write, "wb", buffering=0) as given:
+        program = Forked(
+            ["produce", "slow"], stdin=read, stdout=out, stderr=out, env=tierlog.environment
+        )
+        os.close(read)
+        given.write(b"one\nhalf a ")
+        with Client(tierlog.server) as client:
+            got = client.fetch("slow", 0, limits=Limits(wait_ms=30_000))
+        assert [record.value for record in got.records] == [b"one"]
+        given.write(b"line\n")
+        given.close()
+        assert program.wait(30) == 0
+    assert lines_of(tierlog.ok("consume", "slow")) == [b"one", b"half a line"]
+
+
+def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
+    tierlog.ok("topic", "create", "places")
+    large = b"a\n" * 1500 + b"x" * 1_500_000
+    done = tierlog.run("produce", "places", stdin=large)
+    assert b"tierlog: record 1501 makes a batch of 1500074 bytes; max." in done.stderr
+    envelope = ("produce", "places", "--format", "envelope")
+    for line, said in {
+        b'{"partition": 7}': "record 2.partition: topic 'places' has no partition 7",
+        b'{"value": "a", "value_base64": "YQ=="}': "line 3: give value or value_base64, not both",
+        b'{"key": "a", "key_base64": "YQ=="}': "line 3: give key or key_base64, not both",
+        b'{"headers": [{"name": "n", "value": "", "value_base64": ""}]}': "not both",
+        b'{"timestamp": "soon"}': "line 3: 'soon' is no time",
+        b'{"timestamp": -2}': "line 3: timestamp: a time lies between 0 and",
+    }.items():
+        assert said in tierlog.fails(1, *envelope, stdin=b"{}\n\n" + line), line
+
+
+def test_a_number_out_of_range_is_told_with_the_limit(tierlog):
+    for arguments in (
+        ("produce", "t", "--batch-records", "1000001"),
+        ("topic", "create", "t", "--partitions", "many"),
+    ):
+        said = tierlog.fails(2, *arguments)
+        assert arguments[-2] in said
+        assert arguments[-1] in said
+
+
+def test_it_runs_without_standard_files(tierlog):
+    command = f"{sys.executable} -m tierlog topic list <&- >&- 2>&-"
+    done = subprocess.run(["bash", "-c", command], env=tierlog.environment, check=False)
+    assert done.returncode == 0
 
 
 def test_bench_counts_what_it_produced_and_fetched_and_leaves_no_topic(tierlog):

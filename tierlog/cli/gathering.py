@@ -1,0 +1,82 @@
+"""Records on their way into requests, for `tierlog produce`.
+
+* A request goes out when it is full, or when its first record has waited `LINGER_S` and no more
+  input is there: what somebody types, or a log that is followed, is not held until it is much.
+* A refusal names records by their number in the whole input, from 1, not in a request.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import select
+import time
+from collections.abc import Callable
+from typing import Final
+
+from record_format.errors import TierlogError
+from tierlog.client.records import NewRecord
+
+LINGER_S: Final = 0.1
+_IN_A_REQUEST: Final = re.compile(r"records\[(\d+)\]")
+
+
+class Gathering:
+    """What waits to be sent by `send`."""
+
+    def __init__(
+        self, send: Callable[[list[NewRecord]], None], *, max_records: int, max_bytes: int
+    ) -> None:
+        self._send = send
+        self._max_records, self._max_bytes = max_records, max_bytes
+        self._held: list[NewRecord] = []
+        self._held_bytes = self._sent = 0
+        self._due_s = 0.0
+
+    def add(self, record: NewRecord) -> None:
+        if not self._held:
+            self._due_s = time.monotonic() + LINGER_S
+        self._held.append(record)
+        self._held_bytes += 64
+        self._held_bytes += sum(len(one) for one in record[:2] if isinstance(one, (bytes, str)))
+        if len(self._held) >= self._max_records or self._held_bytes >= self._max_bytes:
+            self.send()
+
+    def send(self) -> None:
+        """All that is held. Raises what the broker says."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if not held:
+            return
+        try:
+            self._send(held)
+        except TierlogError as error:
+            error.args = (_IN_A_REQUEST.sub(self._in_the_input, str(error)), *error.args[1:])
+            raise
+        self._sent += len(held)
+
+    def _in_the_input(self, found: re.Match[str]) -> str:
+        return f"record {self._sent + int(found[1]) + 1}"
+
+    def patience_s(self) -> float | None:
+        """How long what is held may wait for more; None where nothing is."""
+        return max(0.0, self._due_s - time.monotonic()) if self._held else None
+
+
+class LiveInput(io.RawIOBase):
+    """A file, a pipe or a terminal; what is gathered goes out before too long a wait for more."""
+
+    def __init__(self, source: io.FileIO, gathering: Gathering) -> None:
+        self._source, self._gathering = source, gathering
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        patience_s = self._gathering.patience_s()
+        if patience_s is not None and not select.select([self._source], [], [], patience_s)[0]:
+            self._gathering.send()
+        return self._source.readinto(buffer)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
