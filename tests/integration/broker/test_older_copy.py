@@ -101,7 +101,7 @@ def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
 
     monkeypatch.setattr(copied.store, "put", put_and_copy, raising=False)
     copied.set_down(False)
-    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.claimed)
+    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
     copied.broker._copying.stop(10)
     go_on_and_die(copied, commits=2)
     copied.broker = copied.open()
