@@ -11,12 +11,14 @@
 | there is no bucket, or nothing goes up any more  | told                                          |
 
 * A start believes the names of files: looking into each of ten thousand takes too long. It only
-  compares them with the newest entries of the manifest (`lost_before`). They are looked at in the
-  background, some a round, once each; and what goes up, before it does.
+  compares them with the entries that the manifest itself has, and counts them by its pages
+  (`lost_before`). They are looked at in the background, some a round, once each; and what goes up,
+  before it does.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -27,7 +29,7 @@ from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_gaps import Gap
 from manifest.invariants import uncovered
-from manifest.state import Manifest
+from manifest.state import LoosePage, Manifest, PageRef
 from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
@@ -131,7 +133,10 @@ def _goes_up(partition: Partition) -> bool:
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
     """Up to where the bucket is to be read, for a file is not here that begins where an entry of
-    the manifest does; None where all are. Costs no request, and no look at a file.
+    the manifest does; None where all are.
+
+    Costs no request, and a look at files only where there are fewer than a page has entries.
+    Raises OSError.
     """
     if manifest is None or opened.config.compacts or not opened.sealed.mirrored:
         return None
@@ -141,7 +146,24 @@ def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
         is_plain = entry.base_offset >= manifest.compacted_before
         if entry.base_offset in here and entry.base_offset not in bases and is_plain:
             return entry.next_offset
+    for page in reversed(manifest.pages):
+        is_plain = page.base_offset >= manifest.compacted_before
+        if page.base_offset in here and is_plain:
+            lost = _lost_before_end_of(opened, page)
+            if lost is not None:
+                return lost
     return None
+
+
+def _lost_before_end_of(opened: PartitionLog, page: PageRef | LoosePage) -> int | None:
+    sealed = opened.base_offsets[:-1]
+    first = bisect_left(sealed, page.base_offset)
+    end = bisect_left(sealed, page.next_offset)
+    if end - first >= page.entry_count:
+        return None
+    before = sealed[max(0, first - 1) : end]
+    gaps = (opened.sealed.gap_behind(base_offset) for base_offset in reversed(before))
+    return next((gap.base_offset for gap in gaps if gap is not None), None)
 
 
 def missing(gap: Gap) -> str:

@@ -241,12 +241,12 @@ class LogOpener:
         return _Opened(opened, cold, None)
 
     def _step_over_lost(self, opened: PartitionLog, cold: ColdLog | None) -> None:
-        before = lost_before(opened, cold.manifest if cold else None)
-        if before is None:
-            return
         try:
+            before = lost_before(opened, cold.manifest if cold else None)
+            if before is None:
+                return
             opened.delete_local(before)
-        except TierlogError as error:  # a full disk, say; the janitor looks too
+        except (TierlogError, OSError) as error:  # a full disk, say; the janitor looks too
             log.error("a local segment is missing", partition=str(opened), error=str(error))
             return
         log.error(

@@ -43,16 +43,31 @@ def offsets(house):
     return [one.offset for one in house.records("t")]
 
 
-@pytest.mark.parametrize("inline", [1, 256])
-def test_what_the_bucket_has_is_read_from_there(house, monkeypatch, inline):
-    """From the start on, where the entry stands in the manifest itself; else from a round on."""
-    for name in ("INLINE_MAX", "SMALL_PAGE"):
-        monkeypatch.setattr(f"manifest.paging.{name}", inline)
-    fill(house, 5)
+@pytest.mark.parametrize(
+    ("inline", "a_page", "local_start", "at_start"),
+    [
+        pytest.param(256, 128, 0, 20, id="the manifest itself has the entry"),
+        pytest.param(1, 2, 0, 20, id="a page of it has more than there are files"),
+        pytest.param(3, 4, 5, 5, id="the page begins before the first file: from a round on"),
+    ],
+)
+def test_what_the_bucket_has_is_read_from_there(
+    house, monkeypatch, inline, a_page, local_start, at_start
+):
+    monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
+    house.broker.create_topic("t", config=CONFIG)
+    house.broker._copying.stop(10)
+    house.produce("t", [b"x"] * 5)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    house.produce("t", [b"x"] * 5)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    produce(house, 4)
     offload(house)
+    house.broker.partition("t", 0).log.delete_local(local_start)
     lose(house, 10)
     partition = offload(house)
-    assert partition.log.first_local_offset == (20 if inline == 256 else 0)
+    assert partition.log.first_local_offset == at_start
     house.broker.janitor.run_round()
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
@@ -141,18 +156,18 @@ def test_where_nothing_goes_up_any_more_it_is_told(house):
 
 def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypatch):
     """It has what was there before."""
-    for name in ("INLINE_MAX", "SMALL_PAGE"):
-        monkeypatch.setattr(f"manifest.paging.{name}", 1)
+    monkeypatch.setattr("manifest.paging.INLINE_MAX", 3)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
     fill(house, 5)
-    offload(house)
-    lose(house, 10)
+    offload(house).log.delete_local(10)
+    lose(house, 20)
     partition = offload(house)
     partition.log._state.unmirrored = True
     house.broker.janitor.run_round()
-    assert partition.log.first_local_offset == 0
+    assert partition.log.first_local_offset == 10
     partition.log._state.unmirrored = False
     house.broker.janitor.run_round()
-    assert partition.log.first_local_offset == 20
+    assert partition.log.first_local_offset == 30
 
 
 def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, monkeypatch):
