@@ -23,6 +23,7 @@ from broker.bucket import Bucket
 from broker.checkpoints import Checkpoints
 from broker.compactor import Compactor
 from broker.copier import Copier, OffloadProgress
+from broker.cuts import Cuts
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import CHECK_S, DiskReserve, told_when_full
@@ -91,11 +92,13 @@ class Broker:
             holes=holes,
             save_log_starts=self._checkpoints.save_log_starts,
         )
+        self._cuts = Cuts(folder)
         self.groups = Groups(
             find_topic=self.topic,
             make_topic=self._topic_of_ours,
             clock=clock,
             commits_max=settings.group_commits_max,
+            cuts=self._cuts,
         )
         self.reserve = DiskReserve(
             folder.path,
@@ -136,6 +139,7 @@ class Broker:
             holes=holes,
             policy=self.janitor.policy,
             clock=clock,
+            before_cut=self._note_cut,
             on_cut=self._follow_cut,
         )
         self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
@@ -423,9 +427,13 @@ class Broker:
         self._checkpoints.forget(name)
         self.compactor.forget_topic(name)
 
-    def _follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
-        self.compactor.follow_cuts()
-        self.groups.set_back(topic, partition, end_offset=end_offset)
+    def _note_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
+        self.compactor.follow_cut(topic.name, partition, end_offset)
+        self._cuts.begin((topic.topic_id, partition))
+
+    def _follow_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
+        self._cuts.end((topic.topic_id, partition), end_offset)
+        self.groups.follow_cuts()
 
     def _cleaned_before(self, partition: Partition) -> int:
         return self.compactor.cleaned_before(partition)
@@ -457,6 +465,7 @@ class Broker:
         self._topics.open_all(take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
         self.compactor.follow_cuts()
+        self._cuts.look(self.partitions(), self.registry.ids())
         self.save_checkpoints()
         self._opener.forget_take_overs()
 

@@ -98,12 +98,18 @@ class Compactor:
         return max(self._checkpoints.get(place, 0), self._reached.get(place, 0))
 
     def follow_cuts(self) -> None:
+        """As `follow_cut`, at a start: what died in the midst of one."""
+        self._cut({_place(one): one.log.log_end_offset for one in self._partitions()})
+
+    def follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
         """Durably, before anything is appended: nothing above the end of a log that was cut is
         clean, though its offsets are given again. Else a tombstone there went without what it
         deletes. Raises OSError.
         """
+        self._cut({(topic, partition): end_offset})
+
+    def _cut(self, ends: Mapping[TopicPartition, int]) -> None:
         with self._lock:
-            ends = {_place(one): one.log.log_end_offset for one in self._partitions()}
             for marks in (self._checkpoints, self._reached):
                 marks.save({place: min(at, ends.get(place, at)) for place, at in marks.items()})
 

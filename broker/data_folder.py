@@ -11,6 +11,7 @@
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/compaction-reached           how far rounds of compaction may have come
     <data>/tierlog/take-over.json               partitions that are being taken over
+    <data>/tierlog/cuts.json                    logs that were cut, until groups have followed
     <data>/tierlog/store.json                   what the start-up probe found of the store
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_notes`

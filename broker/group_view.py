@@ -59,6 +59,12 @@ class GroupView:
         self.count += key[1:] not in offsets
         offsets[key.topic, key.partition] = Committed(commit, record_offset)
 
+    def set_back(self, key: CommitKey, commit: Commit) -> None:
+        """In place of the one that is there; its record is yet to come."""
+        offsets = self.groups[key.group]
+        place = (key.topic, key.partition)
+        offsets[place] = offsets[place]._replace(commit=commit)
+
     def remove(self, key: CommitKey) -> None:
         offsets = self.groups.get(key.group, {})
         if offsets.pop((key.topic, key.partition), None) is not None:

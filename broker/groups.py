@@ -7,6 +7,8 @@
   down, calls on groups are refused as retriable; nothing else waits for it.
 * A topic's offsets go with it. Tombstones that could not be written then are owed: they go with the
   next commit, or at the next start, which knows that the topic is gone.
+* Where a log was cut, groups that had read further go back to its end, as soon as there is a view;
+  what of that could not be written is owed too, and the cut stays noted until it was (`cuts`).
 
 Thread-safe. Every call may block: on the flush, or on the first rebuild.
 """
@@ -21,6 +23,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from broker.cuts import Cuts, Place
 from broker.group_view import Committed, GroupView, TopicPartition
 from broker.partition import Partition
 from broker.topics import Topic
@@ -28,6 +31,7 @@ from hot_tier.append import Acks, AppendResult
 from hot_tier.log_config import ConfigValue
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import (
+    NO_EPOCH,
     TOPIC,
     Commit,
     CommitKey,
@@ -104,14 +108,16 @@ class Groups:
         make_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
         clock: Callable[[], int],
         commits_max: int,
+        cuts: Cuts,
     ) -> None:
         self._find_topic, self._make_topic, self._clock = find_topic, make_topic, clock
-        self._commits_max = commits_max
+        self._commits_max, self._cuts = commits_max, cuts
         self._lock = threading.RLock()
         self._view: GroupView | None = None
         self._gone: set[str] = set()  # deleted before the view was there
         self._pending: deque[_Pending] = deque()
-        self._owed: set[CommitKey] = set()
+        self._owed: dict[CommitKey, Commit | None] = {}  # None: a tombstone
+        self._followed: set[tuple[Place, int]] = set()  # cuts that the view knows of
         self._rebuilding = threading.Lock()
 
     # --- the view ---------------------------------------------------------------------------------
@@ -129,10 +135,11 @@ class Groups:
             self._rebuilding.release()
 
     def run_round(self) -> None:
-        """In the background: the first rebuild, and tombstones that are owed."""
+        """In the background: the first rebuild, and what is owed."""
         self.rebuild()
         if self._owed:
             self._settle_debts()
+        self._forget_cuts()
 
     def _replay(self) -> GroupView:
         view = GroupView()
@@ -149,8 +156,9 @@ class Groups:
             gone = {key for key, commit in view.commits() if self._is_gone(key.topic, commit)}
             for key in gone:
                 view.remove(key)
-            self._view, self._owed = view, gone
+            self._view, self._owed = view, dict.fromkeys(gone)
             self._gone.clear()
+            self._take_back(view)
 
     def _is_gone(self, name: str, commit: Commit) -> bool:
         """Whether the commit is on a topic that is there no more, be it one of the same name."""
@@ -228,7 +236,7 @@ class Groups:
             self._finish_all()
             view = self._view
             if name == TOPIC:
-                self._view, self._owed = self._replay(), set()
+                self._view, self._owed = self._replay(), {}
                 return
             present = self._topic_or_none(name)
             since = parse_topic_id(present.record.topic_id) if present is not None else None
@@ -239,31 +247,37 @@ class Groups:
             }
             for key in gone:
                 view.remove(key)
-            self._owed |= gone
+            self._owed.update(dict.fromkeys(gone))
             started = self._start_debts()
         self._finish_debts(started)
 
-    def set_back(self, topic: str, partition: int, *, end_offset: int) -> None:
-        """The log was cut there: groups that had read further would step over what comes in place
-        of what is lost. Where that cannot be written it is told, no more.
+    def follow_cuts(self) -> None:
+        """Groups that had read further than a log reaches that was cut would step over what comes
+        in place of what is lost. Where that cannot be looked up, or written, it is done later.
         """
         try:
             self.rebuild()
-            for group in self._beyond((topic, partition), end_offset):
-                self.commit(group, [NewOffset(topic, partition, end_offset)])
-                log.warning("group set back", group=group, topic=topic, offset=end_offset)
-        except TierlogError as error:
-            log.error("groups not set back", topic=topic, partition=partition, error=str(error))
+            with self._lock:
+                self._finish_all()
+                if self._view is not None:
+                    self._take_back(self._view)
+            self._settle_debts()
+            self._forget_cuts()
+        except (TierlogError, OSError) as error:
+            log.error("groups not set back yet", error=str(error))
 
-    def _beyond(self, place: TopicPartition, end_offset: int) -> list[str]:
-        with self._lock:
-            self._finish_all()
-            commits = list(self._view.commits()) if self._view else []
-        return [
-            key.group
-            for key, commit in commits
-            if (key.topic, key.partition) == place and commit.offset > end_offset
-        ]
+    def _take_back(self, view: GroupView) -> None:
+        """In the view, of the cuts that it does not know of yet; the records are owed."""
+        ends = {cut for cut in self._cuts.ends.items() if cut not in self._followed}
+        self._followed |= ends
+        for key, commit in list(view.commits()) if ends else ():
+            topic = self._topic_or_none(key.topic)
+            place = (topic.record.topic_id if topic else "", key.partition)
+            for end in (end for cut, end in ends if cut == place and end < commit.offset):
+                back = commit._replace(offset=end, leader_epoch=NO_EPOCH)
+                view.set_back(key, back)
+                self._owed[key] = back
+                log.warning("group set back", group=key.group, topic=key.topic, offset=end)
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -300,18 +314,26 @@ class Groups:
         assert self._view is not None, "nothing is appended before the view is there"
         record_offset = pending.future.result().base_offset
         for key, commit in pending.rows:
-            self._owed.discard(key)
+            self._owed.pop(key, None)
             if commit is None:
                 self._view.remove(key)
             else:
                 self._view.put(key, commit, record_offset=record_offset)
 
-    # --- tombstones that are owed -----------------------------------------------------------------
+    # --- what is owed -----------------------------------------------------------------------------
 
     def _settle_debts(self) -> None:
         with self._lock:
             started = self._start_debts()
         self._finish_debts(started)
+
+    def _forget_cuts(self) -> None:
+        """Those that groups have followed durably. Raises ShuttingDown, OSError."""
+        with self._lock:
+            owes_offsets = any(commit is not None for commit in self._owed.values())
+            if self._followed and not owes_offsets:
+                self._cuts.forget(self._followed)
+                self._followed.clear()
 
     def _start_debts(self) -> list[_Pending]:
         """Under the lock. A commit that came since has settled its key's debt."""
@@ -320,13 +342,14 @@ class Groups:
         by_home: dict[Partition, list[_Row]] = {}
         for key in sorted(self._owed) if topic is not None else ():
             assert topic is not None, "without the topic there are no keys"
-            by_home.setdefault(self._home_of(key.group, topic), []).append(_Row(key, None))
+            row = _Row(key, self._owed[key])
+            by_home.setdefault(self._home_of(key.group, topic), []).append(row)
         started = []
         for home, rows in by_home.items():
             try:
                 started.append(self._append(home, rows))
             except TierlogError as error:
-                log.warning("tombstones owed", partition=str(home), error=str(error))
+                log.warning("offsets owed", partition=str(home), error=str(error))
         return started
 
     def _finish_debts(self, started: Sequence[_Pending]) -> None:
@@ -334,7 +357,7 @@ class Groups:
             try:
                 self._settle(pending)
             except TierlogError as error:
-                log.warning("tombstones owed", error=str(error))
+                log.warning("offsets owed", error=str(error))
 
     # --- topics -----------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ REMEDIES: Final = {
         "bucket and of what only this one has"
     ),
     "epochs.json": "`rm` the file, and start with `--take-over` where a partition asks for it",
+    "cuts.json": "`rm` the file; groups may have read further than a log that was repaired reaches",
     "take-over.json": "`rm` the file, and start with `--take-over` again",
     "store.json": "`rm` the file: the store is looked at again",
 }

@@ -34,7 +34,9 @@ from record_format.findings import VerifyReport
 
 
 class Upkeep:
-    """Thread-safe. `on_cut`: topic, partition, and from where on its offsets are given again."""
+    """Thread-safe. `before_cut`: topic, partition, and from where on it may be cut. `on_cut`: the
+    same, and where it ends now, from where on offsets are given again.
+    """
 
     def __init__(
         self,
@@ -47,11 +49,13 @@ class Upkeep:
         holes: Holes,
         policy: GarbagePolicy,
         clock: Callable[[], int],
-        on_cut: Callable[[str, int, int], None],
+        before_cut: Callable[[TopicRecord, int, int], None],
+        on_cut: Callable[[TopicRecord, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
         self._opener, self._copier, self._holes = opener, copier, holes
-        self._policy, self._clock, self._on_cut = policy, clock, on_cut
+        self._policy, self._clock = policy, clock
+        self._before_cut, self._on_cut = before_cut, on_cut
         self._verifying = threading.Lock()
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
@@ -107,14 +111,17 @@ class Upkeep:
         mending = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
         if not apply or not mending.may_be_done(accept_loss=accept_loss):
             return mending.step
-        opened = self._opener.reopen(topic.record, damaged, end_offset=mending.prepare())
+        end_offset, is_cut = mending.prepare(), mending.step.action is Action.CUT
+        if is_cut:
+            self._before_cut(topic.record, damaged.number, end_offset)
+        opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
         if isinstance(opened, Damaged):
             topic.add({damaged.number: opened})
             return mending.step
         end_offset = opened.log.log_end_offset  # before anything is appended there
         topic.add({damaged.number: opened})
-        if mending.step.action is Action.CUT:  # at once: what comes next may fail
-            self._on_cut(topic.record.name, damaged.number, end_offset)
+        if is_cut:  # at once: what comes next may fail
+            self._on_cut(topic.record, damaged.number, end_offset)
         return msgspec.structs.replace(mending.step, done=True)
 
     def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:

@@ -3,7 +3,10 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from broker.groups import GroupOffset, NewOffset
+from broker.cuts import Cuts
+from broker.group_view import GroupView
+from broker.groups import GroupOffset, Groups, NewOffset
+from broker.partition import Partition
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
@@ -200,6 +203,43 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
     for _ in range(2):
         assert offsets_of(house, "g") == {("t", 0): 30, ("t", 1): 50}
         assert offsets_of(house, "h") == {("t", 0): 7}
+        house.restart()
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [(GroupView, "replay"), (Partition, "append"), (Cuts, "end"), (Groups, "follow_cuts")],
+)
+def test_groups_that_could_not_be_set_back_are_as_soon_as_that_goes(
+    house, topic, monkeypatch, failing
+):
+    """Or at the next start, where the process died before it knew of them."""
+    house.broker.alter_topic("t", config={"segment.bytes": 1024})
+    for _ in range(4):
+        house.produce("t", [b"lost" * 15] * 10)
+    house.broker.groups.commit("g", [NewOffset("t", 0, 35, "kept")])
+    house.broker.close()
+    max((house.root / "data" / "t-0").glob("*.log")).unlink()
+
+    def fails(*_, **__):
+        raise StoreUnavailable("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*failing, fails)
+        house.broker = house.open()
+        with suppress(StoreUnavailable):
+            house.broker.repair("t", apply=True, accept_loss=True)
+        if failing[1] in ("end", "follow_cuts"):
+            house.broker.close()
+    if failing[1] in ("end", "follow_cuts"):
+        house.broker = house.open()
+    house.produce("t", [b"new"] * 10)
+    house.broker.groups.run_round()
+    assert offsets_of(house, "g") == {("t", 0): 30}
+    assert house.broker.groups.group("g")[0].metadata == "kept"
+    commit(house, "g", t0=40)
+    for _ in range(2):
+        assert offsets_of(house, "g") == {("t", 0): 40}
         house.restart()
 
 

@@ -102,7 +102,7 @@ def append_keyed(house, value: bytes) -> None:
 
 def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
     data = shelf(house)
-    for name in sorted(REMEDIES.keys() - {"take-over.json"}):
+    for name in sorted(REMEDIES.keys() - {"take-over.json", "cuts.json"}):
         path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
         good = path.read_bytes()
         # Garbage in the epochs of a log is made anew; one of an unknown version is not.

@@ -1,0 +1,89 @@
+"""Logs that a repair cut shorter, until the groups that had read further are set back.
+
+`<data>/tierlog/cuts.json` has them by topic id and partition: where the log ended then, or null
+before that was known.
+
+* A cut is noted before its first byte, and forgotten once the groups' new offsets are flushed: who
+  dies in between, or cannot read or write those of groups, does it later.
+* What a start finds without an end is looked at before anything is appended.
+
+Thread-safe; each change is durable when the call returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import msgspec
+
+from broker.data_folder import DataFolder
+from broker.partition import Partition
+from record_format import sealed_json, typed_json
+
+KIND: Final = "cuts"
+
+Place = tuple[str, int]  # topic id, partition
+
+
+class Cuts:
+    def __init__(self, folder: DataFolder) -> None:
+        self._folder, self._path = folder, folder.path / "tierlog" / "cuts.json"
+        self._lock = threading.Lock()
+        self._noted: dict[str, int | None] = {}
+        if self._path.exists():
+            document = sealed_json.unseal(self._path.read_bytes(), kind=KIND, file=str(self._path))
+            self._noted = typed_json.decode(document, dict[str, int | None])
+
+    @property
+    def ends(self) -> dict[Place, int]:
+        """Where each log ended that groups have yet to follow."""
+        return {_place(name): end for name, end in self._noted.items() if end is not None}
+
+    def begin(self, place: Place) -> None:
+        """Before anything is cut. Raises ShuttingDown, OSError."""
+        self._note(place, None)
+
+    def end(self, place: Place, end_offset: int) -> None:
+        """From where on offsets are given again. Raises ShuttingDown, OSError."""
+        self._note(place, end_offset)
+
+    def look(self, partitions: Iterable[Partition], topic_ids: Collection[str]) -> None:
+        """At a start: see where those end that died under way, and forget topics that went."""
+        if not self._noted:
+            return
+        ends = {_name((one.log.topic_id, one.number)): one.log.log_end_offset for one in partitions}
+        with self._lock:
+            self._save(
+                {
+                    name: ends.get(name) if end is None else end
+                    for name, end in self._noted.items()
+                    if _place(name)[0] in topic_ids
+                }
+            )
+
+    def forget(self, done: Iterable[tuple[Place, int]]) -> None:
+        """Groups have followed these ends. Raises ShuttingDown, OSError."""
+        gone = {(_name(place), end) for place, end in done}
+        with self._lock:
+            self._save({name: end for name, end in self._noted.items() if (name, end) not in gone})
+
+    def _note(self, place: Place, end_offset: int | None) -> None:
+        with self._lock:
+            self._save({**self._noted, _name(place): end_offset})
+
+    def _save(self, noted: dict[str, int | None]) -> None:
+        if noted != self._noted:
+            sealed = sealed_json.seal(msgspec.json.encode(noted), kind=KIND)
+            self._folder.write_note(self._path, sealed)
+            self._noted = noted
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def _place(name: str) -> Place:
+    topic_id, _, number = name.rpartition("-")
+    return topic_id, int(number)
