@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from spark_reader.option_values import InvalidOption
 
-TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
 }
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema given with `spark.read.schema`: any of ours, as they are."""
+    """The columns of a schema given with `spark.read.schema`: any of ours, once, as they are."""
+    names: tuple[str, ...] = tuple(schema.fieldNames())
     for field in schema.fields:
-        expected = TYPES.get(field.name)
-        if expected is None or field.dataType.simpleString() != expected:
-            allowed = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
+        kind = field.dataType
+        if TYPES.get(field.name) != kind:
+            allowed = ", ".join(f"{name} {one.simpleString()}" for name, one in TYPES.items())
             raise InvalidOption(
-                f"the schema's column {field.name} {field.dataType.simpleString()} is none of "
-                f"this source's: {allowed}"
+                f"the schema's column {field.name} {kind.simpleString()} is none of this "
+                f"source's, each of which may be null: {allowed}"
             )
-    return tuple(schema.fieldNames())
+        if not field.nullable:
+            raise InvalidOption(
+                f"the schema's column {field.name} is NOT NULL; each of this source's may be null"
+            )
+        if names.count(field.name) > 1:
+            raise InvalidOption(f"the schema has the column {field.name} more than once")
+    return names

@@ -22,9 +22,10 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from spark_reader.s3a import S3ASettings
 
+# `timestamp` alone means what `spark.sql.timestampType` says; here it is a moment, as in Kafka's.
 SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "timestampType int"
+    "key binary, value binary, topic string, partition int, offset bigint, "
+    "timestamp timestamp_ltz, timestampType int"
 )
 HEADERS = ", headers array<struct<key: string, value: binary>>"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HOUR_MS: Final = 3_600_000
 
-_COLUMNS: Final = "key binary, value binary, partition int, timestamp timestamp"
+_COLUMNS: Final = "key binary, value binary, partition int, timestamp timestamp_ltz"
 _SIZE_ACCURACY: Final = 100
 
 

@@ -5,6 +5,8 @@ import io
 
 import pytest
 
+from spark_reader.jobs.stats import stats
+
 pytestmark = [
     pytest.mark.spark,
     # PySpark's own, about the pandas it would like to have.
@@ -45,8 +47,24 @@ def test_columns_are_pruned_by_a_schema_and_counted_by_offsets(spark, tiers):
     assert values.selectExpr("sum(length(value))").first()[0] == 3 * 1600 * 100
     counted = read(spark, tiers, schema="offset bigint").selectExpr("count(*)", "max(offset)")
     assert tuple(counted.first()) == (4800, 1599)
-    with pytest.raises(Exception, match="column value string is none of this source's"):
-        read(spark, tiers, schema="value string").count()
+    for wrong, told in (
+        ("value string", "column value string is none of this source's"),
+        ("value binary not null", "column value is NOT NULL"),
+    ):
+        with pytest.raises(Exception, match=told):
+            read(spark, tiers, schema=wrong).count()
+
+
+def test_a_timestamp_is_a_moment_whatever_the_word_means_in_the_session(spark, tiers):
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        last = read(spark, tiers).selectExpr("max(unix_millis(timestamp))").first()[0]
+        hours = stats(spark, {"store": tiers.store_url, "tier": "cold", "subscribe": "flights"})
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    flights = [one for (topic, _), of in tiers.written.items() if topic == "flights" for one in of]
+    assert last == max(one.timestamp for one in flights)
+    assert sum(one.records for one in hours) == sum(tiers.cold_end("flights", p) for p in range(3))
 
 
 def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):

@@ -1,0 +1,38 @@
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from spark_reader.columns import TYPES, columns_of
+from spark_reader.option_values import InvalidOption
+
+HEADER = StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
+VALUE = StructField("value", BinaryType())
+
+
+def test_a_schema_takes_any_of_the_columns_in_any_order():
+    backwards = [StructField(name, kind) for name, kind in reversed(TYPES.items())]
+    assert columns_of(StructType(backwards)) == tuple(reversed(TYPES))
+    assert columns_of(StructType([])) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ([StructField("value", StringType())], "column value string is none of this source's"),
+        ([StructField("VALUE", BinaryType())], "column VALUE binary is none of this source's"),
+        ([StructField("timestamp", TimestampNTZType())], "timestamp timestamp_ntz is none of"),
+        ([StructField("headers", ArrayType(HEADER))], "headers .* each of which may be null"),
+        ([VALUE, StructField("offset", LongType(), False)], "column offset is NOT NULL"),
+        ([VALUE, VALUE], "has the column value more than once"),
+    ],
+)
+def test_what_spark_would_fail_on_while_it_reads_is_refused_by_name_before(fields, told):
+    with pytest.raises(InvalidOption, match=told):
+        columns_of(StructType(fields))
