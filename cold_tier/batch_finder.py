@@ -129,6 +129,11 @@ class BatchFinder:
             self._maps.move_to_end(chunk.key)
         return ChunkWalk(chunk, file, known, steps)
 
+    def forget(self, chunk: ChunkRef) -> None:
+        """What was met in a chunk whose bytes proved bad."""
+        with self._lock:
+            self._maps.pop(chunk.key, None)
+
 
 class ChunkWalk:
     """Raises CorruptObject, and BlockingIOError where `steps` gave up."""

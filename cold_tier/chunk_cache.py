@@ -8,7 +8,8 @@
 * Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay
   within the limit; where readers hold too much of it, a fill waits, and in the end is Throttled.
 * A file that an earlier process left is no more than a guess: its size and CRC are checked again
-  before the first byte of it is served.
+  before the first byte of it is served. So is one of which a reader says that its bytes are bad
+  (`OpenFile.doubt`): disks rot. What the disk cannot read is a miss.
 * No file is opened, checked or unlinked under the lock.
 * What somebody else deletes is a miss, be it the whole folder.
 * The descriptors of the chunks that were read last stay open: to open a file and close it again
@@ -42,6 +43,7 @@ FILLING: Final = ".filling"
 RENAME_ATTEMPTS: Final = 20
 CHECK_BYTES: Final = 1 << 20
 KEPT_OPEN_MAX: Final = 256
+OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class CacheUsage(NamedTuple):
@@ -59,10 +61,11 @@ class CacheUsage(NamedTuple):
 class _Ticket:
     """What the open files of one chunk count for. Guarded by the cache's lock."""
 
-    __slots__ = ("gone", "open", "size_bytes")
+    __slots__ = ("doubted", "gone", "open", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes, self.open, self.gone = size_bytes, 0, False
+        self.doubted = False  # by a reader, without the lock
 
 
 class _ChunkFile(OpenFile):
@@ -76,6 +79,9 @@ class _ChunkFile(OpenFile):
     def __init__(self, opened: OpenFile, ticket: _Ticket, closed: deque[_Ticket]) -> None:
         self.fd, self.name = opened.fd, opened.name
         self._opened, self._ticket, self._closed = opened, ticket, closed
+
+    def doubt(self) -> None:
+        self._ticket.doubted = True
 
     def __del__(self) -> None:
         # No lock here: this may run inside any allocation, under any lock.
@@ -132,6 +138,8 @@ class ChunkCache:
             if self._closed:
                 self._settle_closed()
             entry = self._entries.get(key)
+            if entry is not None and entry.ticket.doubted:
+                self._distrust(key, entry)
             if checked_only and (entry is None or not entry.verified):
                 return None
             if entry is None:
@@ -289,10 +297,17 @@ class ChunkCache:
         closing, other.opened = other.opened, None
         return closing
 
+    def _distrust(self, key: ChunkKey, entry: _Entry) -> None:
+        entry.ticket.doubted = entry.verified = False
+        entry.opened = None
+        self._kept_open.pop(key, None)
+
     def _open(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
         try:
             opened = OpenFile(self._name(chunk.key))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
             return opened
@@ -389,6 +404,9 @@ def _is_right(file: OpenFile, chunk: ChunkRef) -> bool:
     if os.fstat(file.fd).st_size != chunk.size_bytes:
         return False
     crc = 0
-    for position in range(0, chunk.size_bytes, CHECK_BYTES):
-        crc = crc32c_of(os.pread(file.fd, CHECK_BYTES, position), crc)
+    try:
+        for position in range(0, chunk.size_bytes, CHECK_BYTES):
+            crc = crc32c_of(os.pread(file.fd, CHECK_BYTES, position), crc)
+    except OSError:
+        return False
     return crc == chunk.crc32c

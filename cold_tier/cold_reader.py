@@ -4,6 +4,8 @@
   right.
 * A read waits for its first chunk; what it wants beyond is on its way meanwhile, also in segments
   that follow. An error in a later chunk ends the answer before it, and is the next read's.
+* A chunk that proves bad while it is read is looked at once more, from the bucket if need be: its
+  file may have rotted since it came. What the bucket has so is CorruptObject.
 * Chunks are the unit of skipping: what their table says of offsets and times is enough to leave one
   alone, and what it does not know is looked into.
 * What may be answered without waiting is the very answer that waiting would give: one path, which
@@ -17,7 +19,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from cold_tier.batch_finder import (
     AS_FAR_AS_NEEDED,
@@ -37,11 +40,13 @@ from cold_tier.read_ahead import ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
 from record_format.decode import expand, walk_batch
-from record_format.errors import CorruptBatch, CorruptObject, TierlogError
+from record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
 from record_format.file_slice import FileSlice, OpenFile
 from record_format.index_layouts import AbortedTxn, parse_txn_index
 
 __all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
+
+T = TypeVar("T")
 
 END: Final = 2**63 - 1
 REQUEST_BYTES: Final = 1024 * 1024  # what a GET in flight takes: a piece, and buffers below it
@@ -264,16 +269,41 @@ class ColdReader:
     ) -> bool:
         """Take what one chunk has; whether that goes to the chunk's end."""
         chunk, ref = index.table.chunks[number], index.chunks[number]
-        file = access.open(ref, bool(answer.slices))
-        walk = self._finder.of(ref, file, steps=access.steps)
-        first = walk.find(answer.next_offset)
-        if first is None or first.next_offset > end_offset:
+
+        def find(file: OpenFile) -> tuple[FileSlice, int] | None:
+            walk = self._finder.of(ref, file, steps=access.steps)
+            first = walk.find(answer.next_offset)
+            if first is None or first.next_offset > end_offset:
+                return None
+            end, next_offset = chunk.size_bytes, chunk.last_offset + 1
+            if end - first.position > answer.left or next_offset > end_offset:
+                end, next_offset = walk.find_end(
+                    first, max_bytes=answer.left, end_offset=end_offset
+                )
+            return FileSlice(file, first.position, end - first.position), next_offset
+
+        found = self._look_into(ref, partial(access.open, ref, bool(answer.slices)), find)
+        if found is None:
             return False
-        end, next_offset = chunk.size_bytes, chunk.last_offset + 1
-        if end - first.position > answer.left or next_offset > end_offset:
-            end, next_offset = walk.find_end(first, max_bytes=answer.left, end_offset=end_offset)
-        piece = FileSlice(file, first.position, end - first.position)
-        return answer.take(piece, next_offset) and end == chunk.size_bytes
+        piece, next_offset = found
+        return answer.take(piece, next_offset) and (
+            piece.position + piece.size_bytes == chunk.size_bytes
+        )
+
+    def _look_into(
+        self, ref: ChunkRef, open_: Callable[[], OpenFile], look: Callable[[OpenFile], T]
+    ) -> T:
+        """Once more where the file proves bad. Raises as `look` where that is as it came."""
+        file = open_()
+        try:
+            return look(file)
+        except BlockingIOError:
+            raise
+        except (CorruptDataError, OSError):
+            self._finder.forget(ref)
+            file.doubt()
+        del file  # its room is another's
+        return look(open_())
 
     def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk as they are asked for, one ahead.
@@ -330,11 +360,17 @@ class ColdReader:
                 return None
             if not _may_reach(chunk, timestamp):
                 continue
-            file = self._fills.get(index.chunks[number])
-            for header, body in _batches(file, chunk, segment.log_key):
-                found = _first_at(header, body, timestamp, start_offset, segment.log_key)
-                if found is not None:
-                    return found if found[0] < end_offset else None
+            ref = index.chunks[number]
+            look = partial(
+                _first_in,
+                chunk=chunk,
+                timestamp=timestamp,
+                start_offset=start_offset,
+                log_key=segment.log_key,
+            )
+            found = self._look_into(ref, partial(self._fills.get, ref), look)
+            if found is not None:
+                return found if found[0] < end_offset else None
         return None
 
     # --- transactions -----------------------------------------------------------------------------
@@ -377,6 +413,16 @@ def _may_reach(chunk: Chunk, timestamp: int) -> bool:
     if chunk.record_count == 0:
         return False
     return chunk.max_timestamp is None or chunk.max_timestamp >= timestamp
+
+
+def _first_in(
+    file: OpenFile, *, chunk: Chunk, timestamp: int, start_offset: int, log_key: str
+) -> tuple[int, int] | None:
+    for header, body in _batches(file, chunk, log_key):
+        found = _first_at(header, body, timestamp, start_offset, log_key)
+        if found is not None:
+            return found
+    return None
 
 
 def _batches(file: OpenFile, chunk: Chunk, log_key: str) -> Iterator[tuple[BatchHeader, bytes]]:

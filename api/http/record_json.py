@@ -206,6 +206,7 @@ def _decode(data: bytes, header: BatchHeader, piece: FileSlice, offset: int) -> 
 
 
 def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
+    piece.file.doubt()
     return CorruptBatch(
         error.detail,
         file=str(piece.file.path),

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from cold_tier.batch_finder import Steps
+from cold_tier.batch_finder import BatchFinder, Steps
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.ranged_reader import RangedReader
@@ -67,6 +67,56 @@ def batch_of(written, offset):
         if header.last_offset >= offset:
             return number
     raise AssertionError
+
+
+def rot(cache, *, position):
+    """What the disk has of each cached chunk is not what was written."""
+    for path in cache._folder.rglob("[0-9]"):
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(b"\xff" * 12)
+
+
+@pytest.mark.parametrize("steps", ["waiting", "at once"])
+def test_a_cached_chunk_that_proves_bad_comes_from_the_bucket_again(
+    reader, cache, segment, written, steps
+):
+    whole = {"max_bytes": 1 << 20}
+    assert bytes_of(reader.read(segment, 0, **whole)) == written.body
+    reader._finder = BatchFinder()
+    rot(cache, position=0)
+    if steps == "at once":
+        assert reader.try_read(segment, 5, **whole) is None
+    assert bytes_of(reader.read(segment, 0, **whole)) == written.body
+
+
+def test_a_time_is_found_in_a_chunk_that_rotted_on_disk(reader, cache, segment, written):
+    timestamp = next(iter_headers(written.body)).max_timestamp
+    found = reader.offset_for_timestamp(segment, timestamp)
+    rot(cache, position=20)
+    assert reader.offset_for_timestamp(segment, timestamp) == found
+
+
+def test_bytes_that_a_reader_doubts_are_checked_before_they_are_served_again(
+    reader, cache, segment, written
+):
+    read = reader.read(segment, 0, max_bytes=1 << 20)
+    rot(cache, position=len(written.body) // len(read.slices) // 2)
+    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) != written.body, "nobody knows"
+    for piece in read.slices:
+        piece.file.doubt()
+    del read, piece
+    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
+
+
+def test_a_cached_chunk_that_the_disk_cannot_open_is_a_miss(reader, cache, segment, written):
+    read = reader.read(segment, 0, max_bytes=1 << 20)
+    for piece in read.slices:
+        piece.file.doubt()
+        piece.file.path.unlink(missing_ok=True)
+        piece.file.path.symlink_to(piece.file.path)  # a loop
+    del read, piece
+    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000, 1 << 20])
