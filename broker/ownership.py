@@ -185,7 +185,9 @@ class Ownership:
             return None
         if newest is not None:
             transitions.check_recorded(newest, self._prepared.recorded)
-            self._manifests.check_not_older(self._prepared.seen, newest)
+            # Once it is claimed what came since is this folder's own.
+            seen = self._notes.manifest if self.claimed else self._prepared.seen
+            self._manifests.check_not_older(seen, newest)
         return newest
 
     def _refuse_beyond(self, newest: Manifest, log_end_offset: int) -> None:
