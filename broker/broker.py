@@ -17,20 +17,14 @@ from pathlib import Path
 import structlog
 
 from broker import reports
-from broker.background import BackgroundTask
-from broker.bring_back import BringBack
 from broker.bucket import Bucket
-from broker.checkpoints import Checkpoints
-from broker.compactor import Compactor
-from broker.copier import Copier, OffloadProgress
+from broker.chores import Chores
+from broker.copier import OffloadProgress
 from broker.cuts import Cuts
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
-from broker.disk_reserve import CHECK_S, DiskReserve, told_when_full
-from broker.fences import Fences
+from broker.disk_reserve import told_when_full
 from broker.groups import Groups
-from broker.holes import Holes
-from broker.janitor import Janitor
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
@@ -47,7 +41,6 @@ from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.errors import (
-    FencedError,
     OffsetPastEnd,
     TierlogError,
     TopicExists,
@@ -56,9 +49,6 @@ from record_format.errors import (
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
-
-COPY_INTERVAL_S = 1.0
-GROUPS_INTERVAL_S = 10.0
 
 
 def wall_clock_ms() -> int:
@@ -80,97 +70,46 @@ class Broker:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json")
         self._set_apart: list[Path] = []
-        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
-        self._checkpoints = Checkpoints(folder, self.partitions, self.damaged_partitions)
-        holes = self.holes = Holes(self._cleaned_before)
-        self.copier = Copier(self.partitions, concurrency=settings.offload_concurrency, holes=holes)
-        self.fences = Fences(self.partitions)
-        self.janitor = Janitor(
-            self.partitions,
-            settings,
-            clock=clock,
-            holes=holes,
-            save_log_starts=self._checkpoints.save_log_starts,
+        self._topics = LiveTopics(
+            folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
         )
         self._cuts = Cuts(folder)
         self.groups = Groups(
-            find_topic=self.topic,
+            find_topic=self._topics.find,
             make_topic=self._topic_of_ours,
             clock=clock,
             commits_max=settings.group_commits_max,
             cuts=self._cuts,
         )
-        self.reserve = DiskReserve(
-            folder.path,
-            reserve_bytes=settings.disk_reserve_bytes or 0,
-            reliefs=(self._shrink_cache, self.janitor.relieve_disk),
-        )
-        self.compactor = Compactor(
-            self.partitions,
+        self.chores = Chores(
             folder,
             settings,
+            bucket,
+            registry=self.registry,
+            topics=self._topics,
+            groups=self.groups,
             clock=clock,
-            save_recovery_points=self.save_checkpoints,
-            bring_back=self._bringing_back(bucket) if bucket else None,
         )
+        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
         self._opener = LogOpener(
             folder,
             settings,
             bucket,
             self._appenders,
             clock=clock,
-            check_room=self.reserve.refuse_when_breached,
+            check_room=self.chores.reserve.refuse_when_breached,
             disk=disk,
-        )
-        self._topics = LiveTopics(
-            folder,
-            self.registry,
-            self._opener,
-            new_id=new_id,
-            clock=clock,
-            forget=self._forget_rows,
         )
         self._upkeep = Upkeep(
             folder,
             self.registry,
             bucket,
             opener=self._opener,
-            copier=self.copier,
-            holes=holes,
-            policy=self.janitor.policy,
+            chores=self.chores,
             clock=clock,
             before_cut=self._note_cut,
             on_cut=self._follow_cut,
         )
-        self._copying = BackgroundTask("copier", self._copy_round, interval_s=COPY_INTERVAL_S)
-        self._group_keeping = BackgroundTask(
-            "groups", self.groups.run_round, interval_s=GROUPS_INTERVAL_S
-        )
-        self._tasks = self._background_tasks()
-
-    def _bringing_back(self, bucket: Bucket) -> BringBack:
-        return BringBack(
-            bucket,
-            scratch=self.folder.scratch("bring-back"),
-            clock=self.clock,
-            check_room=self.reserve.refuse_without_room,
-        )
-
-    def _background_tasks(self) -> list[BackgroundTask]:
-        """In the order they start; they stop in the reverse."""
-        settings = self.settings
-        timed = (
-            ("janitor", self.janitor.run_round, settings.retention_check_interval_ms),
-            ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
-            ("fences", self.fences.look, settings.fence_check_ms),
-            ("checkpoints", self.save_checkpoints, settings.recovery_checkpoint_ms),
-        )
-        return [
-            BackgroundTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
-            self._copying,
-            self._group_keeping,
-            *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
-        ]
 
     @classmethod
     def open(
@@ -219,11 +158,7 @@ class Broker:
         """The background work of a broker that was opened idle. Who lost a partition to another
         folder knows it when this returns, where the store answers.
         """
-        if self.bucket is not None and self.bucket.unavailable is None:
-            self.fences.look_first(timeout_s=self.settings.store_start_timeout_ms / 1000)
-        for task in self._tasks:
-            task.start()
-        self._group_keeping.wake()
+        self.chores.start()
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -232,7 +167,7 @@ class Broker:
     ) -> TopicDescription:
         """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
         topic = self._topics.create(name, partitions=partitions, config=config or {})
-        self._copying.wake()
+        self.chores.copying.wake()
         return topic
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
@@ -248,13 +183,11 @@ class Broker:
 
     def partitions(self) -> Iterator[Partition]:
         """All of them, as they are now."""
-        for topic in self._topics:
-            yield from topic.partitions.values()
+        return self._topics.partitions()
 
     def damaged_partitions(self) -> Iterator[Damaged]:
         """Those whose logs could not be opened when the broker started."""
-        for topic in self._topics:
-            yield from list(topic.damaged.values())
+        return self._topics.damaged()
 
     def alter_topic(
         self,
@@ -265,14 +198,14 @@ class Broker:
     ) -> TopicDescription:
         """None as a value puts the default back. Raises InvalidConfig, InvalidPartitionCount."""
         topic = self._topics.alter(name, config=config or {}, partitions=partitions)
-        self._copying.wake()
+        self.chores.copying.wake()
         return topic
 
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; its files and objects go in the background."""
         self._topics.delete(name)
         self.groups.forget_topic(name)
-        self._copying.wake()
+        self.chores.copying.wake()
 
     # --- the log start ----------------------------------------------------------------------------
 
@@ -289,32 +222,16 @@ class Broker:
             )
         with told_when_full(self.folder.path):
             if before_offset > now.log_start_offset:
-                return self.janitor.trim(target, before_offset)
-            self._checkpoints.save_log_starts()  # who moved it may have found no room for that
+                return self.chores.janitor.trim(target, before_offset)
+            # Who moved it may have found no room for that.
+            self.chores.checkpoints.save_log_starts()
             return now.log_start_offset
 
     # --- the bucket -------------------------------------------------------------------------------
 
     def offload(self, topic: str, *, wait_ms: int | None = None) -> OffloadProgress:
         """Roll the active segments and upload all that is rolled; then retention has its turn."""
-        partitions = list(self.topic(topic).partitions.values())
-        before = self.copier.progress(partitions)
-        for partition in partitions:
-            partition.check_leadership()
-            partition.log.roll(reason="offload")
-        self.copier.hurry(partitions)
-        self._copying.wake()
-        if wait_ms is not None and self.copier.wait_until_done(
-            partitions, timeout_s=wait_ms / 1000
-        ):
-            for partition in partitions:
-                self.janitor.look_after(partition)
-        after = self.copier.progress(partitions)
-        return OffloadProgress(
-            after.uploaded_segments - before.uploaded_segments,
-            after.uploaded_bytes - before.uploaded_bytes,
-            after.remaining_segments,
-        )
+        return self._upkeep.offload(self.topic(topic), wait_ms=wait_ms)
 
     def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
         """Check both tiers of a topic against the manifest; what is wrong is in the answer.
@@ -346,9 +263,9 @@ class Broker:
             self.damaged_partitions(),
             self.bucket,
             self._diverged(),
-            held_up=self.copier.held_up(),
-            holes=self.holes.told(),
-            disk_refusal=self.reserve.refusal,
+            held_up=self.chores.copier.held_up(),
+            holes=self.chores.holes.told(),
+            disk_refusal=self.chores.reserve.refusal,
         )
 
     def storage_report(self) -> reports.StorageReport:
@@ -368,10 +285,6 @@ class Broker:
 
     # --- running it -------------------------------------------------------------------------------
 
-    def save_checkpoints(self) -> None:
-        """Recovery points and high watermarks: what a crash need not check again."""
-        self._checkpoints.save()
-
     def close(self) -> None:
         """Refuse new work, flush and close every log, and say so durably for the next start.
 
@@ -379,32 +292,18 @@ class Broker:
         """
         if not self._topics.close():
             return
-        self._stop_background_work(time.monotonic() + self.settings.shutdown_timeout_ms / 1000)
+        self.chores.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 1000)
+        self._opener.close_timer()
         for partition in self.partitions():  # first: what was taken still hands work over
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
         if self._close_logs():
             self.folder.note_clean_stop()
-        self.copier.close()
+        self.chores.copier.close()
         if self.bucket is not None:
             self.bucket.close()
         self.registry.close()
         self.folder.close()
-
-    def _stop_background_work(self, deadline_s: float) -> None:
-        """One that waits for the store is left behind: a closed log, registry or folder is changed
-        by nobody.
-        """
-        self.copier.stop()
-        self.janitor.stop()
-        if self.bucket is not None:
-            self.bucket.break_off_uploads()
-        self.compactor.stop()
-        for task in self._tasks:
-            task.stop(0)
-        for task in reversed(self._tasks):
-            task.stop(max(0.0, deadline_s - time.monotonic()))
-        self._opener.close_timer()
 
     def _close_logs(self) -> bool:
         """Whether the next start may trust what it finds."""
@@ -416,7 +315,7 @@ class Broker:
                 clean = False
                 log.error("log not closed cleanly", partition=str(partition), error=str(error))
         try:
-            self.save_checkpoints()
+            self.chores.checkpoints.save()
         except OSError as error:  # those that are there hold, and cost a longer check
             clean = False
             log.error("checkpoints not saved", error=str(error))
@@ -424,49 +323,26 @@ class Broker:
 
     def _forget_rows(self, name: str) -> None:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""
-        self._checkpoints.forget(name)
-        self.compactor.forget_topic(name)
+        self.chores.checkpoints.forget(name)
+        self.chores.compactor.forget_topic(name)
 
     def _note_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
-        self.compactor.follow_cut(topic.name, partition, end_offset)
+        self.chores.compactor.follow_cut(topic.name, partition, end_offset)
         self._cuts.begin((topic.topic_id, partition))
 
     def _follow_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
         self._cuts.end((topic.topic_id, partition), end_offset)
         self.groups.follow_cuts()
 
-    def _cleaned_before(self, partition: Partition) -> int:
-        return self.compactor.cleaned_before(partition)
-
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._set_apart)
 
-    def _shrink_cache(self, missing_bytes: int) -> bool:
-        return self.bucket is not None and self.bucket.cache.shrink(missing_bytes) > 0
-
-    def _copy_round(self) -> None:
-        with contextlib.suppress(OSError):  # what fails is told by who tries again, below
-            self._topics.remove_files()  # first: what asks the store may wait, or fail
-        if self.bucket is not None and self.bucket.settle(self.registry):
-            self.copier.run_round()
-        self._topics.finish_deletions(
-            is_busy=self.copier.is_busy, delete_objects=self._delete_objects
-        )
-
-    def _delete_objects(self, record: TopicRecord) -> None:
-        if self.bucket is None:
-            return
-        try:
-            self.bucket.delete_topic(record)
-        except FencedError as error:
-            log.error("objects stay: not ours to delete", topic=record.name, reason=str(error))
-
     def _open_topics(self) -> None:
-        self._topics.open_all(take_over=self.settings.take_over)
+        self._topics.open_all(self._opener, take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
-        self.compactor.follow_cuts()
+        self.chores.compactor.follow_cuts()
         self._cuts.look(self.partitions(), self.registry.ids())
-        self.save_checkpoints()
+        self.chores.checkpoints.save()
         self._opener.forget_take_overs()
 
     def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:

@@ -50,21 +50,22 @@ class LiveTopics:
         self,
         folder: DataFolder,
         registry: TopicRegistry,
-        opener: LogOpener,
         *,
         new_id: Callable[[], str],
         clock: Callable[[], int],
         forget: Callable[[str], None],
     ) -> None:
         """`forget`: durably, what files say by name of a topic that is there no more."""
-        self._folder, self._registry, self._opener = folder, registry, opener
+        self._folder, self._registry = folder, registry
+        self._opener: LogOpener  # from `open_all` on
         self._new_id, self._clock, self._forget = new_id, clock, forget
         self._topics: dict[str, Topic] = {}
         self._lock = threading.RLock()
         self._closed = False
 
-    def open_all(self, *, take_over: bool) -> None:
+    def open_all(self, opener: LogOpener, *, take_over: bool) -> None:
         """At the start: adopt what Kafka left, clear away what was deleted, open all the rest."""
+        self._opener = opener
         adopt(self._folder, self._registry, clock=self._clock)
         for record in self._registry.deleted():
             deleted_folders.set_aside(self._folder, record)
@@ -97,6 +98,15 @@ class LiveTopics:
         if found is None:
             raise UnknownTopic(name)
         return found
+
+    def partitions(self) -> Iterator[Partition]:
+        for topic in self:
+            yield from topic.partitions.values()
+
+    def damaged(self) -> Iterator[Damaged]:
+        """Those whose logs could not be opened when the broker started."""
+        for topic in self:
+            yield from list(topic.damaged.values())
 
     def summaries(self, *, prefix: str, internal: bool) -> list[TopicSummary]:
         return sorted(

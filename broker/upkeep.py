@@ -1,4 +1,4 @@
-"""What an operator asks for: verify a topic, repair it, collect its garbage.
+"""What an operator asks for: offload a topic, verify it, repair it, collect its garbage.
 
 * One verification at a time: it may read every byte of both tiers.
 * Repair and collection write to the bucket, so that each partition is claimed first; a plan writes
@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from broker.bucket import Bucket
-from broker.copier import Copier
+from broker.chores import Chores
+from broker.copier import OffloadProgress
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.holes import Holes
 from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
 from broker.partition import Partition
@@ -28,7 +28,7 @@ from broker.rotten_segments import RottenSegments
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from broker.verify import check_topic_object, verify_topic
-from manifest.garbage import GarbagePlan, GarbagePolicy
+from manifest.garbage import GarbagePlan
 from record_format.errors import ConfigurationError, Throttled
 from record_format.findings import VerifyReport
 
@@ -45,18 +45,34 @@ class Upkeep:
         bucket: Bucket | None,
         *,
         opener: LogOpener,
-        copier: Copier,
-        holes: Holes,
-        policy: GarbagePolicy,
+        chores: Chores,
         clock: Callable[[], int],
         before_cut: Callable[[TopicRecord, int, int], None],
         on_cut: Callable[[TopicRecord, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
-        self._opener, self._copier, self._holes = opener, copier, holes
-        self._policy, self._clock = policy, clock
+        self._opener, self._chores, self._clock = opener, chores, clock
         self._before_cut, self._on_cut = before_cut, on_cut
+        self._policy = chores.janitor.policy
         self._verifying = threading.Lock()
+
+    def offload(self, topic: Topic, *, wait_ms: int | None) -> OffloadProgress:
+        copier, partitions = self._chores.copier, list(topic.partitions.values())
+        before = copier.progress(partitions)
+        for partition in partitions:
+            partition.check_leadership()
+            partition.log.roll(reason="offload")
+        copier.hurry(partitions)
+        self._chores.copying.wake()
+        if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
+            for partition in partitions:
+                self._chores.janitor.look_after(partition)
+        after = copier.progress(partitions)
+        return OffloadProgress(
+            after.uploaded_segments - before.uploaded_segments,
+            after.uploaded_bytes - before.uploaded_bytes,
+            after.remaining_segments,
+        )
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
         if not self._verifying.acquire(blocking=False):
@@ -100,7 +116,7 @@ class Upkeep:
     def _may_write(self, partition: Partition, *, apply: bool) -> None:
         """Raises FencedError where another folder owns it in the bucket."""
         if apply:
-            self._copier.claim(partition)
+            self._chores.copier.claim(partition)
         elif partition.cold is not None:
             partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
 
@@ -165,7 +181,7 @@ class Upkeep:
                     partition,
                     store,
                     scratch=self._scratch,
-                    rotten=RottenSegments(partition, self._folder.damaged, self._holes),
+                    rotten=RottenSegments(partition, self._folder.damaged, self._chores.holes),
                     policy=self._policy,
                     clock=self._clock,
                 )

@@ -96,8 +96,8 @@ class Simulation(House):
         self.partition.log.roll(reason="test")
 
     def compact(self):
-        self.broker.compactor._waits.clear()
-        self.broker.compactor.run_round()
+        self.broker.chores.compactor._waits.clear()
+        self.broker.chores.compactor.run_round()
 
     def follow(self):
         if self.rng.random() < 0.4:
@@ -124,12 +124,12 @@ class Simulation(House):
             mirror._follow = one
 
     def copy(self):
-        self.broker.copier.hurry([self.partition])
-        self.broker.copier.run_round()
-        assert self.broker.copier.wait_until_idle(timeout_s=30)
+        self.broker.chores.copier.hurry([self.partition])
+        self.broker.chores.copier.run_round()
+        assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
 
     def crash(self):
-        self.broker.save_checkpoints()
+        self.broker.chores.checkpoints.save()
         shutil.copytree(self.root / "data", self.root / "crashed")
         self.broker.close()
         shutil.rmtree(self.root / "data")

@@ -51,7 +51,7 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     assert partition_of(restored).log.local_log_start_offset == end
     last = kept | fill(restored, "t", 200, keys=10, seed=3)
     partition_of(restored).log.roll(reason="test")
-    restored.broker.compactor.run_round()
+    restored.broker.chores.compactor.run_round()
     log = partition_of(restored).log
     assert not has_cold_only(partition_of(restored))
     assert log.first_local_offset < 500
@@ -79,7 +79,7 @@ def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
 
 def compacted_to_the_end(house):
     partition_of(house).log.roll(reason="test")
-    house.broker.compactor.run_round()
+    house.broker.chores.compactor.run_round()
 
 
 def test_segments_join_as_the_manifest_has_them(restored):
@@ -87,7 +87,7 @@ def test_segments_join_as_the_manifest_has_them(restored):
     there = list(cold_only(partition))
     first_local = partition.log.first_local_offset
     assert len(there) > 3
-    restored.broker.compactor._bring_back(partition, stopping=lambda: False)
+    restored.broker.chores.compactor._bring_back(partition, stopping=lambda: False)
     here = [view for view in partition.log.segments() if view.base_offset < first_local]
     assert [view.base_offset for view in here] == [entry.base_offset for entry in there]
     for view, entry in zip(here, there, strict=True):
@@ -119,7 +119,7 @@ def test_whatever_a_crash_leaves_is_whole_segments(restored, tmp_path, monkeypat
 
     monkeypatch.setattr(partition.log._state, "disk", Watched())
     entries = list(cold_only(partition))
-    restored.broker.compactor._bring_back(partition, stopping=lambda: False)
+    restored.broker.chores.compactor._bring_back(partition, stopping=lambda: False)
     bases = {entry.base_offset for entry in entries} | {partition.log._state.segments.bases[-1]}
     assert len(copies) == 16
     for copy in copies:
@@ -160,9 +160,9 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     data[-1] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-    restored.broker.compactor.run_round()
+    restored.broker.chores.compactor.run_round()
     assert partition.log.first_local_offset == entries[2].base_offset
-    assert restored.broker.compactor._waits
+    assert restored.broker.chores.compactor._waits
     assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
@@ -170,33 +170,33 @@ def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
     restored.set_down(True)
-    restored.broker.compactor.run_round()
+    restored.broker.chores.compactor.run_round()
     assert list(cold_only(partition)) == entries
     restored.set_down(False)
-    restored.broker.compactor._waits.clear()
+    restored.broker.chores.compactor._waits.clear()
 
     def no_room(size_bytes):
         raise DiskFull(f"{size_bytes} do not fit")
 
-    monkeypatch.setattr(restored.broker.compactor._bring_back, "_check_room", no_room)
-    restored.broker.compactor.run_round()
+    monkeypatch.setattr(restored.broker.chores.compactor._bring_back, "_check_room", no_room)
+    restored.broker.chores.compactor.run_round()
     assert list(cold_only(partition)) == entries
     monkeypatch.undo()
-    restored.broker.compactor._waits.clear()
-    restored.broker.compactor.run_round()
+    restored.broker.chores.compactor._waits.clear()
+    restored.broker.chores.compactor.run_round()
     assert not has_cold_only(partition)
 
 
 def test_what_a_trim_has_passed_stays_away(restored):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
-    bring = restored.broker.compactor._bring_back
+    bring = restored.broker.chores.compactor._bring_back
     middle = entries[2]
     check_room = bring._check_room
 
     def trim_first(size_bytes):
         check_room(size_bytes)
-        restored.broker.janitor.trim(partition, middle.base_offset)
+        restored.broker.chores.janitor.trim(partition, middle.base_offset)
 
     bring._check_room = trim_first
     bring(partition, stopping=lambda: False)
@@ -212,7 +212,7 @@ def test_restored_group_offsets_are_compacted_again(house, tmp_path):
     assert house.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
     house.broker.close()
     restored = Restored(tmp_path / "restored", house)
-    restored.broker.compactor.run_round()
+    restored.broker.chores.compactor.run_round()
     offsets = restored.broker.partition(OFFSETS_TOPIC, 0)
     assert not has_cold_only(offsets)
     assert offsets.log.first_local_offset == 0

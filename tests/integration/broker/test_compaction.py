@@ -56,7 +56,7 @@ def compacted(house, topic):
     log = house.broker.partition(topic, 0).log
     log.roll(reason="test")
     before = log.size_bytes
-    house.broker.compactor.run_round()
+    house.broker.chores.compactor.run_round()
     assert log.size_bytes < before
     return log
 
@@ -114,7 +114,7 @@ def test_the_next_rounds_keep_both_tiers_together(house):
         if seed % 2:
             offload(house, "t")
         house.broker.partition("t", 0).log.roll(reason="test")
-        house.broker.compactor.run_round()
+        house.broker.chores.compactor.run_round()
     offload(house, "t")
     assert last_of(house.records("t")) == last
     assert cold_records(house, "t") == house.records("t")
@@ -169,7 +169,7 @@ def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
     last = fill(house, "t", 600, keys=200)
     log = compacted(house, "t")
     cleaned_to = log.active_base_offset
-    assert house.broker.compactor._checkpoints["t", 0] == cleaned_to
+    assert house.broker.chores.compactor._checkpoints["t", 0] == cleaned_to
     assert last_of(house.records("t")) == last
     assert len(house.records("t")) == len(last)
 
@@ -195,7 +195,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
     for seed in range(3):
         last |= fill(house, "t", 100, seed=seed)
         house.broker.partition("t", 0).log.roll(reason="test")
-        house.broker.compactor.run_round()
+        house.broker.chores.compactor.run_round()
         house.broker.partition("t", 0).log.reap(0, at_once=True)
     stop.set()
     for thread in threads:
@@ -209,11 +209,12 @@ def test_where_compaction_came_to_survives_a_restart(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     compacted(house, "t")
-    at = house.broker.compactor._checkpoints["t", 0]
+    at = house.broker.chores.compactor._checkpoints["t", 0]
     house.restart()
     log = house.broker.partition("t", 0).log
     assert (
-        log.sealed.cleanable(house.broker.compactor._checkpoints["t", 0]).first_dirty_offset == at
+        log.sealed.cleanable(house.broker.chores.compactor._checkpoints["t", 0]).first_dirty_offset
+        == at
     )
     text = (house.root / "data" / "cleaner-offset-checkpoint").read_text()
     assert text == f"0\n1\nt 0 {at}\n"
@@ -238,7 +239,7 @@ def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, resta
 def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp_path):
     """Else a topic that is no longer compacted is cut there after a crash."""
     house.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
-    log, compactor = house.broker.partition("t", 0).log, house.broker.compactor
+    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
     save, last = compactor._save_recovery_points, fill(house, "t", 100)
     log.roll(reason="test")
 
@@ -269,13 +270,13 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     tombstone behind them: the value that it deleted must go from the bucket first.
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"kept", b"k" * 2000)])
     sealed(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
     sealed(house, [(b"deleted", None), (b"last", b"k" * 2500)])
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     compacted(house, "t")  # the value goes from the disk, the tombstone gets its horizon
     sealed(house, [(b"new", b"n")])
     follow, rounds = mirror._follow, []
@@ -283,7 +284,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     def overtaken(*view, **seen):
         found = follow(*view, **seen)
         if not rounds:
-            rounds.append(house.broker.compactor.run_round())
+            rounds.append(house.broker.chores.compactor.run_round())
             held = [record.key for record in house.records("t")]
             assert (b"deleted" in held) == tombstone_stays
         return found
@@ -306,8 +307,8 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     mirror.follow_compaction(partition, stopping=lambda: False)
     assert rounds
     assert in_bucket() is None
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     assert cold_records(house, "t") == house.records("t")
 
 
@@ -316,15 +317,15 @@ def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     tail.
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.broker.bucket.settle(house.broker.registry)
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     sealed(house, [(b"deleted", None), (b"last", b"k")])
     for number in range(2):
-        compacted(house, "t") if not number else house.broker.compactor.run_round()
+        compacted(house, "t") if not number else house.broker.chores.compactor.run_round()
         sealed(house, [(b"new", b"n%d" % number)])
     assert last_of(house.records("t"))[b"deleted"][1] is None
     house.broker.close()
@@ -376,12 +377,12 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
     settings = {"cleanup.policy": "delete", "local.retention.bytes": 1}
     house.broker.alter_topic("t", config=settings)
     partition = house.broker.partition("t", 0)
-    house.broker.janitor.look_after(partition)
-    house.broker.janitor.relieve_disk(1 << 40)
+    house.broker.chores.janitor.look_after(partition)
+    house.broker.chores.janitor.relieve_disk(1 << 40)
     house.set_down(False)
     assert house.records("t") == before
     offload(house, "t")
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     assert log.first_local_offset > 0
     assert house.records("t") == before
 
@@ -389,57 +390,57 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
 def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypatch):
     """Else nothing would go up any more of a topic that is no longer compacted."""
     house.broker.create_topic("t", config=COMPACT)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     last = fill(house, "t", 800, keys=300)
     house.broker.partition("t", 0).log.roll(reason="test")
 
     def stopped(place, end_offset):
         raise Interrupted  # the broker stops before the round ends
 
-    monkeypatch.setattr(house.broker.compactor, "_note", stopped)
-    house.broker.compactor.run_round()
+    monkeypatch.setattr(house.broker.chores.compactor, "_note", stopped)
+    house.broker.chores.compactor.run_round()
     house.restart()
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     partition = house.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
     assert any(partition.log.sealed.gap_behind(base) for base in bases)
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
-    assert not house.broker.copier.held_up()
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    assert not house.broker.chores.copier.held_up()
     assert last_of(house.records("t")) == last
 
 
 def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     """Else its tombstones went in time, and the values that they delete stayed."""
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     sealed(house, [(b"deleted", b"d"), (b"kept", b"k")])
     for number in range(4):
         sealed(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
-    house.broker.compactor.run_round()
-    assert house.broker.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
+    house.broker.chores.compactor.run_round()
+    assert house.broker.chores.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
     house.broker.close()
     for path in (house.root / "data" / "t-0").glob("*.log"):
         if int(path.stem) > 0:
             path.unlink()
     house.broker = house.open()
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     (step,) = house.broker.repair("t", apply=True, accept_loss=True)
     assert step.done
     house.restart()
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     end = house.broker.partition("t", 0).log.log_end_offset
     assert end < 10
     sealed(house, [(b"deleted", None), (b"more", b"m")])
     for number in range(8):
         sealed(house, [(b"new", b"m%d" % number)])
-    house.broker.copier.run_round()
-    house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.chores.copier.run_round()
+    house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     for number in range(3):
-        house.broker.compactor.run_round()
-        house.broker.copier.run_round()
-        assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+        house.broker.chores.compactor.run_round()
+        house.broker.chores.copier.run_round()
+        assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
         sealed(house, [(b"new", b"o%d" % number)])
     assert last_of(house.records("t")).get(b"deleted", (0, None))[1] is None
 
@@ -447,7 +448,7 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
 def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 100)
-    log, compactor = house.broker.partition("t", 0).log, house.broker.compactor
+    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
     log.roll(reason="test")
     compactor._clock = lambda: 10**12
     compactor._put_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
@@ -462,11 +463,11 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
 def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeypatch):
     """Else a disk that is lost just then takes the key away, older value and all."""
     house.broker.create_topic("t", config=COMPACT)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     partition, missing = house.broker.partition("t", 0), []
     sealed(house, [(b"key", b"older"), (b"other", b"o" * 100)])
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     for number in range(3):
         sealed(house, [(b"more-%d" % number, b"m" * 3000)])
     sealed(house, [(b"key", b"newer"), (b"other", b"p")])
@@ -479,8 +480,8 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
         missing.append({b"key", b"other"} - last_of(cold_records(house, "t")).keys())
 
     monkeypatch.setattr(partition.cold.notes, "note", published)
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     assert missing == [set()] * len(missing)
     assert len(missing) > 4
     assert cold_records(house, "t") == house.records("t")

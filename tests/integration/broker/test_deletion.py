@@ -214,7 +214,7 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
     with suppress(LogOfflineError):
         match call:
             case "look_after":
-                house.broker.janitor.look_after(old)
+                house.broker.chores.janitor.look_after(old)
             case "relieve_disk":
                 old.log.delete_local(10)
                 old.log.reap(0, at_once=True)
@@ -254,8 +254,10 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
 def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
-    house.broker._copying.stop(10)
-    assert house.broker.copier.wait_until_idle(timeout_s=20)  # a claim under way holds a topic up
+    house.broker.chores.copying.stop(10)
+    assert house.broker.chores.copier.wait_until_idle(
+        timeout_s=20
+    )  # a claim under way holds a topic up
     for name in ("a-fails", "b-goes"):
         house.broker.delete_topic(name)
     delete = house.broker.bucket.delete_topic
@@ -267,12 +269,12 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
 
     monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
-        house.broker._copy_round()
+        house.broker.chores.copy_round()
     assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
 
 
 def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeypatch) -> None:
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     write = TopicObjects.write
 
     def failing(objects, topic, *, check):
@@ -283,8 +285,8 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
     monkeypatch.setattr(TopicObjects, "write", failing)
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
-    house.broker._copy_round()
-    assert house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.chores.copy_round()
+    assert house.broker.chores.copier.wait_until_idle(timeout_s=10)
     assert all(partition.cold.ownership.claimed for partition in house.broker.partitions())
     assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
 
@@ -296,7 +298,7 @@ def test_files_that_a_crash_left_below_the_log_start_go_all_the_same(house) -> N
     house.restart()  # the log start was durable, the deletion had not begun
     partition = house.broker.partition("t", 0)
     assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     assert partition.log.first_local_offset == 4
 
 
@@ -328,5 +330,5 @@ def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> 
 
     monkeypatch.setattr(partition.log, "reap", refuse)
     house.broker.alter_topic("t", config={"retention.bytes": 8192})
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     assert partition.offsets().log_start_offset > 0

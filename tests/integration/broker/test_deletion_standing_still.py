@@ -111,7 +111,7 @@ class Scene:
     def check(self, data_dir):
         """Nothing that the new owner wrote is gone, and a restore finds all of it."""
         assert records_of(self.new) == self.written
-        self.new.broker._copy_round()
+        self.new.broker.chores.copy_round()
         report = self.new.broker.verify("t", deep=True)
         assert report.ok, report.problems
         (topic,) = TopicObjects(open_store(f"file://{self.bucket}")).scan()

@@ -42,10 +42,10 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
             fill(two, topic, 10)
             two.broker.offload(topic, wait_ms=None if topic == "a-broken" else 20_000)
         two.wait_for(lambda: any("a bug" in line["event"] for line in lines))
-        assert two.broker.copier.wait_until_idle(timeout_s=10)
+        assert two.broker.chores.copier.wait_until_idle(timeout_s=10)
     cold = two.broker.partition("b-whole", 0).cold
     assert cold.end_offset == 110
-    broken = two.broker.copier._work[two.broker.partition("a-broken", 0)]
+    broken = two.broker.chores.copier._work[two.broker.partition("a-broken", 0)]
     assert broken.failures > 0
     assert broken.not_before > 0
 
@@ -54,12 +54,12 @@ def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monke
     wrap = breaking(lambda _self, partition, *_: partition)
     monkeypatch.setattr(compactor.Compactor, "_note", wrap(compactor.Compactor._note))
     with capture_logs() as lines:
-        two.broker.compactor.run_round()
+        two.broker.chores.compactor.run_round()
     assert [line["partition"] for line in lines if line["event"] == "compaction waits"] == [
         "a-broken-0"
     ]
-    assert ("b-whole", 0) in two.broker.compactor._checkpoints
-    assert two.broker.compactor._waits.keys() == {("a-broken", 0)}
+    assert ("b-whole", 0) in two.broker.chores.compactor._checkpoints
+    assert two.broker.chores.compactor._waits.keys() == {("a-broken", 0)}
 
 
 def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
@@ -67,7 +67,7 @@ def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
     wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
     monkeypatch.setattr(janitor.Janitor, "_retain", wrap(janitor.Janitor._retain))
     with capture_logs() as lines:
-        two.broker.janitor.run_round()
+        two.broker.chores.janitor.run_round()
     assert seen == ["a-broken-0", "b-whole-0"]
     assert [line["event"] for line in lines if line["log_level"] == "error"] == [
         "retention failed: a bug"

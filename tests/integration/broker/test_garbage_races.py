@@ -16,7 +16,7 @@ def rolled(house):
     house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
     produce(house)
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     produce(house)
     house.broker.partition("t", 0).log.roll(reason="test")
     return house

@@ -30,7 +30,7 @@ def unsure(house):
     compacted(house, "t")
     offload(house, "t")
     known = partition.cold.end_offset
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     resize(partition, 4096)
     for number in range(20):
         pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
@@ -78,13 +78,13 @@ def files_of(partition, view):
 def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, restarted):
     log = unsure.broker.partition("t", 0).log
     before = log.size_bytes
-    unsure.broker.compactor.run_round()
+    unsure.broker.chores.compactor.run_round()
     assert log.size_bytes < before
     if restarted:
         unsure.restart()
     else:
         unsure.set_down(False)
-    unsure.broker.copier.run_round()
-    assert unsure.broker.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
+    unsure.broker.chores.copier.run_round()
+    assert unsure.broker.chores.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
     assert last_of(unsure.records("t")) == last_of(cold_records(unsure, "t")) == unsure.last
     assert not unsure.broker.verify("t", deep=True).problems

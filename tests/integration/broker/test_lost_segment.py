@@ -13,7 +13,7 @@ CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 def fill(house, segments, **config):
     """Segments of ten records each."""
     house.broker.create_topic("t", config={**CONFIG, **config})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     produce(house, segments)
 
 
@@ -24,9 +24,9 @@ def produce(house, segments):
 
 
 def offload(house):
-    house.broker.copier.hurry(house.broker.partitions())
-    house.broker.copier.run_round()
-    house.broker.copier.wait_until_idle(timeout_s=20)
+    house.broker.chores.copier.hurry(house.broker.partitions())
+    house.broker.chores.copier.run_round()
+    house.broker.chores.copier.wait_until_idle(timeout_s=20)
     return house.broker.partition("t", 0)
 
 
@@ -36,7 +36,7 @@ def lose(house, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot"
         for suffix in suffixes:
             (house.root / "data" / "t-0" / f"{base_offset:020d}.{suffix}").unlink(missing_ok=True)
     house.broker = house.open()
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
 
 
 def offsets(house):
@@ -57,7 +57,7 @@ def test_what_the_bucket_has_is_read_from_there(
     monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
     house.broker.create_topic("t", config=CONFIG)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.produce("t", [b"x"] * 5)
     house.broker.partition("t", 0).log.roll(reason="test")
     house.produce("t", [b"x"] * 5)
@@ -68,7 +68,7 @@ def test_what_the_bucket_has_is_read_from_there(
     lose(house, 10)
     partition = offload(house)
     assert partition.log.first_local_offset == at_start
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
     assert house.broker.readiness().degraded == []
@@ -83,7 +83,7 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     assert partition.cold.end_offset == 10, "what lies before the hole goes up"
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in told
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     (step,) = house.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 20 to 29 are lost" in step.detail
@@ -111,7 +111,7 @@ def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
     assert step.done
     assert offload(house).cold.end_offset == 50
     assert house.broker.readiness().degraded == []
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert offsets(house) == [*range(20), *range(40, 50)]
     assert house.broker.verify("t", deep=True).ok
 
@@ -121,7 +121,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     fill(house, 5, **{"cleanup.policy": "compact"})
     lose(house, 20)
     if was == "compact":
-        house.broker.compactor._checkpoints.save({("t", 0): 50})
+        house.broker.chores.compactor._checkpoints.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     offload(house)
     offload(house)
@@ -133,7 +133,7 @@ def test_without_a_bucket_it_is_told(house):
     fill(house, 4, **{"remote.storage.enable": "false"})
     lose(house, 10)
     for _ in range(2):
-        house.broker.janitor.run_round()
+        house.broker.chores.janitor.run_round()
     (told,) = house.broker.readiness().degraded
     assert told == "t-0: offsets 10 to 19 are missing between two segments: a file was lost"
     assert offsets(house) == [*range(10), *range(20, 40)]
@@ -144,8 +144,8 @@ def test_without_a_bucket_it_is_told(house):
 def test_where_nothing_goes_up_any_more_it_is_told(house):
     fill(house, 5)
     lose(house, 20)
-    house.broker.copier.claim(house.broker.partition("t", 0))
-    house.broker.janitor.run_round()
+    house.broker.chores.copier.claim(house.broker.partition("t", 0))
+    house.broker.chores.janitor.run_round()
     assert house.broker.readiness().degraded == [], "the copier tells, once it gets there"
     house.broker.alter_topic("t", config={"remote.storage.enable": "false"})
     (told,) = house.broker.readiness().degraded
@@ -163,10 +163,10 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
     lose(house, 20)
     partition = offload(house)
     partition.log._state.unmirrored = True
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.log.first_local_offset == 10
     partition.log._state.unmirrored = False
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.log.first_local_offset == 30
 
 
@@ -182,6 +182,6 @@ def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, mon
         lose(house, 10)
     partition = offload(house)
     assert partition.log.first_local_offset == 0
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))

@@ -23,7 +23,7 @@ def fill(house, topic, *, segments):
 def copier_of(house):
     """A copier on partitions of which the broker's own uploads nothing."""
     made = []
-    house.broker.copier.close()
+    house.broker.chores.copier.close()
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=4)
@@ -31,7 +31,9 @@ def copier_of(house):
 
     def make(concurrency):
         made.append(
-            Copier(house.broker.partitions, concurrency=concurrency, holes=house.broker.holes)
+            Copier(
+                house.broker.partitions, concurrency=concurrency, holes=house.broker.chores.holes
+            )
         )
         return made[-1]
 
@@ -85,7 +87,7 @@ def test_a_log_that_cannot_be_looked_at_keeps_no_other_from_making_room(house):
     rotten.with_suffix(".timeindex").unlink()
     rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
     house.broker = house.open()
-    assert house.broker.janitor.relieve_disk(1)
+    assert house.broker.chores.janitor.relieve_disk(1)
     assert house.broker.partition("b", 0).log.first_local_offset > 0
 
 
@@ -135,7 +137,7 @@ def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house
 
 def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(house, monkeypatch):
     turn_off, put = turned_off(house), house.store.put_file
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
@@ -144,10 +146,10 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
         return put(*args, **options)
 
     monkeypatch.setattr(house.store, "put_file", put_file, raising=False)
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     partition = house.broker.partition("t", 0)
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
@@ -157,7 +159,7 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
 def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house, monkeypatch):
     """Another broker may have the folder by then."""
     house.broker.create_topic("t", partitions=2, config=SMALL)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     fill(house, "t", segments=3)
     house.broker.alter_topic("t", config={"retention.bytes": 1024})
     waits, answers, asked = threading.Event(), threading.Event(), []
@@ -170,7 +172,7 @@ def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house
     for partition in partitions(house, "t"):
         monkeypatch.setattr(partition.cold, "follow_log_start", slow)
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(house.broker.janitor.run_round)
+        late = pool.submit(house.broker.chores.janitor.run_round)
         assert waits.wait(20)
         house.broker.close()
         before = files_of(house)
@@ -181,7 +183,7 @@ def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house
     with pytest.raises(ShuttingDown):
         house.broker.registry.put(msgspec.structs.replace(record, deleted=True))
     with pytest.raises(ShuttingDown):
-        house.broker.save_checkpoints()
+        house.broker.chores.checkpoints.save()
     with pytest.raises(ShuttingDown):
         house.broker.folder.write_epochs({})
     assert files_of(house) == before

@@ -16,19 +16,19 @@ GAP = 1000
 def copied(house, tmp_path):
     """20 offsets, all in the bucket; `older` is a copy of the folder as it is then."""
     house.broker.create_topic("t", config={"retention.ms": -1})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.produce("t", [b"x"] * 20)
     house.broker.partition("t", 0).log.roll(reason="test")
     house.broker.bucket.settle(house.broker.registry)
     offload(house)
-    house.broker.save_checkpoints()
+    house.broker.chores.checkpoints.save()
     shutil.copytree(house.root / "data", tmp_path / "older")
     return house
 
 
 def offload(house):
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_idle(timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_idle(timeout_s=20)
 
 
 def go_on_and_die(house, *, commits):
@@ -45,7 +45,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     go_on_and_die(copied, commits=3)
     for _ in range(2):
         copied.broker = copied.open()
-        copied.broker._copying.stop(10)
+        copied.broker.chores.copying.stop(10)
         offload(copied)
         assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
         copied.broker.close()
@@ -102,7 +102,7 @@ def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
     monkeypatch.setattr(copied.store, "put", put_and_copy, raising=False)
     copied.set_down(False)
     copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
-    copied.broker._copying.stop(10)
+    copied.broker.chores.copying.stop(10)
     go_on_and_die(copied, commits=2)
     copied.broker = copied.open()
     copied.wait_for(lambda: copied.broker.partition("t", 0).leadership_lost is not None)
@@ -127,7 +127,7 @@ def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(
 
 def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     copied.produce("t", [b"in the copy too"])
-    copied.broker.save_checkpoints()
+    copied.broker.chores.checkpoints.save()
     shutil.rmtree(tmp_path / "older")
     shutil.copytree(copied.root / "data", tmp_path / "older")
     copied.produce("t", [b"acknowledged"])

@@ -50,9 +50,9 @@ def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
     copy = House(copied)
     try:
         assert copy.broker.folder.owner != house.broker.folder.owner
-        copy.broker._copy_round()
+        copy.broker.chores.copy_round()
         partition = copy.broker.partition("t", 0)
-        copy.broker.copier.wait_until_idle(timeout_s=10)
+        copy.broker.chores.copier.wait_until_idle(timeout_s=10)
         assert "in force" in partition.leadership_lost
         with pytest.raises(FencedError):
             partition.read(0, max_bytes=1)
@@ -68,8 +68,8 @@ def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
     house.broker.close()
     a_copy_claims(house, tmp_path)
     house.broker = house.open()
-    house.broker._copy_round()
-    house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.chores.copy_round()
+    house.broker.chores.copier.wait_until_idle(timeout_s=10)
     assert house.broker.partition("t", 0).leadership_lost
 
 
@@ -89,7 +89,7 @@ def test_a_folder_in_use_refuses_a_second_broker(house):
 def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     offloaded(house)
     a_copy_claims(house, tmp_path)
-    house.broker.fences.look()
+    house.broker.chores.fences.look()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
 
@@ -106,8 +106,8 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
     with monkeypatch.context() as patched:
         patched.setattr(BucketNotes, "note", dies)
         house.broker = house.open()
-        house.broker._copy_round()
-        house.broker.copier.wait_until_idle(timeout_s=10)
+        house.broker.chores.copy_round()
+        house.broker.chores.copier.wait_until_idle(timeout_s=10)
         house.broker.close()
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     house.broker.close()
@@ -143,13 +143,13 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
         monkeypatch.setattr(BucketNotes, "note", disk_is_full)
     copy = House(copied)
     try:
-        copy.broker._copy_round()
+        copy.broker.chores.copy_round()
         partition = copy.broker.partition("t", 0)
         copy.wait_for(lambda: partition.leadership_lost)
         assert "the bucket reaches to" in partition.leadership_lost
     finally:
         copy.broker.close()
-    house.broker.fences.look()
+    house.broker.chores.fences.look()
     house.produce("t", [b"the original goes on"])
 
 
@@ -187,7 +187,7 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
     monkeypatch.setattr(Ownership, "check_fence", fails)
     house.broker = house.open(fence_check_ms=3_600_000)
     assert len(set(asked)) == 20, "more than are asked side by side"
-    house.broker.fences.look()
+    house.broker.chores.fences.look()
     assert len(asked) == 40
     house.produce("t", [b"taken"])
 

@@ -88,7 +88,7 @@ def shelf(house) -> Path:
     for number in range(20):
         append_keyed(house, b"%d" % number * 100)
     house.broker.trim("t", 0, 3)
-    house.broker.compactor.run_round()
+    house.broker.chores.compactor.run_round()
     house.broker.close()
     (house.root / "data" / CLEAN_SHUTDOWN).unlink()
     return house.root / "data"

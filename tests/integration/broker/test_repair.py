@@ -103,13 +103,13 @@ def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 400)
     offload(house, "t")
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     compacted(house, "t")
     lost = entries(house)[1]
     path_of(house, lost.log_key).unlink()
     assert ("none", lost.base_offset) in steps(house, apply=True)
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     assert last_of(cold_records(house, "t")) == last
     assert house.broker.verify("t", deep=True).ok
 

@@ -32,8 +32,8 @@ def offload(house):
 
 
 def claim(house):
-    house.broker._copy_round()
-    assert house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.chores.copy_round()
+    assert house.broker.chores.copier.wait_until_idle(timeout_s=10)
 
 
 def store_of(house):
@@ -63,7 +63,7 @@ def lost(house):
     fill(house, 80)
     offload(house)
     fill(house, 20, mark=b"tail")
-    house.broker.save_checkpoints()
+    house.broker.chores.checkpoints.save()
     house.broker.close()
     return house
 
@@ -129,8 +129,8 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
     lost.produce("t", [b"not seen yet"])
     lost.broker.partition("t", 0).log.roll(reason="test")
-    lost.broker._copy_round()
-    lost.broker.copier.wait_until_idle(timeout_s=10)
+    lost.broker.chores.copy_round()
+    lost.broker.chores.copier.wait_until_idle(timeout_s=10)
     with pytest.raises(FencedError):
         lost.produce("t", [b"too late"])
     there = {str(p.relative_to(lost.root / "bucket")) for p in (lost.root / "bucket").rglob("*")}
@@ -140,8 +140,8 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     assert new.broker.verify("t", deep=True).ok
     lost.broker.close()
     lost.broker = lost.open()
-    lost.broker._copy_round()
-    lost.broker.copier.wait_until_idle(timeout_s=10)
+    lost.broker.chores.copy_round()
+    lost.broker.chores.copier.wait_until_idle(timeout_s=10)
     assert lost.broker.partition("t", 0).leadership_lost
 
 
@@ -167,7 +167,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     lost.broker = lost.open()
     claim(lost)
     opened.append(Restored(tmp_path / "new", lost))
-    lost.broker.fences.look()
+    lost.broker.chores.fences.look()
     with pytest.raises(FencedError):
         lost.broker.alter_topic("t", config={"retention.ms": 1000})
     with pytest.raises(FencedError):
@@ -450,7 +450,7 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tm
     """Nor is an older state, or an older topic of its name, taken in its place."""
     lost.broker = lost.open()
     ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
-    lost.broker.copier.run_round()
+    lost.broker.chores.copier.run_round()
     lost.wait_for(lambda: all(one.cold.ownership.claimed for one in lost.broker.partitions()))
     lost.wait_for(lambda: not any(one.dirty for one in lost.broker.registry.live()))
     before = lost.records("t")
@@ -477,7 +477,7 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
 ):
     """The disk is lost before the bucket heard that the older one was deleted."""
     house.broker.create_topic("t", config=CONFIG)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.broker.bucket.settle(house.broker.registry)
     monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
     house.broker.delete_topic("t")

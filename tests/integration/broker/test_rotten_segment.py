@@ -18,7 +18,7 @@ def house(house):
     and one more that holds 30 to 32.
     """
     house.broker.create_topic("t", config={"retention.ms": -1})
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     for number in range(BATCHES):
         house.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
     house.broker.partition("t", 0).log.roll(reason="test")
@@ -48,9 +48,9 @@ def damage(house, *patches):
 
 
 def offload(house):
-    house.broker.copier.hurry(house.broker.partitions())
-    house.broker.copier.run_round()
-    house.broker.copier.wait_until_idle(timeout_s=20)
+    house.broker.chores.copier.hurry(house.broker.partitions())
+    house.broker.chores.copier.run_round()
+    house.broker.chores.copier.wait_until_idle(timeout_s=20)
 
 
 def repaired(house, **how):
@@ -222,7 +222,7 @@ def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     damage(house, (positions(house)[4] + 70, b"\xff"))
     assert repaired(house, deep=True).action == "set-aside"
     assert house.broker.partition("t", 0).log.first_local_offset == 30
-    house.broker.compactor._complete_logs()
+    house.broker.chores.compactor._complete_logs()
     assert house.broker.partition("t", 0).log.first_local_offset == 0
     assert house.records("t") == before
     assert house.broker.repair("t", deep=True) == []

@@ -39,7 +39,7 @@ def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trim
     covered = partition.cold.end_offset
     house.set_down(True)
     fill(house)
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.offsets().local_log_start_offset <= covered
     assert len(house.records("t", offset=covered)) == 400 - covered
     with pytest.raises(StoreUnavailable):
@@ -53,14 +53,14 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     fill(house)
     house.broker.partition("t", 0).log.roll(reason="test")
-    house.broker.copier.run_round()
-    assert house.broker.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.chores.copier.run_round()
+    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     house.broker.close()
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     partition = house.broker.partition("t", 0)
     assert partition.cold.manifest.pages
     assert partition.offsets().local_log_start_offset == 0
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert partition.offsets().local_log_start_offset > 0
 
 
@@ -153,7 +153,7 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
     cold = house.broker.partition("t", 0).cold
     assert cold.manifest.log_start_offset == 0
     house.set_down(False)
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert cold.manifest.log_start_offset == 55
 
 
@@ -187,14 +187,14 @@ def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(hous
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     fill(house)
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     house.set_down(True)
     partition, starts = house.broker.partition("t", 0), []
     sizes = partition.tiers()
     limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
     house.broker.alter_topic("t", config=limits)
     for _ in range(4):
-        house.broker.janitor._retain(partition)
+        house.broker.chores.janitor._retain(partition)
         starts.append(partition.log.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4

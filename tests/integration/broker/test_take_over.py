@@ -87,9 +87,9 @@ def shared_tail(house, tmp_path):
     fill(house, 40, mark=b"tail")
     house.broker.close()
     copy = copy_of(house, tmp_path / "copy")
-    copy.broker._copy_round()
-    assert copy.broker.copier.wait_until_idle(timeout_s=10)
-    copy.broker._copying.stop(10)
+    copy.broker.chores.copy_round()
+    assert copy.broker.chores.copier.wait_until_idle(timeout_s=10)
+    copy.broker.chores.copying.stop(10)
     fill(copy, 60, mark=b"copy")
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     fill(house, 20, mark=b"original")
@@ -169,8 +169,8 @@ def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes
     first = house.produce_idempotent(sequence=0)
     house.broker.close()
     copy = copy_of(house, tmp_path / "copy")
-    copy.broker._copy_round()
-    assert copy.broker.copier.wait_until_idle(timeout_s=10)
+    copy.broker.chores.copy_round()
+    assert copy.broker.chores.copier.wait_until_idle(timeout_s=10)
     copy.broker.close()
     with monkeypatch.context() as patched:
         if crashes:  # when the log was emptied, and has no snapshot yet
@@ -218,7 +218,7 @@ def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch
     house.broker = house.open(restore_offset_gap=7)  # a take-over under way goes on with its own
     assert not take_over.marker_path(house.root / "data").exists()
     goes_on_above_the_gap(house, kept=140)
-    copy.broker.fences.look()
+    copy.broker.chores.fences.look()
     with pytest.raises(FencedError):
         fill(copy, 10, mark=b"zombie")
 
@@ -230,8 +230,8 @@ def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, mo
     def uploads_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
         copy.broker.partition("t", 0).log.roll(reason="test")
-        copy.broker.copier.run_round()
-        assert copy.broker.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
+        copy.broker.chores.copier.run_round()
+        assert copy.broker.chores.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
         return real(self, files)
 
     monkeypatch.setattr(ColdLog, "upload", uploads_first)
@@ -272,7 +272,7 @@ def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
             with pytest.raises(Crash):
                 house.open(**TAKING)
     house.broker = house.open(**TAKING)
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert house.broker.partition("t", 0).offsets().log_start_offset == 0
     goes_on_above_the_gap(house, kept=100)
 
@@ -322,7 +322,7 @@ def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
     offload(copy)
     house.broker = house.open(take_over=True)
     named = {key for e in house.broker.partition("t", 0).cold.entries(0) for key in e.keys}
-    copy.broker.fences.look()
+    copy.broker.chores.fences.look()
     with pytest.raises(FencedError):
         fill(copy, 10, mark=b"zombie")
     copy.broker.close()
@@ -353,8 +353,8 @@ def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
 def test_without_the_flag_a_foreign_manifest_is_left_alone(parted):
     house, _ = parted
     house.broker = house.open()
-    house.broker._copy_round()
-    house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.chores.copy_round()
+    house.broker.chores.copier.wait_until_idle(timeout_s=10)
     assert house.broker.partition("t", 0).leadership_lost
     assert not diverged_folders(house)
 
@@ -408,12 +408,12 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
     """Everything is checked then, also what was flushed; the topic compacts no more."""
     house.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.broker._copying.stop(10)
+    house.broker.chores.copying.stop(10)
     for number in range(30):
         key = b"once %d" % number if number % 5 == 0 else b"again and again"
         put(house, "t", [(key, b"v" * 40)] * 10)
     house.broker.partition("t", 0).log.roll(reason="test")
-    house.broker.compactor.run_round()
+    house.broker.chores.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     before = house.records("t")
     assert len(before) == 7

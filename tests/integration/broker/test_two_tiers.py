@@ -87,7 +87,7 @@ def test_pages_of_the_manifest_come_together_and_lose_nothing(house, monkeypatch
     values = fill(house, "t", 400)
     offload_all(house, "t")
     cold = house.broker.partition("t", 0).cold
-    house.broker.janitor.look_after(house.broker.partition("t", 0))
+    house.broker.chores.janitor.look_after(house.broker.partition("t", 0))
     assert max(page.entry_count for page in cold.manifest.pages) == 4
     assert [record.value for record in house.records("t")] == values
 
@@ -159,8 +159,8 @@ def test_trim_moves_the_start_in_both_tiers_and_survives(house):
 def test_a_trim_into_a_segment_that_was_not_uploaded_does_not_keep_it_from_the_bucket(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 10)
-    house.broker._copy_round()
-    assert house.broker.copier.wait_until_idle(timeout_s=10)
+    house.broker.chores.copy_round()
+    assert house.broker.chores.copier.wait_until_idle(timeout_s=10)
     house.broker.trim("t", 0, 5)
     assert offload_all(house, "t").uploaded_segments == 1
     fill(house, "t", 10)
@@ -186,14 +186,14 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 100)
     house.broker.trim("t", 0, 50)
-    house.broker.save_checkpoints()
+    house.broker.chores.checkpoints.save()
     house.restart()
     house.broker.delete_topic("t")
     house.broker.create_topic("t")
     house.produce("t", [b"new"])
     assert [record.offset for record in house.records("t")] == [0]
     crashed = house.broker
-    crashed._copying.stop(10)  # two that write to one folder
+    crashed.chores.copying.stop(10)  # two that write to one folder
     crashed.folder.close()  # the lock goes as with the process; nothing else is tidied
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
@@ -213,7 +213,7 @@ def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monk
         write(name, offsets)
 
     monkeypatch.setattr(house.broker.folder, "write_checkpoint", overtaken)
-    house.broker.save_checkpoints()
+    house.broker.chores.checkpoints.save()
     trims[0].join()
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
 
@@ -239,19 +239,19 @@ def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeyp
     offload_all(house, "t")
     partition = house.broker.partition("t", 0)
     house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the midst of a page
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     local = local_facts(partition)
     every = [*cold_facts(partition, local), *local]
     assert total_bytes(partition, local) == sum(one.size_bytes for one in every)
     assert partition.cold.manifest.pages[-1].base_offset < local[0].base_offset
     partition.cold._manifests._cache._pages.clear()
     before, house.store.calls = partition.log.log_start_offset, []
-    house.broker.janitor.look_after(partition)
+    house.broker.chores.janitor.look_after(partition)
     assert not [call for call in house.store.calls if call[0].startswith("get")]
     assert partition.log.log_start_offset == before
     if limit == "retention.bytes":
         fill(house, "t", 100)
-        house.broker.janitor.look_after(partition)
+        house.broker.chores.janitor.look_after(partition)
         assert partition.log.log_start_offset > before
 
 
@@ -269,7 +269,7 @@ def test_a_cold_read_that_retention_overtakes_is_trimmed_and_skips_nothing(
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
-        house.broker.janitor.trim(log, first.next_offset)
+        house.broker.chores.janitor.trim(log, first.next_offset)
         return found(offset, **limits)
 
     monkeypatch.setattr(log.cold, call, overtaken)
@@ -303,11 +303,11 @@ def test_records_without_a_time_are_as_old_as_their_file(house):
     for _ in range(10):
         house.produce("t", [b"v" * 200], at=-1)
     log = house.broker.partition("t", 0).log
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert len(house.records("t")) == 10
     oldest, following = log.segments()[:2]
     os.utime(oldest.path, (1, 1))
-    house.broker.janitor.run_round()
+    house.broker.chores.janitor.run_round()
     assert log.log_start_offset == following.base_offset
 
 
@@ -376,7 +376,7 @@ def test_an_idle_producer_is_forgotten_by_the_janitor(house):
         )
         return partition.append(batches, acks=Acks.LEADER).result(10)
 
-    janitor = house.broker.janitor
+    janitor = house.broker.chores.janitor
     send(0)
     janitor.run_round()
     with pytest.raises(OutOfOrderSequence):

@@ -254,7 +254,7 @@ def test_the_tail_begins_inside_a_chunk_where_a_transaction_was_open(tmp_path):
     folder.put(b"last")
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
         partition = tiers.broker.partition("txn", 0)
-        assert tiers.broker.copier.wait_until_done([partition], timeout_s=20)
+        assert tiers.broker.chores.copier.wait_until_done([partition], timeout_s=20)
         assert tiers.cold_end("txn", 0) == 3
         for isolation, offsets in (
             ("read_committed", [0, 2, 4]),

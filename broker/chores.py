@@ -1,0 +1,159 @@
+"""What a broker does by itself, in the background: who does it, and when.
+
+* One thread for each chore; each looks at all partitions, as they are when its turn comes. None
+  starts before `start`: of a broker that was opened idle they are asked one by one.
+* The copier comes first where a topic changed: the bucket is told, what is rolled goes up, what was
+  deleted goes. Files of deleted topics go first: what asks the store may wait, or fail.
+* Stopping waits for the disk alone. One that waits for the store is left behind: a closed log,
+  registry or folder is changed by nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from broker.background import BackgroundTask
+from broker.bring_back import BringBack
+from broker.bucket import Bucket
+from broker.checkpoints import Checkpoints
+from broker.compactor import Compactor
+from broker.copier import Copier
+from broker.data_folder import DataFolder
+from broker.disk_reserve import CHECK_S, DiskReserve
+from broker.fences import Fences
+from broker.groups import Groups
+from broker.holes import Holes
+from broker.janitor import Janitor
+from broker.live_topics import LiveTopics
+from broker.partition import Partition
+from broker.settings import BrokerSettings
+from broker.topic_registry import TopicRecord, TopicRegistry
+from record_format.errors import FencedError
+
+log = structlog.get_logger(__name__)
+
+COPY_INTERVAL_S: Final = 1.0
+GROUPS_INTERVAL_S: Final = 10.0
+
+
+class Chores:
+    """Thread-safe. `copying.wake` has the next round begin at once."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        settings: BrokerSettings,
+        bucket: Bucket | None,
+        *,
+        registry: TopicRegistry,
+        topics: LiveTopics,
+        groups: Groups,
+        clock: Callable[[], int],
+    ) -> None:
+        self._settings, self._bucket = settings, bucket
+        self._registry, self._topics = registry, topics
+        partitions = topics.partitions
+        self.checkpoints = Checkpoints(folder, partitions, topics.damaged)
+        self.holes = Holes(self._cleaned_before)
+        self.copier = Copier(partitions, concurrency=settings.offload_concurrency, holes=self.holes)
+        self.fences = Fences(partitions)
+        self.janitor = Janitor(
+            partitions,
+            settings,
+            clock=clock,
+            holes=self.holes,
+            save_log_starts=self.checkpoints.save_log_starts,
+        )
+        self.reserve = DiskReserve(
+            folder.path,
+            reserve_bytes=settings.disk_reserve_bytes or 0,
+            reliefs=(self._shrink_cache, self.janitor.relieve_disk),
+        )
+        self.compactor = Compactor(
+            partitions,
+            folder,
+            settings,
+            clock=clock,
+            save_recovery_points=self.checkpoints.save,
+            bring_back=self._bringing_back(folder, bucket, clock) if bucket else None,
+        )
+        self.copying = BackgroundTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
+        self._group_keeping = BackgroundTask(
+            "groups", groups.run_round, interval_s=GROUPS_INTERVAL_S
+        )
+        self._tasks = self._background_tasks()
+
+    def _bringing_back(
+        self, folder: DataFolder, bucket: Bucket, clock: Callable[[], int]
+    ) -> BringBack:
+        return BringBack(
+            bucket,
+            scratch=folder.scratch("bring-back"),
+            clock=clock,
+            check_room=self.reserve.refuse_without_room,
+        )
+
+    def _background_tasks(self) -> list[BackgroundTask]:
+        """In the order they start; they stop in the reverse."""
+        settings = self._settings
+        timed = (
+            ("janitor", self.janitor.run_round, settings.retention_check_interval_ms),
+            ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
+            ("fences", self.fences.look, settings.fence_check_ms),
+            ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),
+        )
+        return [
+            BackgroundTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
+            self.copying,
+            self._group_keeping,
+            *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
+        ]
+
+    def start(self) -> None:
+        """Who lost a partition to another folder knows it when this returns, where the store
+        answers.
+        """
+        if self._bucket is not None and self._bucket.unavailable is None:
+            self.fences.look_first(timeout_s=self._settings.store_start_timeout_ms / 1000)
+        for task in self._tasks:
+            task.start()
+        self._group_keeping.wake()
+
+    def stop(self, deadline_s: float) -> None:
+        self.copier.stop()
+        self.janitor.stop()
+        if self._bucket is not None:
+            self._bucket.break_off_uploads()
+        self.compactor.stop()
+        for task in self._tasks:
+            task.stop(0)
+        for task in reversed(self._tasks):
+            task.stop(max(0.0, deadline_s - time.monotonic()))
+
+    def copy_round(self) -> None:
+        with suppress(OSError):  # what fails is told by who tries again, below
+            self._topics.remove_files()
+        if self._bucket is not None and self._bucket.settle(self._registry):
+            self.copier.run_round()
+        self._topics.finish_deletions(
+            is_busy=self.copier.is_busy, delete_objects=self._delete_objects
+        )
+
+    def _delete_objects(self, record: TopicRecord) -> None:
+        if self._bucket is None:
+            return
+        try:
+            self._bucket.delete_topic(record)
+        except FencedError as error:
+            log.error("objects stay: not ours to delete", topic=record.name, reason=str(error))
+
+    def _cleaned_before(self, partition: Partition) -> int:
+        return self.compactor.cleaned_before(partition)
+
+    def _shrink_cache(self, missing_bytes: int) -> bool:
+        return self._bucket is not None and self._bucket.cache.shrink(missing_bytes) > 0
