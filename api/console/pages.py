@@ -38,6 +38,7 @@ from record_format.errors import TierlogError
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
+TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one a partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -122,7 +123,12 @@ class Console:
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
         troubles = [problems.public(one) for one in (*reasons, *degraded)]
-        return {"report": report, "hit_rate": _hit_rate(report), "troubles": troubles}
+        return {"report": report, "hit_rate": _hit_rate(report), **_troubles(troubles)}
+
+
+def _troubles(troubles: list[str]) -> dict[str, Any]:
+    more = max(0, len(troubles) - TROUBLES_SHOWN)
+    return {"troubles": troubles[:TROUBLES_SHOWN], "more_troubles": more}
 
 
 async def shell(_: Context, exchange: Exchange) -> Answer:
@@ -200,10 +206,12 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
-        damaged=[
-            (number, problems.public(str(one.reason)))
-            for number, one in sorted(found.damaged.items())
-        ],
+        **_troubles(
+            [
+                f"Partition {number}: {problems.public(str(one.reason))}"
+                for number, one in sorted(found.damaged.items())
+            ]
+        ),
         overrides=found.config.overrides,
         effective=found.config.effective(),
     )

@@ -83,13 +83,13 @@
         return value === undefined ? "" : chart.lines.length > 1 ? `${label} ${chart.unit(value)}` : chart.unit(value);
       });
       root.querySelector(`[data-now="${box.dataset.chart}"]`).textContent = last.filter(Boolean)[0] || "";
-      if (chart.lines.length > 1 && !box.parentElement.querySelector(".key")) box.after(keyOf(chart));
+      if (chart.lines.length > 1 && !box.parentElement.querySelector(".lines")) box.after(keyOf(chart));
     }
   }
 
   function keyOf(chart) {
     const key = document.createElement("div");
-    key.className = "key";
+    key.className = "lines";
     chart.lines.forEach(([label, , name]) => {
       const item = document.createElement("span");
       const swatch = document.createElement("span");

@@ -158,6 +158,7 @@
     const isBytes = record[`${name}_base64`] !== undefined;
     const found = isBytes ? record[`${name}_base64`] : record[name];
     if (found === null || found === undefined) return { shown: "null", isNull: true };
+    if (!found) return { shown: "empty", isNull: true };
     const cut = found.length > MAX_TEXT ? `${found.slice(0, MAX_TEXT)} …` : found;
     return { shown: isBytes ? `base64 ${cut}` : visible(cut), isNull: false };
   }

@@ -552,6 +552,45 @@ def test_a_damaged_partition_is_said_and_the_others_are_there(
         browser.until("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_of_a_thousand_troubles_a_few_are_told(
+    house: House, flights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another broker took all partitions over: the page is still one of topics."""
+    reasons = [f"leadership lost: t-{number}" for number in range(1000)]
+    monkeypatch.setattr(house.broker, "readiness", lambda: (reasons, []))
+    shown = house.get("/console/overview").text
+    assert shown.count("leadership lost") == shown.count('role="alert"') == 5
+    assert "and 995 more" in shown
+    monkeypatch.setattr(house.broker, "readiness", lambda: (reasons[:5], []))
+    assert "more; <code>GET /readyz" not in house.get("/console/summary").text
+
+
+def test_the_head_of_a_partition_is_renewed_while_its_tail_is_shown(
+    browser: Chromium, house: House
+) -> None:
+    topic = house.topic("renewed")
+    shown_at(browser, house, f"#/topics/{topic}/partitions/0/tail", heading=topic)
+    watermark = "document.querySelectorAll('#head dd')[2].textContent"
+    assert browser.run(watermark) == "0"
+    browser.until("document.querySelector('[data-tail-state]').textContent === 'live'")
+    house.produce(topic, {"value": ""}, {"key": ""})
+    browser.run(TICK)
+    browser.until(f"{watermark} === '2'")
+    browser.until("document.querySelectorAll('[data-tail-rows] tr').length === 2")
+    cells = "[...document.querySelectorAll('[data-tail-rows] .text')].map(one => one.textContent)"
+    assert browser.run(cells) == ["empty", "null", "null", "empty"]
+
+
+def test_a_long_key_takes_one_line(browser: Chromium, house: House) -> None:
+    topic = house.topic("long")
+    house.produce(topic, {"key": "k", "value": ""}, {"key": "k" * 5000, "value": ""})
+    shown_at(browser, house, f"#/topics/{topic}/partitions/0/records", heading=topic)
+    heights = "[...document.querySelectorAll('summary.line')].map(one => one.offsetHeight)"
+    short, long = browser.run(heights)
+    assert long < short + 8
+    assert "empty" in browser.text()
+
+
 def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_path: Path) -> None:
     browser.expected += ["ERR_", "htmx:"]
     with open_house(tmp_path, bucket=False) as house:
