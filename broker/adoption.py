@@ -24,6 +24,7 @@ from broker.data_folder import (
     topic_id_of,
 )
 from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topics import MAX_PARTITIONS
 from hot_tier.segment_gaps import first_gap
 from record_format.errors import ConfigurationError
 
@@ -56,7 +57,13 @@ def _found(folder: DataFolder, known: set[str]) -> Found:
         if DIVERGED.search(path.name):
             continue
         if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
-            found.setdefault(match["topic"], {})[int(match["partition"])] = path
+            number = int(match["partition"])
+            if number >= MAX_PARTITIONS:
+                raise ConfigurationError(
+                    f"{path}: would be partition {number} of a topic {match['topic']!r}, which has "
+                    f"at most {MAX_PARTITIONS}: move what is not Kafka's out of the data folder"
+                )
+            found.setdefault(match["topic"], {})[number] = path
     return found
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Final
 
 import msgspec
 import structlog
@@ -26,7 +25,13 @@ from broker.disk_reserve import told_when_full
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
-from broker.topics import Topic, TopicDescription, TopicSummary, check_topic_name
+from broker.topics import (
+    MAX_PARTITIONS,
+    Topic,
+    TopicDescription,
+    TopicSummary,
+    check_topic_name,
+)
 from hot_tier.log_config import ConfigValue, LogConfig
 from record_format.errors import (
     FieldProblem,
@@ -39,8 +44,6 @@ from record_format.errors import (
 )
 
 log = structlog.get_logger(__name__)
-
-MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
 
 
 class LiveTopics:

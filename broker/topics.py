@@ -23,6 +23,7 @@ from hot_tier.log_config import ConfigValue, LogConfig
 from record_format.errors import InvalidTopicName, UnknownPartition
 
 MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
+MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
 NO_PARTITIONS: Final[Mapping[int, Partition | Damaged]] = MappingProxyType({})
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 

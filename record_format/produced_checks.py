@@ -166,12 +166,15 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
 
 
 def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
+    """What no reader would expand is refused too, however much a request may hold."""
     try:
-        return codecs.decompress(header.codec, part, max_bytes=left)
+        return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
     except codecs.ExpandsTooFar as error:
-        limit = limits.max_expanded_bytes
+        limit, what = limits.max_expanded_bytes, "the request's batches expand"
+        if left > codecs.MAX_EXPANDED_BYTES:
+            limit, what = codecs.MAX_EXPANDED_BYTES, "a batch expands"
         raise RequestTooLarge(
-            f"the request's batches expand to more than {limit} bytes",
+            f"{what} to more than {limit} bytes",
             limit_bytes=limit,
             size_bytes=limit + 1,
         ) from error

@@ -110,3 +110,12 @@ def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):
         assert len(house.records("keyed")) == 51
     finally:
         house.broker.close()
+
+
+def test_a_folder_whose_name_ends_like_a_partitions_is_no_topic_of_millions(house):
+    house.broker.close()
+    (house.root / "data" / "backup-20261122").mkdir()
+    with pytest.raises(ConfigurationError, match="partition 20261122 of a topic 'backup'"):
+        house.open()
+    (house.root / "data" / "backup-20261122").rename(house.root / "backup")
+    house.broker = house.open()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from record_format import codecs
 from record_format.batch import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -265,6 +266,16 @@ def test_a_batch_at_the_limit_is_taken_and_a_byte_above_refused() -> None:
         check(data, max_message_bytes=len(data) - 1)
     assert caught.value.limit_bytes == len(data) - 1
     assert caught.value.size_bytes == len(data)
+
+
+def test_no_batch_is_taken_that_readers_would_not_expand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `http.expanded.max.bytes` allows a request."""
+    data = bytes(encode_batch([bytes(1000)], timestamps=[1], codec=ZSTD))
+    monkeypatch.setattr(codecs, "MAX_EXPANDED_BYTES", 1010)
+    assert check(data * 3, max_expanded_bytes=1 << 40).record_count == 3
+    monkeypatch.setattr(codecs, "MAX_EXPANDED_BYTES", 1000)
+    with pytest.raises(RequestTooLarge, match="a batch expands to more than 1000 bytes"):
+        check(data, max_expanded_bytes=1 << 40)
 
 
 def test_the_expanded_size_is_bounded_over_the_whole_request() -> None:
