@@ -136,7 +136,7 @@ class FileSend:
             self._watching = True
             self._loop.add_writer(self._sock.fileno(), self._ready)
 
-    def _unwatch(self, _: object = None) -> None:
+    def _unwatch(self) -> None:
         if self._watching:
             self._watching = False
             self._loop.remove_writer(self._sock.fileno())

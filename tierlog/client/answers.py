@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -11,6 +11,8 @@ from record_format.decode import Record
 
 ConfigValue = int | float | bool | str
 Tier = Literal["hot", "cold", "mixed"]
+
+TOPIC_KNOWN_MS: Final = 300_000  # then it is asked for again: Kafka's metadata.max.age.ms
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):

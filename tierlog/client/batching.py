@@ -37,15 +37,18 @@ from record_format.errors import (
 )
 from record_format.murmur2 import partition_for_key
 from tierlog.client import calls
-from tierlog.client.answers import Produced, ProducerIdentity, TopicDescription
+from tierlog.client.answers import (
+    TOPIC_KNOWN_MS,
+    Produced,
+    ProducerIdentity,
+    TopicDescription,
+)
 from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RESTART_ATTEMPTS, AnswerLost, RetryPolicy, Steps, exchange
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
 log = logging.getLogger(__name__)
-
-KNOWN_MS: Final = 300_000  # Kafka's metadata.max.age.ms
 
 TopicPartition = tuple[str, int]
 
@@ -299,9 +302,9 @@ class _Shape(NamedTuple):
 class Partitioner:
     """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
 
-    What is known of a topic is asked for again after `KNOWN_MS`: it may have grown, and a key goes
-    where all others send it. `first`: the partition to begin with, of so many. Chance has it, as in
-    KIP-480: else partition 0 would get all that producers of a few records send.
+    What is known of a topic is asked for again after `TOPIC_KNOWN_MS`: it may have grown, and a
+    key goes where all others send it. `first`: the partition to begin with, of so many. Chance has
+    it, as in KIP-480: else partition 0 would get all that producers of a few records send.
     """
 
     def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
@@ -315,11 +318,11 @@ class Partitioner:
         shape = self._shapes.get(topic)
         if shape is None or now_ms < shape.due_ms:
             return shape is None
-        self._shapes[topic] = shape._replace(due_ms=now_ms + KNOWN_MS)
+        self._shapes[topic] = shape._replace(due_ms=now_ms + TOPIC_KNOWN_MS)
         return True
 
     def learn(self, topic: TopicDescription, *, now_ms: int) -> None:
-        self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + KNOWN_MS)
+        self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + TOPIC_KNOWN_MS)
 
     def keep(self, topic: str, error: TierlogError) -> None:
         """They could not be asked for: go by what is known, if it is. Raises `error`."""

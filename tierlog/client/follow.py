@@ -5,8 +5,8 @@
 * A follower that was answered once asks on, for as long as the broker is not there: see `policy`.
 * A follower of one partition waits in the broker for news. One of several goes round; only where
   all are up to date does a turn wait, so that a round, and so news, takes `ROUND_MS`.
-* Who follows a topic, not some of its partitions, looks every `LOOK_S` whether it has grown, and
-  reads what was added from its beginning.
+* Who follows a topic, not some of its partitions, looks every `TOPIC_KNOWN_MS` whether it has
+  grown, and reads what was added from its beginning.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tierlog.client import calls
-from tierlog.client.answers import TopicDescription
+from tierlog.client.answers import TOPIC_KNOWN_MS, TopicDescription
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import RetryPolicy, Steps, exchange
 from tierlog.client.records import ConsumedRecord
 
 FOLLOW_WAIT_MS: Final = 10_000
 ROUND_MS: Final = 500
-LOOK_S: Final = 300.0  # Kafka's metadata.max.age.ms
 ENDLESS: Final = 2**63
 
 
@@ -71,7 +70,7 @@ class Turns:
     def _look(self, now_s: float) -> Turn | None:
         if self._looked_s is None:
             self._looked_s = now_s
-        if self._first is None or now_s - self._looked_s < LOOK_S:
+        if self._first is None or (now_s - self._looked_s) * 1000 < TOPIC_KNOWN_MS:
             return None
         self._looked_s = now_s
         return Turn(exchange(calls.describe_topic(self._first.topic), self.policy), self._grow)

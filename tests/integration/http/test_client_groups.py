@@ -80,7 +80,7 @@ def test_a_follower_of_a_topic_reads_the_partitions_that_are_added(api, monkeypa
         assert next(some).value == next(reading).value == b"a"
         client.alter_topic(topic, partitions=3)
         api.values(topic, "c", partition=2)
-        monkeypatch.setattr(follow, "LOOK_S", 0.05)
+        monkeypatch.setattr(follow, "TOPIC_KNOWN_MS", 50)
         added = next(reading)
         assert (added.partition, added.offset, added.value) == (2, 0, b"c")
         api.values(topic, "b")
