@@ -123,8 +123,9 @@ class Catalog:
         return restorable([topic for topic in loaded if topic is not None]).topics
 
     def _check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
-        """What an option says of a partition that there is not was meant for another."""
+        """What an option says of a partition that is not read was meant for another."""
         by_name = {topic.name: topic for topic, _ in chosen}
+        read = {(topic.name, partition) for topic, partition in chosen}
         options = self._options
         named = {
             "startingOffsets or startingOffsetsByTimestamp": options.starting.named(),
@@ -136,6 +137,8 @@ class Catalog:
                 if name not in by_name:
                     raise InvalidOption(f"option {option}: topic {name!r} is not one that is read")
                 _check_partitions(option, by_name[name], (partition,))
+                if (name, partition) not in read:
+                    raise InvalidOption(f"option {option}: {name}-{partition} is not one assigned")
 
     # --- partitions -------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from record_format.errors import InvalidRequest
 from spark_reader.bounds import EARLIEST, LATEST
-from tierlog.client.times import to_ms
+from tierlog.client.times import MAX_TIME, to_ms
 
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -73,7 +74,7 @@ def size(name: str, value: str) -> int:
 
 
 def duration_ms(name: str, value: str) -> int:
-    found = _DURATION.fullmatch(value.strip())
+    found = _DURATION.fullmatch(value.strip().lower())
     if not found:
         raise refused(name, value, "a duration, as in 30s or 15m (without a unit: milliseconds)")
     return int(found[1]) * _UNITS_MS[found[2] or "ms"]
@@ -89,20 +90,20 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
 
 
 def time_ms(name: str, value: str) -> int:
-    try:
-        return to_ms(value)
-    except InvalidRequest as error:
+    found = _time(value)
+    if found is None:
         raise refused(
             name, value, "a time: milliseconds since the epoch, or as in 2013-06-01T12:00:00Z"
-        ) from error
+        )
+    return found
 
 
 def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, int]]]:
     """`earliest`, `latest` (those allowed), or JSON of offsets by topic and partition."""
 
     def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
-        if value.lower() in words:
-            return value.lower()
+        if (word := value.strip().lower()) in words:
+            return word
         allowed = f"one of {', '.join(words)}, or {_OFFSETS_SHAPE}"
         found = _by_partition(name, value, allowed=allowed, number=_offset)
         special = {"earliest": EARLIEST, "latest": LATEST}
@@ -204,9 +205,10 @@ def _version(given: object) -> int | None:
 
 
 def _time(given: object) -> int | None:
-    if isinstance(given, int) and _is_int(given):
+    """None also for a time that no record may have: the broker would not look for it."""
+    if isinstance(given, str):
+        with suppress(InvalidRequest):
+            given = to_ms(given)
+    if isinstance(given, int) and _is_int(given) and 0 <= given <= MAX_TIME:
         return given
-    try:
-        return to_ms(given) if isinstance(given, str) else None
-    except InvalidRequest:
-        return None
+    return None

@@ -179,7 +179,7 @@ def _choice(values: Mapping[str, Any]) -> TopicChoice:
 def _starting(values: Mapping[str, Any], *, streaming: bool) -> Bounds:
     default = LATEST if streaming else EARLIEST
     given = values.get("startingOffsets")
-    if not streaming and _has_latest(given):
+    if not streaming and "startingTimestamp" not in values and _has_latest(given):
         raise InvalidOption(
             "option startingOffsets: a batch cannot start at the latest offset; it is earliest, "
             'or JSON as in {"topic": {"0": 23, "1": -2}}'

@@ -36,7 +36,10 @@ class ChunkPiece(NamedTuple):
 
 
 class TailPiece(NamedTuple):
-    """Offsets [start_offset, end_offset) that the broker has; `size_bytes` is an estimate."""
+    """Offsets [start_offset, end_offset) that the broker has; `size_bytes` is an estimate.
+
+    0: no segment of the broker's has any of it. It is asked for all the same, as one piece.
+    """
 
     start_offset: int
     end_offset: int
@@ -158,7 +161,8 @@ def _units(work: PartitionWork, cut: Cut) -> Iterator[_Unit]:
         end = min(work.end_offset, piece.end_offset)
         if start < end:
             share = (end - start) / (piece.end_offset - piece.start_offset)
-            yield _Unit(None, start, end, max(1, int(piece.size_bytes * share)))
+            size = max(1, int(piece.size_bytes * share)) if piece.size_bytes else 0
+            yield _Unit(None, start, end, size)
 
 
 def _is_outside(chunk: ChunkPiece, cut: Cut) -> bool:
@@ -174,8 +178,8 @@ def _cut_fine(units: Sequence[_Unit], target: int, limits: SplitLimits) -> Itera
         offsets = unit.end_offset - unit.start_offset
         parts = 1
         if unit.chunk is None or limits.min_splits:
-            parts = -(-unit.size_bytes // target)
-        if limits.max_records:
+            parts = max(1, -(-unit.size_bytes // target))
+        if limits.max_records and unit.size_bytes:
             parts = max(parts, -(-offsets // limits.max_records))
         yield from _parts(unit, min(parts, offsets))
 
@@ -192,8 +196,8 @@ def _pack(
     units: Sequence[_Unit], target: int, max_records: int | None
 ) -> Iterator[Sequence[_Unit]]:
     """Runs of units of about equal size, none of both tiers, none above `max_records` offsets."""
-    total = sum(unit.size_bytes for unit in units)
-    count = max(1, -(-total // target))
+    total = max(1, sum(unit.size_bytes for unit in units))
+    count = -(-total // target)
     pack: list[_Unit] = []
     done = last_share = 0
     for unit in units:

@@ -137,8 +137,8 @@ class Planner:
                 share = (piece_end - piece_start) / max(1, next_offset - base)
                 yield TailPiece(piece_start, piece_end, max(1, int(size * share)))
                 reached = piece_end
-        if reached < end:  # appended since the segments were listed
-            yield TailPiece(reached, end, end - reached)
+        if reached < end:  # a gap that no manifest told of, or a log that was set back since
+            yield TailPiece(reached, end, 0)
 
 
 def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
@@ -161,12 +161,9 @@ def describe(ranges: Sequence[OffsetRange]) -> str:
         if one.facts.manifest is not None:
             versions.setdefault(topic, {})[partition] = one.facts.manifest.version
     assign = {topic: sorted(int(number) for number in of) for topic, of in starts.items()}
-    used = {
-        "assign": assign,
-        "startingOffsets": starts,
-        "endingOffsets": ends,
-        "manifestVersion": versions,
-    }
+    used = {"assign": assign, "startingOffsets": starts, "endingOffsets": ends}
+    if versions:
+        used["manifestVersion"] = versions
     return "read " + json.dumps(used, separators=(",", ":"))
 
 

@@ -110,5 +110,9 @@ def options_of(step: Step, source: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_step(versions: Mapping[str, Mapping[str, int]], step: Step) -> Mapping[str, Any]:
-    """A source refuses what is said of a topic that it does not read."""
-    return {topic: of for topic, of in versions.items() if topic in step}
+    """A source refuses what is said of a partition that it does not read."""
+    read = {
+        topic: {number: one for number, one in of.items() if int(number) in step.get(topic, ())}
+        for topic, of in versions.items()
+    }
+    return {topic: of for topic, of in read.items() if of}

@@ -164,6 +164,11 @@ def test_a_gap_takes_nothing_of_a_limit_whoever_knows_of_it(tmp_path):
         RestoreOptions(tmp_path / "data", gap, lambda: START_MS),
     )
     with two_tiers(tmp_path) as tiers:
+        by_broker = reader(tiers, store=None, maxRecordsPerPartition="1000")
+        start = by_broker.initialOffset()
+        end = by_broker.latestOffset(start, ReadAllAvailable())
+        # The gap is nothing to be cut: by records it would be a million splits.
+        assert [one.split.start_offset for one in by_broker.partitions(start, end)] == [0, 500]
         tiers.written["t", 0] = []
         tiers.produce("t", 100)
         for store in (tiers.store_url, None):

@@ -11,6 +11,7 @@ from record_format.control import marker_key, marker_value
 from record_format.encode import encode_batch
 from record_format.errors import CorruptDataError, UnknownTopic
 from spark_reader.catalog import Catalog
+from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
@@ -159,6 +160,29 @@ def test_what_a_read_says_that_it_used_reads_the_same_rows_again(tmp_path, isola
         given["endingOffsets"] = "latest"  # of a version: where it ends
         cold = Run(tiers, isolationLevel=isolation, **given).rows()
         assert cold == {place: written[:500] for place, written in second.rows().items()}
+
+
+def test_what_a_read_of_the_broker_alone_says_can_be_given_as_it_is(tiers):
+    asked = {"store": None, "startingOffsets": '{"flights": {"1": 700}}'}
+    first = Run(tiers, assign='{"flights": [1, 2]}', **asked)
+    used = json.loads(first.said[0].removeprefix("read "))
+    assert used.keys() == {"assign", "startingOffsets", "endingOffsets"}
+    given = {name: json.dumps(value) for name, value in used.items()}
+    assert Run(tiers, store=None, **given).rows() == first.rows()
+
+
+def test_what_is_said_of_a_partition_that_is_not_read_was_meant_for_another(tiers):
+    for name, of in (
+        ("startingOffsets", 5),
+        ("endingOffsetsByTimestamp", START_MS),
+        ("manifestVersion", 1),
+    ):
+        given = {name: json.dumps({"flights": {"0": of, "1": of}})}
+        with pytest.raises(
+            InvalidOption,
+            match=f"{name}: flights-1 is not one assigned|{name} or .*: flights-1 is not",
+        ):
+            Run(tiers, assign='{"flights": [0]}', **given)
 
 
 def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):

@@ -26,6 +26,11 @@ def test_names_are_read_in_any_case():
     assert options.split_bytes == 8 << 20
 
 
+def test_texts_are_taken_as_kafkas_source_takes_them():
+    assert parse(startingOffsets=" Earliest ").starting.default == EARLIEST
+    assert parse(maxTriggerDelay="15M").trigger.max_delay_ms == 15 * 60_000
+
+
 def test_a_batch_is_from_earliest_to_latest_and_a_stream_begins_at_latest():
     assert parse().starting.place("flights", 0) == EARLIEST
     assert parse().ending.place("flights", 0) == LATEST
@@ -39,6 +44,8 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
     assert [some.starting.place("flights", p) for p in (0, 1, 2)] == [5, AtTime(1000), EARLIEST]
     every = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="77")
     assert every.starting.place("flights", 0) == AtTime(77)
+    # A job's options that a stream of it reads, too: the offsets are not looked at.
+    assert parse(startingOffsets="latest", startingTimestamp="77").starting.timestamp == 77
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,9 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
         ({"endingOffsets": '{"flights": {"0": -2}}'}, r"-2 \(earliest\) for flights-0 cannot be"),
         ({"startingTimestamp": "yesterday"}, "is not a time: milliseconds"),
         ({"startingTimestamp": "2013-06-01T12:00:00"}, "is not a time"),
+        ({"startingTimestamp": "-1"}, "option startingTimestamp: '-1' is not a time"),
+        ({"endingTimestamp": f"{2**63}"}, "option endingTimestamp: '9223372036854775808' is not"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -2}}'}, "option startingOffsetsByTimestamp"),
         ({"endingOffsetsByTimestamp": '{"a": {"0": true}}'}, "option endingOffsetsByTimestamp"),
         ({"assign": '{"flights": [0]}'}, "not subscribe and assign"),
         ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),

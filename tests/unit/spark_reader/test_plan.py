@@ -107,6 +107,14 @@ def test_no_split_has_more_records_than_allowed():
     assert max(s.end_offset - s.start_offset for s in splits) <= 30
 
 
+def test_what_no_segment_has_is_one_split_however_many_offsets_it_is():
+    tail = [TailPiece(0, 100, 50), TailPiece(100, 10**9, 0)]
+    splits = plan(work(tail=tail), split=10, min_splits=5, max_records=40)
+    assert [s.start_offset for s in splits] == [0, 20, 40, 60, 80, 100]
+    assert splits[-1].end_offset == 10**9
+    assert len(plan(work(tail=tail[1:]))) == 1
+
+
 def test_nothing_to_read_is_no_split():
     assert plan(work([chunk(0)], start=50, end=50)) == []
     assert plan() == []
@@ -123,7 +131,7 @@ def test_every_offset_is_read_exactly_once(seed):
     tail, at = [], first
     for _ in range(rng.randrange(4)):
         end = at + rng.randrange(1, 60)
-        tail.append(TailPiece(at, end, rng.randrange(1, 300)))
+        tail.append(TailPiece(at, end, rng.randrange(300)))
         at = end
     start = rng.randrange(at + 1)
     end = rng.randrange(start, at + 1)

@@ -59,6 +59,8 @@ def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
     plan = ReplayPlan(asked={"subscribe": "t"}, steps=[{"t": {0: (0, 5), 3: (1, 2)}}])
     assert from_json(plan.to_json(), file="plan.json") == plan
     assert json.loads(options_of(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
+    versions = {"manifestVersion": '{"t": {"0": 7, "1": 8}, "u": {"0": 9}}'}
+    assert options_of(plan.steps[0], versions)["manifestVersion"] == '{"t": {"0": 7}}'
     newer = plan.to_json().replace('"format_version": 1', '"format_version": 2')
     with pytest.raises(CorruptDataError, match="a replay plan of format 2"):
         from_json(newer, file="plan.json")
