@@ -252,7 +252,7 @@ class LiveTopics:
         delete_objects(record)
         self._registry.forget(record.topic_id)
         with self._lock:  # a new topic stands in the registry before it takes an epoch
-            self._opener.forget_epochs_but(self._registry.ids())
+            self._opener.epochs.forget_all_but(self._registry.ids())
 
     def _find_ours(self, name: str) -> Topic:
         """Raises FencedError where another folder owns a partition of it now."""

@@ -1,7 +1,5 @@
-"""Opens the logs of a data folder, each under a new leader epoch.
+"""Opens the logs of a data folder, each under a new leader epoch (`taken_epochs`).
 
-* An epoch is durable before the first append under it: one file, one fsync, for all that are opened
-  together.
 * What a checkpoint says was flushed, and what the bucket holds, had been in the log. One that ends
   below it lost files, or is an older copy, and is refused (`_check_reaches`): going on would give
   offsets twice. Where the bucket has all of it after a clean stop, it goes on at the bucket's end.
@@ -13,8 +11,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
 
@@ -29,9 +26,11 @@ from broker.data_folder import (
     DataFolder,
 )
 from broker.holes import lost_before
+from broker.opened_log import OpenedLog
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
+from broker.taken_epochs import TakenEpochs
 from broker.topic_registry import TopicRecord
 from hot_tier import parting
 from hot_tier.commit_times import CommitTimes
@@ -42,8 +41,6 @@ from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
-from manifest.epochs import MAX_EPOCHS
-from manifest.state import EpochStart
 from record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -55,49 +52,6 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 Wanted = tuple[TopicRecord, int]
-
-
-class _Opened:
-    """A log on its way to being served."""
-
-    __slots__ = ("cold", "log", "take_over")
-
-    def __init__(self, log: PartitionLog, cold: ColdLog | None, take_over: TakeOver | None) -> None:
-        self.log, self.cold, self.take_over = log, cold, take_over
-
-    @property
-    def name(self) -> str:
-        return f"{self.log.topic_id}-{self.log.partition}"
-
-    @property
-    def next_offset(self) -> int:
-        """Where the epoch begins that the log is opened under."""
-        if self.take_over is not None:
-            return self.take_over.next_offset(self.log)
-        return self.log.log_end_offset
-
-    @property
-    def in_force(self) -> int:
-        """The epoch last seen in the bucket; -1 where nothing was."""
-        manifest = self.cold.manifest if self.cold else None
-        if self.take_over is not None:
-            manifest = self.take_over.manifest
-        return manifest.leader_epoch if manifest else -1
-
-    def kept_epochs(self, history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
-        """What the bucket does not know yet of this folder's own epochs."""
-        if self.take_over is not None:
-            return self.take_over.kept_epochs
-        return tuple(entry for entry in history if entry.epoch > self.in_force)
-
-    def commit_take_over(self) -> bool:
-        assert self.take_over is not None
-        return self.take_over.commit(self.log)
-
-    def look_again(self) -> None:
-        assert self.take_over is not None
-        self.take_over.look()
-        self.log = self.take_over.align(self.log)
 
 
 class LogOpener:
@@ -120,8 +74,7 @@ class LogOpener:
         self._files = OpenFiles()
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
-        self._epochs = folder.read_epochs()
-        self._epochs_lock = threading.Lock()  # around each change: a repair may open a log any time
+        self.epochs = TakenEpochs(folder)
         self.commit_times = CommitTimes()
         self._take_overs = TakeOvers(folder)
         self._taken: list[str] = []
@@ -148,15 +101,15 @@ class LogOpener:
         A log that is there and cannot be opened is Damaged; the others go on.
         """
         opened = self._open_side_by_side(wanted, at_start=at_start)
-        whole = [one for one in opened if isinstance(one, _Opened)]
+        whole = [one for one in opened if isinstance(one, OpenedLog)]
         with _closed_on_failure(whole):
-            self._begin_epochs(whole)
+            self.epochs.take(whole)
             self._take_over([one for one in whole if one.take_over is not None])
         return [one if isinstance(one, Damaged) else self._partition(one) for one in opened]
 
     def _open_side_by_side(
         self, wanted: Iterable[Wanted], *, at_start: bool
-    ) -> list[_Opened | Damaged]:
+    ) -> list[OpenedLog | Damaged]:
         opening = [self._executor.submit(self._open, one, at_start=at_start) for one in wanted]
         wait(opening)
         with _closed_on_failure(one.result() for one in opening if one.exception() is None):
@@ -173,11 +126,11 @@ class LogOpener:
         (opened,) = self.open_partitions([(record, damaged.number)])
         return opened
 
-    def _partition(self, one: _Opened) -> Partition:
+    def _partition(self, one: OpenedLog) -> Partition:
         commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
         return Partition(one.log, commits, one.cold, check_room=self._check_room)
 
-    def _open(self, wanted: Wanted, *, at_start: bool) -> _Opened | Damaged:
+    def _open(self, wanted: Wanted, *, at_start: bool) -> OpenedLog | Damaged:
         record, number = wanted
         place = (record.name, number)
         known = self._recovery_points.get(place), self._log_starts.get(place)
@@ -190,7 +143,7 @@ class LogOpener:
             log.error("partition is damaged", partition=name, error=str(reason))
             return Damaged(*place, reason, *known)
 
-    def _open_whole(self, wanted: Wanted, *, at_start: bool) -> _Opened:
+    def _open_whole(self, wanted: Wanted, *, at_start: bool) -> OpenedLog:
         record, number = wanted
         config = LogConfig.parse(record.config)
         cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
@@ -231,14 +184,14 @@ class LogOpener:
         _tell_of_cut(opened)
         opened_before = True
         if take_over is not None:
-            return _Opened(take_over.align(opened), cold, take_over)
+            return OpenedLog(take_over.align(opened), cold, take_over)
         if at_start:  # else it is new, or the loss was accepted
             self._check_reaches(opened, checkpoint, cold_end=cold_end)
         if opened.log_end_offset < cold_end:
             log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
             opened.start_at(cold_end)
         self._step_over_lost(opened, cold)
-        return _Opened(opened, cold, None)
+        return OpenedLog(opened, cold, None)
 
     def _step_over_lost(self, opened: PartitionLog, cold: ColdLog | None) -> None:
         try:
@@ -297,7 +250,7 @@ class LogOpener:
         found = TakeOver(
             cold,
             noted,
-            self._epochs.get(name, ()),
+            self.epochs.of(name),
             owner=self._folder.owner,
             reopen=reopen,
         )
@@ -318,7 +271,7 @@ class LogOpener:
                 f"{partition}: a take-over begins with the bucket, which does not answer: {error}"
             ) from error
 
-    def _take_over(self, opened: list[_Opened]) -> None:
+    def _take_over(self, opened: list[OpenedLog]) -> None:
         """Commit the claims; where another was faster, look again and go on from there."""
         names = [one.name for one in opened]
         for _ in range(ATTEMPTS):
@@ -328,46 +281,10 @@ class LogOpener:
                 return
             for one in opened:
                 one.look_again()
-            self._begin_epochs(opened)
+            self.epochs.take(opened)
         raise ConfigurationError(
             f"{opened[0].log}: another broker goes on claiming it while it is taken over; stop that"
         )
-
-    # --- epochs -----------------------------------------------------------------------------------
-
-    def _begin_epochs(self, opened: Iterable[_Opened]) -> None:
-        """Take the next epoch of each log; durable before this returns."""
-        with self._epochs_lock:
-            self._begin_epochs_of(opened)
-
-    def _begin_epochs_of(self, opened: Iterable[_Opened]) -> None:
-        epochs = dict(self._epochs)
-        for one in opened:
-            history = epochs.get(one.name, ())
-            last = max([one.log.leader_epoch, one.in_force, *(entry.epoch for entry in history)])
-            start = EpochStart(last + 1, one.next_offset, self._folder.owner)
-            # Also those under which nothing was written: one may be what the bucket has in force,
-            # by a claim that died before it was noted here.
-            epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
-            one.log.bump_epoch(start.epoch)
-            if one.cold is not None:
-                one.cold.ownership.prepare(
-                    self._folder.owner, epochs[one.name], take_over=one.take_over is not None
-                )
-        self._folder.write_epochs(epochs)
-        self._epochs = epochs
-
-    def forget_epochs_but(self, topic_ids: Collection[str]) -> None:
-        """Of topics that are there no more: what they left in the bucket is gone."""
-        with self._epochs_lock:
-            kept = {
-                name: history
-                for name, history in self._epochs.items()
-                if name.rpartition("-")[0] in topic_ids
-            }
-            if len(kept) != len(self._epochs):
-                self._folder.write_epochs(kept)
-                self._epochs = kept
 
 
 def _tell_of_cut(opened: PartitionLog) -> None:
@@ -385,13 +302,13 @@ def _tell_of_cut(opened: PartitionLog) -> None:
 
 
 @contextmanager
-def _closed_on_failure(opened: Iterable[_Opened | Damaged]) -> Iterator[None]:
+def _closed_on_failure(opened: Iterable[OpenedLog | Damaged]) -> Iterator[None]:
     """All of them go on, or none stays open."""
     try:
         yield
     except Exception:
         for one in opened:
-            if isinstance(one, _Opened):
+            if isinstance(one, OpenedLog):
                 with suppress(TierlogError):
                     one.log.close()
         raise

@@ -1,0 +1,51 @@
+"""A log on its way to being served: it was opened, and is to get an epoch, and an owner."""
+
+from __future__ import annotations
+
+from broker.cold_log import ColdLog
+from broker.take_over import TakeOver
+from hot_tier.log import PartitionLog
+from manifest.state import EpochStart
+
+
+class OpenedLog:
+    """`take_over`: None where it is this folder's own."""
+
+    __slots__ = ("cold", "log", "take_over")
+
+    def __init__(self, log: PartitionLog, cold: ColdLog | None, take_over: TakeOver | None) -> None:
+        self.log, self.cold, self.take_over = log, cold, take_over
+
+    @property
+    def name(self) -> str:
+        return f"{self.log.topic_id}-{self.log.partition}"
+
+    @property
+    def next_offset(self) -> int:
+        """Where the epoch begins that the log is opened under."""
+        if self.take_over is not None:
+            return self.take_over.next_offset(self.log)
+        return self.log.log_end_offset
+
+    @property
+    def in_force(self) -> int:
+        """The epoch last seen in the bucket; -1 where nothing was."""
+        manifest = self.cold.manifest if self.cold else None
+        if self.take_over is not None:
+            manifest = self.take_over.manifest
+        return manifest.leader_epoch if manifest else -1
+
+    def kept_epochs(self, history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
+        """What the bucket does not know yet of this folder's own epochs."""
+        if self.take_over is not None:
+            return self.take_over.kept_epochs
+        return tuple(entry for entry in history if entry.epoch > self.in_force)
+
+    def commit_take_over(self) -> bool:
+        assert self.take_over is not None
+        return self.take_over.commit(self.log)
+
+    def look_again(self) -> None:
+        assert self.take_over is not None
+        self.take_over.look()
+        self.log = self.take_over.align(self.log)

@@ -1,0 +1,65 @@
+"""The leader epochs that this folder took, a new one whenever it opens a log.
+
+* An epoch is durable before the first append under it: one file, one fsync, for all logs that are
+  opened together.
+* It is above every epoch that the log, the bucket as it was seen last, or this folder ever had.
+
+Thread-safe: a repair may open a log any time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+
+from broker.data_folder import DataFolder
+from broker.opened_log import OpenedLog
+from manifest.epochs import MAX_EPOCHS
+from manifest.state import EpochStart
+
+
+class TakenEpochs:
+    """By topic id and partition."""
+
+    def __init__(self, folder: DataFolder) -> None:
+        self._folder = folder
+        self._epochs = folder.read_epochs()
+        self._lock = threading.Lock()  # around each change
+
+    def of(self, name: str) -> tuple[EpochStart, ...]:
+        """What the bucket may not know of yet; the last is the newest."""
+        return self._epochs.get(name, ())
+
+    def take(self, opened: Iterable[OpenedLog]) -> None:
+        """The next epoch of each log; durable before this returns."""
+        with self._lock:
+            self._take(opened)
+
+    def _take(self, opened: Iterable[OpenedLog]) -> None:
+        epochs, owner = dict(self._epochs), self._folder.owner
+        for one in opened:
+            history = epochs.get(one.name, ())
+            last = max([one.log.leader_epoch, one.in_force, *(entry.epoch for entry in history)])
+            start = EpochStart(last + 1, one.next_offset, owner)
+            # Also those under which nothing was written: one may be what the bucket has in force,
+            # by a claim that died before it was noted here.
+            epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
+            one.log.bump_epoch(start.epoch)
+            if one.cold is not None:
+                one.cold.ownership.prepare(
+                    owner, epochs[one.name], take_over=one.take_over is not None
+                )
+        self._folder.write_epochs(epochs)
+        self._epochs = epochs
+
+    def forget_all_but(self, topic_ids: Collection[str]) -> None:
+        """Of topics that are there no more: what they left in the bucket is gone."""
+        with self._lock:
+            kept = {
+                name: history
+                for name, history in self._epochs.items()
+                if name.rpartition("-")[0] in topic_ids
+            }
+            if len(kept) != len(self._epochs):
+                self._folder.write_epochs(kept)
+                self._epochs = kept
