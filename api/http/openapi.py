@@ -15,6 +15,7 @@ import msgspec
 
 from api.http import problems
 from api.http.calls import Body, Call, OtherAnswer
+from api.http.examples import EXAMPLES
 from api.http.scopes import OPEN_PATHS
 from api.http.shapes import PROBLEM_REF
 
@@ -209,9 +210,18 @@ def _content(bodies: Mapping[str, Body], schemas: Schemas) -> Json:
     content: Json = {}
     for media_type, body in bodies.items():
         content[media_type] = {"schema": schemas.of(body)}
-        if body.example is not None:
-            content[media_type]["example"] = body.example
+        if (example := _example(body)) is not None:
+            content[media_type]["example"] = example
     return content
+
+
+def _example(body: Body) -> Any:
+    if body.example is not None:
+        return body.example
+    found = [EXAMPLES.get(kind.__name__) for kind in _structs(body.schema)]
+    if body.listed_as:
+        return {body.listed_as: found}
+    return found[0] if found else None
 
 
 def _responses(call: Call, schemas: Schemas) -> Json:

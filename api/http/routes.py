@@ -67,22 +67,10 @@ _PRODUCED_EXAMPLE: Final = {
     ],
     "warnings": [],
 }
-_FETCHED_EXAMPLE: Final = {
-    "topic": "flights",
-    "partition": 0,
-    "records": [
-        {
-            "offset": 336774,
-            "timestamp": 1357034400000,
-            "key": "N14228",
-            "value": '{"carrier": "UA", "delay": 2}',
-            "headers": [{"name": "source", "value": "tower"}],
-        }
-    ],
-    "next_offset": 336775,
-    "log_start_offset": 0,
-    "high_watermark": 336776,
-    "tier": "hot",
+_NOT_READY: Final = {
+    "ready": False,
+    "reasons": ["flights-0: its log is offline: the local disk failed"],
+    "degraded": [],
 }
 _LINES_EXAMPLE: Final = '{"carrier":"UA"}\n{"carrier":"AA"}\n'
 _LOG_HEADERS: Final = {
@@ -253,7 +241,7 @@ _RECORD_CALLS: Final = (
         query=FetchQuery,
         headers={"Last-Event-ID": "of an event stream, as for a tail"},
         answer={
-            JSON: Body(schema=shapes.FetchedPartition, example=_FETCHED_EXAMPLE),
+            JSON: Body(schema=shapes.FetchedPartition),
             NDJSON: Body(schema=LINES),
             BATCHES: Body(schema=BINARY),
             EVENTS: Body(schema={"type": "string"}),
@@ -400,7 +388,9 @@ _RUNNING_CALLS: Final = (
         summary="Every partition serves",
         answer={JSON: Body(schema=shapes.Ready)},
         other_answers={
-            503: OtherAnswer("not ready, with the reasons", {JSON: Body(schema=shapes.Ready)})
+            503: OtherAnswer(
+                "not ready, with the reasons", {JSON: Body(schema=shapes.Ready, example=_NOT_READY)}
+            )
         },
     ),
     Call(

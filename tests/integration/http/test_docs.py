@@ -60,6 +60,18 @@ def test_the_documents_examples_are_what_it_says(api: Api) -> None:
     assert len(checked) > 10
 
 
+def test_every_json_body_and_answer_has_an_example(api: Api) -> None:
+    lacking = [
+        f"{method} {path} {status}"
+        for path, methods in api.get("/openapi.json").json()["paths"].items()
+        for method, call in methods.items()
+        for status, one in {"body": call.get("requestBody", {}), **call["responses"]}.items()
+        for media_type, content in one.get("content", {}).items()
+        if media_type == "application/json" and "example" not in content
+    ]
+    assert lacking == []
+
+
 def _examples(node: object) -> Iterator[dict[str, Any]]:
     if isinstance(node, dict):
         if "example" in node and "schema" in node:

@@ -1,0 +1,201 @@
+"""An example of each answer, for the OpenAPI document: by the name of its type.
+
+A leaf. That each fits its schema, and that none lacks, is held by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_TOPIC_ID: Final = "Yh2uZyKKT5aFcGuNgd3XWA"
+_OWNER: Final = "2af2d330872d96663d53340610f6c4b9"
+_FIRST_MS, _LAST_MS = 1357034400000, 1357120740000
+_OBJECT: Final = f"prefix/topics/flights/{_TOPIC_ID}/0/segments/{0:020}-1-8f4f1f2cb8d0a1c2e3f4"
+_OFFSETS: Final = {
+    "log_start_offset": 0,
+    "local_log_start_offset": 107338,
+    "high_watermark": 336776,
+    "log_end_offset": 336776,
+    "leader_epoch": 1,
+}
+_SEGMENT: Final = {
+    "base_offset": 0,
+    "last_offset": 107337,
+    "size_bytes": 16777180,
+    "records": 107338,
+    "min_timestamp": _FIRST_MS,
+    "max_timestamp": _LAST_MS,
+    "object_key": f"{_OBJECT}.log",
+    "crc32c": "8f890588",
+}
+_RECORD: Final = {
+    "offset": 336774,
+    "timestamp": _FIRST_MS,
+    "key": "N14228",
+    "value": '{"carrier": "UA", "delay": 2}',
+    "headers": [{"name": "source", "value": "tower"}],
+}
+_GROUP_OFFSET: Final = {
+    "topic": "flights",
+    "partition": 0,
+    "offset": 336000,
+    "log_end_offset": 336776,
+    "lag": 776,
+    "metadata": "",
+}
+
+EXAMPLES: Final[Mapping[str, Any]] = {
+    "TopicList": {
+        "topics": [
+            {
+                "name": "flights",
+                "topic_id": _TOPIC_ID,
+                "partitions": 3,
+                "config": {"retention.ms": -1},
+            }
+        ]
+    },
+    "TopicState": {
+        "name": "flights",
+        "topic_id": _TOPIC_ID,
+        "config": {"retention.ms": -1},
+        "effective_config": {"retention.ms": -1, "segment.bytes": 1073741824},
+        "partitions": [
+            {
+                "partition": 0,
+                **_OFFSETS,
+                "hot_bytes": 35860480,
+                "cold_bytes": 16777180,
+                "segments": 3,
+                "offload_lag_bytes": 2306048,
+            }
+        ],
+    },
+    "FetchedPartition": {
+        "topic": "flights",
+        "partition": 0,
+        "records": [_RECORD],
+        "next_offset": 336775,
+        "log_start_offset": 0,
+        "high_watermark": 336776,
+        "tier": "hot",
+    },
+    "FetchError": {
+        "topic": "flights",
+        "partition": 9,
+        "error": {
+            "type": "urn:tierlog:problem:unknown-partition",
+            "title": "No such partition",
+            "status": 404,
+            "detail": "topic 'flights' has no partition 9",
+            "code": "unknown-partition",
+        },
+    },
+    "ProducerIdentity": {"producer_id": 3543849216634336, "producer_epoch": 0},
+    "OffsetsState": {**_OFFSETS, "last_stable_offset": 336776},
+    "OffsetAtTime": {"offset": 107338, "timestamp": _LAST_MS},
+    "SegmentList": {
+        "segments": [{**_SEGMENT, "tier": "cold", "active": False}],
+        "next_from_offset": 107338,
+    },
+    "ManifestState": {
+        "topic": "flights",
+        "topic_id": _TOPIC_ID,
+        "partition": 0,
+        "version": 7,
+        "created_ms": _LAST_MS,
+        "leader_epoch": 1,
+        "owner": _OWNER,
+        "log_start_offset": 0,
+        "end_offset": 107338,
+        "epochs": [{"leader_epoch": 1, "base_offset": 0, "owner": _OWNER}],
+        "gaps": [],
+        "segments": [
+            {
+                **_SEGMENT,
+                "leader_epoch": 1,
+                "indexes_key": f"{_OBJECT}.indexes",
+                "indexes_crc32c": "146e8e3d",
+                "indexes_size_bytes": 66112,
+            }
+        ],
+        "next_from_offset": None,
+    },
+    "Trimmed": {"log_start_offset": 1000},
+    "Offloaded": {"uploaded_segments": 2, "uploaded_bytes": 19083228, "remaining_segments": 0},
+    "VerifyReport": {
+        "ok": False,
+        "checked": {
+            "partitions": 3,
+            "pages": 0,
+            "segments": 9,
+            "objects": 18,
+            "chunks": 27,
+            "records": 336776,
+            "local_segments": 3,
+            "read_bytes": 52637660,
+        },
+        "problems": [
+            {
+                "kind": "object-missing",
+                "partition": 0,
+                "object_key": f"{_OBJECT}.log",
+                "detail": "the manifest names it, and it is not there",
+            }
+        ],
+        "problems_left_out": 0,
+    },
+    "GroupState": {"group": "reports", "offsets": [_GROUP_OFFSET]},
+    "GroupList": {
+        "groups": [{"group": "reports", "topics": ["flights"], "partitions": 3, "lag": 776}]
+    },
+    "Alive": {"status": "alive"},
+    "Ready": {
+        "ready": True,
+        "reasons": [],
+        "degraded": ["store unavailable: connection refused"],
+    },
+    "StorageReport": {
+        "store": "s3://bucket/prefix",
+        "hot_bytes": 35860480,
+        "cold_bytes": 16777180,
+        "offload_lag_bytes": 2306048,
+        "offload_lag_ms": 4200,
+        "topics": [
+            {
+                "topic": "flights",
+                "partitions": 3,
+                "segments": 9,
+                "hot_bytes": 35860480,
+                "cold_bytes": 16777180,
+                "offload_lag_bytes": 2306048,
+                "offload_lag_segments": 1,
+                "offload_lag_ms": 4200,
+            }
+        ],
+        "cache": {
+            "chunks": 2,
+            "cached_bytes": 16777180,
+            "reserved_bytes": 0,
+            "lingering_bytes": 0,
+            "limit_bytes": 10737418240,
+            "hits": 120,
+            "misses": 2,
+            "evicted_chunks": 0,
+        },
+        "store_requests": [
+            {
+                "purpose": "offload",
+                "operation": "put",
+                "requests": 18,
+                "failures": 0,
+                "sent_bytes": 16843292,
+                "received_bytes": 0,
+                "cost_dollars": 0.00009,
+            }
+        ],
+        "cost_dollars": 0.00009,
+        "diverged": [],
+    },
+}
