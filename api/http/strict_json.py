@@ -133,7 +133,8 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
     try:
         return msgspec.convert(given | values, struct, strict=False)
     except msgspec.ValidationError as error:
-        refuse(error)
+        loc, msg = problem_of(error)
+        refuse_field(loc, f"{msg}, not {given[loc][:64]!r}" if loc in given else msg)
 
 
 def refuse_all(problems: list[FieldProblem]) -> NoReturn:
