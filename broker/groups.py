@@ -1,7 +1,7 @@
 """How far each group has read: offsets in `__consumer_offsets`, as Kafka keeps them.
 
-* A commit is in the log, flushed, before it is answered; the view in memory follows the log's
-  order, never the order in which threads wake up.
+* A commit is in the log, flushed, before it is answered; the view in memory follows the log
+  (`offset_log`).
 * The topic is made at the first commit. It is a topic like others: compacted, offloaded, restored.
 * The view is rebuilt from the log in the background of a start. Where that needs a store that is
   down, calls on groups are refused as retriable; nothing else waits for it.
@@ -16,18 +16,16 @@ Thread-safe. Every call may block: on the flush, or on the first rebuild.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 import structlog
 
 from broker.cuts import Cuts, Place
 from broker.group_view import Committed, GroupView, TopicPartition
+from broker.offset_log import OffsetLog, Row, home_of
 from broker.partition import Partition
 from broker.topics import Topic
-from hot_tier.append import Acks, AppendResult
 from hot_tier.log_config import ConfigValue
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import (
@@ -35,9 +33,6 @@ from record_format.consumer_offsets import (
     TOPIC,
     Commit,
     CommitKey,
-    encode_key,
-    encode_value,
-    partition_for_group,
 )
 from record_format.errors import (
     FieldProblem,
@@ -49,7 +44,6 @@ from record_format.errors import (
     UnknownTopic,
     UnknownTopicOrPartition,
 )
-from record_format.produced import build_produced
 
 log = structlog.get_logger(__name__)
 
@@ -84,20 +78,6 @@ class GroupOffset(NamedTuple):
     metadata: str
 
 
-class _Row(NamedTuple):
-    """`commit` None: a tombstone."""
-
-    key: CommitKey
-    commit: Commit | None
-
-
-class _Pending(NamedTuple):
-    """An append under way; its rows are applied in the order of appends."""
-
-    rows: Sequence[_Row]
-    future: Future[AppendResult]
-
-
 class Groups:
     """`find_topic` raises UnknownTopic; `make_topic` answers the topic, new or not."""
 
@@ -112,11 +92,8 @@ class Groups:
     ) -> None:
         self._find_topic, self._make_topic, self._clock = find_topic, make_topic, clock
         self._commits_max, self._cuts = commits_max, cuts
-        self._lock = threading.RLock()
-        self._view: GroupView | None = None
+        self._offsets = OffsetLog(lambda: self._topic_or_none(TOPIC), clock=clock)
         self._gone: set[str] = set()  # deleted before the view was there
-        self._pending: deque[_Pending] = deque()
-        self._owed: dict[CommitKey, Commit | None] = {}  # None: a tombstone
         self._followed: set[tuple[Place, int]] = set()  # cuts that the view knows of
         self._rebuilding = threading.Lock()
 
@@ -124,12 +101,12 @@ class Groups:
 
     def rebuild(self) -> None:
         """Read the log, if nobody did. Raises StoreUnavailable, CorruptDataError, Starting."""
-        if self._view is not None:
+        if self._offsets.view is not None:
             return
         if not self._rebuilding.acquire(timeout=MAX_REBUILD_WAIT_S):
             raise Starting("committed offsets are still being read")
         try:
-            if self._view is None:
+            if self._offsets.view is None:
                 self._publish(self._replay())
         finally:
             self._rebuilding.release()
@@ -137,8 +114,8 @@ class Groups:
     def run_round(self) -> None:
         """In the background: the first rebuild, and what is owed."""
         self.rebuild()
-        if self._owed:
-            self._settle_debts()
+        if self._offsets.owed:
+            self._offsets.settle_debts()
         self._forget_cuts()
 
     def _replay(self) -> GroupView:
@@ -150,13 +127,13 @@ class Groups:
         return view
 
     def _publish(self, view: GroupView) -> None:
-        with self._lock:
+        with self._offsets.lock:
             if TOPIC in self._gone:
                 view = GroupView()
             gone = {key for key, commit in view.commits() if self._is_gone(key.topic, commit)}
             for key in gone:
                 view.remove(key)
-            self._view, self._owed = view, dict.fromkeys(gone)
+            self._offsets.view, self._offsets.owed = view, dict.fromkeys(gone)
             self._gone.clear()
             self._take_back(view)
 
@@ -169,8 +146,8 @@ class Groups:
 
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
-        with self._lock:
-            found = self._view.groups.get(group, {}) if self._view else {}
+        with self._offsets.lock:
+            found = self._offsets.view.groups.get(group, {}) if self._offsets.view else {}
             return sorted(found.items())
 
     # --- calls ------------------------------------------------------------------------------------
@@ -185,14 +162,14 @@ class Groups:
         _check_offsets(offsets)
         self.rebuild()
         self._rows(group, offsets)  # a refused commit does not make the topic
-        home = self._home_of(group, self._make_topic(TOPIC, CONFIG))
-        with self._lock:
+        home = home_of(group, self._make_topic(TOPIC, CONFIG))
+        with self._offsets.lock:
             rows = self._rows(group, offsets)  # looks again: a topic may have been deleted since
             self._check_room(rows)
-            pending = self._append(home, rows)
-        self._settle(pending)
-        if self._owed:
-            self._settle_debts()
+            pending = self._offsets.append(home, rows)
+        self._offsets.settle(pending)
+        if self._offsets.owed:
+            self._offsets.settle_debts()
 
     def group(self, name: str) -> list[GroupOffset]:
         """By topic and partition. Raises UnknownGroup."""
@@ -205,8 +182,8 @@ class Groups:
     def all_groups(self) -> Iterator[tuple[str, list[GroupOffset]]]:
         """Every group by name, as `group` has it."""
         self.rebuild()
-        with self._lock:
-            names = sorted(self._view.groups) if self._view else []
+        with self._offsets.lock:
+            names = sorted(self._offsets.view.groups) if self._offsets.view else []
         for name in names:
             yield name, self._shown(self._committed(name))
 
@@ -214,29 +191,29 @@ class Groups:
         """Forget a group's offsets, durably. Raises UnknownGroup."""
         check_group_name(group)
         self.rebuild()
-        with self._lock:
-            self._finish_all()
-            found = self._view.groups.get(group) if self._view else None
+        with self._offsets.lock:
+            self._offsets.settle_all()
+            found = self._offsets.view.groups.get(group) if self._offsets.view else None
             topic = self._topic_or_none(TOPIC)
             if not found or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
-            rows = [_Row(CommitKey(group, *place), None) for place in found]
-            pending = self._append(self._home_of(group, topic), rows)
-        self._settle(pending)
+            rows = [Row(CommitKey(group, *place), None) for place in found]
+            pending = self._offsets.append(home_of(group, topic), rows)
+        self._offsets.settle(pending)
 
     def forget_topic(self, name: str) -> None:
         """The topic was deleted: its offsets go from memory now, from the log where that works.
 
         Those that a group committed since on a new topic of the name stay.
         """
-        with self._lock:
-            if self._view is None:
+        with self._offsets.lock:
+            if self._offsets.view is None:
                 self._gone.add(name)
                 return
-            self._finish_all()
-            view = self._view
+            self._offsets.settle_all()
+            view = self._offsets.view
             if name == TOPIC:
-                self._view, self._owed = self._replay(), {}
+                self._offsets.view, self._offsets.owed = self._replay(), {}
                 return
             present = self._topic_or_none(name)
             since = parse_topic_id(present.record.topic_id) if present is not None else None
@@ -247,9 +224,8 @@ class Groups:
             }
             for key in gone:
                 view.remove(key)
-            self._owed.update(dict.fromkeys(gone))
-            started = self._start_debts()
-        self._finish_debts(started)
+            self._offsets.owed.update(dict.fromkeys(gone))
+        self._offsets.settle_debts()
 
     def follow_cuts(self) -> None:
         """Groups that had read further than a log reaches that was cut would step over what comes
@@ -257,11 +233,11 @@ class Groups:
         """
         try:
             self.rebuild()
-            with self._lock:
-                self._finish_all()
-                if self._view is not None:
-                    self._take_back(self._view)
-            self._settle_debts()
+            with self._offsets.lock:
+                self._offsets.settle_all()
+                if self._offsets.view is not None:
+                    self._take_back(self._offsets.view)
+            self._offsets.settle_debts()
             self._forget_cuts()
         except (TierlogError, OSError) as error:
             log.error("groups not set back yet", error=str(error))
@@ -276,88 +252,16 @@ class Groups:
             for end in (end for cut, end in ends if cut == place and end < commit.offset):
                 back = commit._replace(offset=end, leader_epoch=NO_EPOCH)
                 view.set_back(key, back)
-                self._owed[key] = back
+                self._offsets.owed[key] = back
                 log.warning("group set back", group=key.group, topic=key.topic, offset=end)
-
-    # --- the log ----------------------------------------------------------------------------------
-
-    def _append(self, home: Partition, rows: Sequence[_Row]) -> _Pending:
-        """Under the lock: the order of appends is the order of `_pending`."""
-        batches = build_produced(
-            [None if row.commit is None else encode_value(row.commit) for row in rows],
-            keys=[encode_key(row.key) for row in rows],
-            timestamps=[self._clock()] * len(rows),
-            max_message_bytes=home.log.config.max_message_bytes,
-        )
-        pending = _Pending(rows, home.append(batches, acks=Acks.ALL))
-        self._pending.append(pending)
-        return pending
-
-    def _settle(self, pending: _Pending) -> None:
-        """Wait for the flush, then apply all that was appended up to there, in order."""
-        try:
-            pending.future.result()
-        finally:
-            with self._lock:
-                while any(one is pending for one in self._pending):
-                    self._apply_first()
-
-    def _finish_all(self) -> None:
-        while self._pending:
-            self._apply_first()
-
-    def _apply_first(self) -> None:
-        """Earlier appends of a log are flushed no later: this waits for what is as good as done."""
-        pending = self._pending.popleft()
-        if pending.future.exception() is not None:
-            return  # who appended it is told
-        assert self._view is not None, "nothing is appended before the view is there"
-        record_offset = pending.future.result().base_offset
-        for key, commit in pending.rows:
-            self._owed.pop(key, None)
-            if commit is None:
-                self._view.remove(key)
-            else:
-                self._view.put(key, commit, record_offset=record_offset)
-
-    # --- what is owed -----------------------------------------------------------------------------
-
-    def _settle_debts(self) -> None:
-        with self._lock:
-            started = self._start_debts()
-        self._finish_debts(started)
 
     def _forget_cuts(self) -> None:
         """Those that groups have followed durably. Raises ShuttingDown, OSError."""
-        with self._lock:
-            owes_offsets = any(commit is not None for commit in self._owed.values())
+        with self._offsets.lock:
+            owes_offsets = any(commit is not None for commit in self._offsets.owed.values())
             if self._followed and not owes_offsets:
                 self._cuts.forget(self._followed)
                 self._followed.clear()
-
-    def _start_debts(self) -> list[_Pending]:
-        """Under the lock. A commit that came since has settled its key's debt."""
-        self._finish_all()
-        topic = self._topic_or_none(TOPIC)
-        by_home: dict[Partition, list[_Row]] = {}
-        for key in sorted(self._owed) if topic is not None else ():
-            assert topic is not None, "without the topic there are no keys"
-            row = _Row(key, self._owed[key])
-            by_home.setdefault(self._home_of(key.group, topic), []).append(row)
-        started = []
-        for home, rows in by_home.items():
-            try:
-                started.append(self._append(home, rows))
-            except TierlogError as error:
-                log.warning("offsets owed", partition=str(home), error=str(error))
-        return started
-
-    def _finish_debts(self, started: Sequence[_Pending]) -> None:
-        for pending in started:
-            try:
-                self._settle(pending)
-            except TierlogError as error:
-                log.warning("offsets owed", error=str(error))
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -367,12 +271,7 @@ class Groups:
         except UnknownTopic:
             return None
 
-    def _home_of(self, group: str, topic: Topic) -> Partition:
-        """Kafka's choice; in an adopted folder that lacks it, the first that is there."""
-        wanted = partition_for_group(group, topic.record.partitions)
-        return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])
-
-    def _rows(self, group: str, offsets: Sequence[NewOffset]) -> list[_Row]:
+    def _rows(self, group: str, offsets: Sequence[NewOffset]) -> list[Row]:
         """Raises UnknownTopic, UnknownPartition."""
         now_ms = self._clock()
         rows = []
@@ -381,12 +280,12 @@ class Groups:
             topic.partition(one.partition)
             topic_id = parse_topic_id(topic.record.topic_id)
             commit = Commit(one.offset, one.metadata, now_ms, topic_id=topic_id)
-            rows.append(_Row(CommitKey(group, one.topic, one.partition), commit))
+            rows.append(Row(CommitKey(group, one.topic, one.partition), commit))
         return rows
 
-    def _check_room(self, rows: Sequence[_Row]) -> None:
-        assert self._view is not None, "it was rebuilt"
-        known, kept = self._view.groups, self._view.count
+    def _check_room(self, rows: Sequence[Row]) -> None:
+        assert self._offsets.view is not None, "it was rebuilt"
+        known, kept = self._offsets.view.groups, self._offsets.view.count
         if kept + len(rows) <= self._commits_max:
             return
         new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)

@@ -1,0 +1,131 @@
+"""What is written to `__consumer_offsets`: in the order of the log, and what is owed to it.
+
+* Appends are made under `lock`, and applied to the view in their order once they are flushed, never
+  in the order in which threads wake up.
+* What could not be written is owed: it is tried again until it was, or until a commit that came
+  since has settled it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import structlog
+
+from broker.group_view import GroupView
+from broker.partition import Partition
+from broker.topics import Topic
+from hot_tier.append import Acks, AppendResult
+from record_format.consumer_offsets import (
+    Commit,
+    CommitKey,
+    encode_key,
+    encode_value,
+    partition_for_group,
+)
+from record_format.errors import TierlogError
+from record_format.produced import build_produced
+
+log = structlog.get_logger(__name__)
+
+
+class Row(NamedTuple):
+    """`commit` None: a tombstone."""
+
+    key: CommitKey
+    commit: Commit | None
+
+
+class Pending(NamedTuple):
+    """An append under way; its rows are applied in the order of appends."""
+
+    rows: Sequence[Row]
+    future: Future[AppendResult]
+
+
+class OffsetLog:
+    """`topic`: None where there is none yet. `view`: None before the log was read; changed, as
+    `owed`, under `lock`.
+    """
+
+    def __init__(self, topic: Callable[[], Topic | None], *, clock: Callable[[], int]) -> None:
+        self._topic, self._clock = topic, clock
+        self.lock = threading.RLock()
+        self.view: GroupView | None = None
+        self.owed: dict[CommitKey, Commit | None] = {}  # None: a tombstone
+        self._pending: deque[Pending] = deque()
+
+    def append(self, home: Partition, rows: Sequence[Row]) -> Pending:
+        """Under the lock: the order of appends is the order of `_pending`."""
+        batches = build_produced(
+            [None if row.commit is None else encode_value(row.commit) for row in rows],
+            keys=[encode_key(row.key) for row in rows],
+            timestamps=[self._clock()] * len(rows),
+            max_message_bytes=home.log.config.max_message_bytes,
+        )
+        pending = Pending(rows, home.append(batches, acks=Acks.ALL))
+        self._pending.append(pending)
+        return pending
+
+    def settle(self, pending: Pending) -> None:
+        """Wait for the flush, then apply all that was appended up to there, in order."""
+        try:
+            pending.future.result()
+        finally:
+            with self.lock:
+                while any(one is pending for one in self._pending):
+                    self._apply_first()
+
+    def settle_all(self) -> None:
+        """Under the lock."""
+        while self._pending:
+            self._apply_first()
+
+    def _apply_first(self) -> None:
+        """Earlier appends of a log are flushed no later: this waits for what is as good as done."""
+        pending = self._pending.popleft()
+        if pending.future.exception() is not None:
+            return  # who appended it is told
+        assert self.view is not None, "nothing is appended before the view is there"
+        record_offset = pending.future.result().base_offset
+        for key, commit in pending.rows:
+            self.owed.pop(key, None)
+            if commit is None:
+                self.view.remove(key)
+            else:
+                self.view.put(key, commit, record_offset=record_offset)
+
+    def settle_debts(self) -> None:
+        """Write what is owed; what cannot be written stays owed."""
+        with self.lock:
+            started = self._start_debts()
+        for pending in started:
+            try:
+                self.settle(pending)
+            except TierlogError as error:
+                log.warning("offsets owed", error=str(error))
+
+    def _start_debts(self) -> list[Pending]:
+        self.settle_all()  # a commit that came since has settled its key's debt
+        topic = self._topic()
+        by_home: dict[Partition, list[Row]] = {}
+        for key in sorted(self.owed) if topic is not None else ():
+            assert topic is not None, "without the topic there are no keys"
+            by_home.setdefault(home_of(key.group, topic), []).append(Row(key, self.owed[key]))
+        started = []
+        for home, rows in by_home.items():
+            try:
+                started.append(self.append(home, rows))
+            except TierlogError as error:
+                log.warning("offsets owed", partition=str(home), error=str(error))
+        return started
+
+
+def home_of(group: str, topic: Topic) -> Partition:
+    """Kafka's choice; in an adopted folder that lacks it, the first that is there."""
+    wanted = partition_for_group(group, topic.record.partitions)
+    return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])
