@@ -1,5 +1,3 @@
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from record_format.decode import Record, iter_records
 from record_format.encode import encode_batch
 from record_format.produced import build_produced, check_produced
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.waiting import until
 
 
 class House:
@@ -44,13 +43,8 @@ class House:
             self.store.fail(call, FailsBefore(), times=10**9)
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
-        """Look until `condition` holds; what the broker does in the background has no call to
-        await.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to pass in time"
-            threading.Event().wait(0.01)
+        """What the broker does in the background has no call to await."""
+        until(condition, patience_s=timeout_s)
 
     def restart(self, **settings: object) -> Broker:
         self.broker.close()

@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import re
-import time
 from contextlib import aclosing
 from itertools import islice
 
 import pytest
 
 import tierlog
+from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import Api
 from tierlog.client import follow
 
@@ -152,20 +151,12 @@ def test_who_waits_in_the_broker_keeps_no_connection_from_others(api: Api) -> No
                 asyncio.create_task(client.fetch(topic, 0, offset="latest", limits=limits))
                 for _ in range(120)
             ]
-            await asyncio.to_thread(until_waiting, api, 100)
+            await asyncio.to_thread(until_waiting, lambda: api.get("/metrics").text, least=100)
             async with asyncio.timeout(10):
                 await client.produce(topic, ["a"])
                 return [len((await poll).records) for poll in polls]
 
     assert set(asyncio.run(wait_and_produce())) <= {0, 1}
-
-
-def until_waiting(api: Api, least: int) -> None:
-    waiting = r"^tierlog_http_waiting_requests (\d+)"
-    while not (
-        (found := re.search(waiting, api.get("/metrics").text, re.M)) and int(found[1]) >= least
-    ):
-        time.sleep(0.01)
 
 
 def test_a_group_whose_place_was_trimmed_begins_at_the_log_start(api: Api) -> None:

@@ -11,6 +11,7 @@ from api.http import record_json
 from api.http.app import create_app
 from record_format.batch import iter_headers
 from record_format.decode import iter_records
+from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, problem, records_path
 
 
@@ -211,8 +212,7 @@ def test_a_long_poll_whose_offset_is_trimmed_is_told_at_once(api: Api) -> None:
         )
     )
     poll.start()
-    while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
-        time.sleep(0.01)
+    until_waiting(lambda: api.get("/metrics").text)
     began = time.monotonic()
     api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1})
     poll.join()
@@ -235,8 +235,7 @@ def test_a_long_poll_that_named_no_offset_goes_on_behind_a_trim(
         )
     )
     poll.start()
-    while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
-        time.sleep(0.01)
+    until_waiting(lambda: api.get("/metrics").text)
     api.values(topic, "b")
     api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
     api.values(topic, "c" * 1000)
@@ -291,8 +290,8 @@ def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> Non
         sock.sendall(
             f"GET {records_path(topic)}?wait_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         )
-        _until(lambda: bool(partition._waiters))
-    _until(lambda: not partition._waiters)
+        until(lambda: bool(partition._waiters))
+    until(lambda: not partition._waiters)
 
 
 def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Api) -> None:
@@ -356,8 +355,7 @@ def test_a_fetch_of_many_goes_on_behind_a_trim_where_no_offset_was_named(api: Ap
             target=lambda: answers.append(api.post("/v1/fetch", json=body).json()["partitions"])
         )
         poll.start()
-        while "tierlog_http_waiting_requests 1.0" not in api.get("/metrics").text:
-            time.sleep(0.01)
+        until_waiting(lambda: api.get("/metrics").text)
         return poll
 
     poll = ask(*wanted)
@@ -468,13 +466,6 @@ async def test_without_the_extension_files_are_read_in_pieces(api: Api) -> None:
         )
     assert len(answer.content) > 1_800_000
     assert answer.content == api.fetch(topic, accept=BATCHES, max_bytes=str(4 << 20)).content
-
-
-def _until(condition: object) -> None:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
-        time.sleep(0.005)
-    assert condition()  # type: ignore[operator]
 
 
 def test_few_records_are_few_whatever_their_size(api: Api) -> None:

@@ -16,6 +16,7 @@ from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
 from broker.settings import BrokerSettings
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
 
 
@@ -103,12 +104,8 @@ def test_a_client_that_never_reads_its_answer_is_cut(tmp_path: Path, loop: str) 
         sock.connect(("127.0.0.1", server.port))
         head = f"GET {records_path('t')}?max_bytes=8000000 HTTP/1.1\r\nHost: localhost\r\n"
         sock.sendall(f"{head}Accept: {BATCHES}\r\n\r\n".encode())
-        while "in_progress 2.0" not in client.get("/metrics").text:
-            time.sleep(0.01)
-        deadline = time.monotonic() + 20
-        while "in_progress 2.0" in client.get("/metrics").text:
-            assert time.monotonic() < deadline, "it is still served"
-            time.sleep(0.1)
+        until(lambda: "in_progress 2.0" in client.get("/metrics").text)
+        until(lambda: "in_progress 2.0" not in client.get("/metrics").text)  # it is let go
 
 
 def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_path: Path) -> None:
@@ -122,8 +119,7 @@ def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_pat
             f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n"
         )
         sock.sendall(head.encode() + b" ")
-        while "in_progress 2.0" not in client.get("/metrics").text:
-            time.sleep(0.01)
+        until(lambda: "in_progress 2.0" in client.get("/metrics").text)
         refused = client.post(records_path("t"), content=b" " * 20_000)
         problem(refused, 429, "throttled")
         assert int(refused.headers["retry-after"]) >= 1

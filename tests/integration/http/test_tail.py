@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import httpx
 
+from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import Api, problem, records_path
 
 
@@ -114,15 +115,8 @@ def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
     with tail(api, f"/v1/topics/{topic}/partitions/0/tail"):
-        _until(lambda: bool(partition._waiters))
-    _until(lambda: not partition._waiters)
-
-
-def _until(condition: object) -> None:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
-        time.sleep(0.005)
-    assert condition()  # type: ignore[operator]
+        until(lambda: bool(partition._waiters))
+    until(lambda: not partition._waiters)
 
 
 def test_many_readers_get_every_record_in_order(api: Api) -> None:
@@ -159,8 +153,7 @@ def test_a_topic_that_is_deleted_ends_its_tails_and_long_polls_at_once(api: Api)
     ):
         thread = threading.Thread(target=poll)
         thread.start()
-        while "tierlog_http_waiting_requests 3.0" not in api.get("/metrics").text:
-            time.sleep(0.01)
+        until_waiting(lambda: api.get("/metrics").text, least=3)
         began = time.monotonic()
         assert api.delete(f"/v1/topics/{topic}").status_code == 204
         for events in (one, whole):

@@ -1,6 +1,5 @@
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from api.http.settings import HttpSettings
 from api.http.tokens import create_token, read_entries, revoke_token
 from broker.broker import Broker
 from broker.settings import BrokerSettings
+from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
@@ -266,8 +266,7 @@ def test_a_long_poll_shows_nothing_once_its_token_is_revoked(door: Door, of_many
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while "tierlog_http_waiting_requests 1.0" not in door.call("GET", "/metrics", door.admin).text:
-        time.sleep(0.01)
+    until_waiting(lambda: door.call("GET", "/metrics", door.admin).text)
     revoke_token(door.file, name)
     records = {"records": [{"value": "hidden"}]}
     door.call("POST", records_path("private"), door.admin, json=records)

@@ -27,6 +27,7 @@ from api.protocol.send_turns import SendTurns
 from api.protocol.zerocopy import EXTENSION, ZeroCopyProtocol
 from record_format import page_cache
 from tests.fakes.protocol_server import serving_protocol
+from tests.fakes.waiting import until
 
 SIZE = 9_000_001
 
@@ -161,9 +162,9 @@ def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Runn
             assert client.get(f"/file?0-{SIZE}").content == running.data
             assert client.post("/echo", content=b"abc" * 100_000).content == b"abc" * 100_000
             assert client.post("/echo", content=b"").content == b""
-    while running.server.server_state.total_requests < 9:  # counted once the last byte has gone
-        time.sleep(0.005)
-    assert running.server.server_state.total_requests == 9
+    state = running.server.server_state
+    until(lambda: state.total_requests >= 9)  # counted once the last byte has gone
+    assert state.total_requests == 9
 
 
 def test_head_sends_no_byte_of_the_file(running: Running) -> None:
@@ -240,11 +241,8 @@ def test_a_client_that_leaves_in_the_middle_of_a_file_costs_nothing(running: Run
         with running.connect(receive_buffer=4096) as sock:
             sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             sock.recv(1000)
-    state, deadline = running.server.server_state, time.monotonic() + 5
-    while (state.tasks or state.connections) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not state.tasks
-    assert not state.connections
+    state = running.server.server_state
+    until(lambda: not state.tasks and not state.connections)
     assert not running.app.failures
 
 

@@ -164,7 +164,9 @@ def _down():
 
 
 def test_a_body_with_its_crc_given_is_taken_where_it_is_right(tmp_path):
-    FolderStore(tmp_path).put("k", b"abc", crc32c=crc32c(b"abc"))
+    store = FolderStore(tmp_path)
+    store.put("k", b"abc", crc32c=crc32c(b"abc"))
+    assert store.get("k", max_bytes=9) == b"abc"
 
 
 def test_a_folder_that_went_away_is_unavailable_and_lacks_no_object(tmp_path):

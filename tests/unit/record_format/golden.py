@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(
     path for path in ROOT.rglob("*-[0-9]") if path.is_dir() and list(path.glob("*.log"))
 )
+assert len(FOLDERS) >= 42, "a test over no folder would hold"
 WITH_RECORDS = [path for path in FOLDERS if Path(f"{path}.records.jsonl").exists()]
 
 

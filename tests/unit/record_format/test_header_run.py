@@ -75,13 +75,16 @@ def test_random_damage_never_makes_a_run_longer_than_what_is_good():
     dice = random.Random(seed := random.randrange(10**6))
     print("seed", seed)
     whole = b"".join(batch(offset) for offset in range(0, 30, 3))
+    runs = 0
     for _ in range(500):
         data = bytearray(whole)
         for _ in range(dice.randrange(1, 4)):
             data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
         run = header_run(bytes(data), base_offset=0, last_offset=ANY, remember=5)
+        runs += run is not None
         for header in list(iter_headers(bytes(data[: run.ends[-1]]))) if run else []:
             check_crc(bytes(data), header)
+    assert runs > 300
 
 
 def test_of_each_producer_the_last_headers_are_given():
