@@ -27,7 +27,7 @@ from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore
-from record_format.errors import InvalidConfig, StoreUnavailable
+from record_format.errors import CorruptDataError, InvalidConfig, StoreUnavailable
 
 
 class Upload(Protocol):
@@ -91,12 +91,16 @@ class ColdLog(ColdReads):
 
     def upload(self, files: SegmentFiles) -> SegmentEntry:
         """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
-        both while it is `going_up`.
+        both while it is `going_up`. Raises CorruptDataError where a file cannot be read.
         """
-        uploaded = self._upload(
-            files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
-        )
-        modified_ms = files.log.stat().st_mtime_ns // 1_000_000
+        try:
+            uploaded = self._upload(
+                files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
+            )
+            modified_ms = files.log.stat().st_mtime_ns // 1_000_000
+        except OSError as error:  # the store's are its own
+            file = str(error.filename or files.log)
+            raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error
         return SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:

@@ -30,6 +30,7 @@ from record_format.errors import (
     CorruptDataError,
     FencedError,
     LogOfflineError,
+    OffsetTrimmed,
     ShuttingDown,
     TierlogError,
     UnknownSegment,
@@ -168,7 +169,7 @@ class Copier:
         more = False
         try:
             more = self._copy_next(partition, work)
-        except TierlogError as error:
+        except (TierlogError, OSError) as error:
             failure = error
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
@@ -213,8 +214,13 @@ class Copier:
         with partition.log.sealed.lock:
             try:
                 entry = cold.offload(partition.log.sealed.files(pending[0]))
-            except UnknownSegment:
-                return True  # compaction, or retention, took it just now
+            except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
+                if pending[0] not in partition.log.base_offsets:
+                    return True  # compaction, or retention, took it just now
+                if isinstance(error, CorruptDataError):
+                    raise
+                # None of us took its file.
+                raise CorruptDataError(str(error), file=str(partition.log.folder)) from error
         log.info(
             "segment offloaded",
             partition=str(partition),

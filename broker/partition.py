@@ -158,7 +158,7 @@ class Partition:
             else:
                 assert found is not None, "a read that may wait finds what there is"
                 return found
-        raise AssertionError(f"{self}: offset {offset} is in neither tier")
+        raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
         """As `read`, where that needs no disk and no bucket; None where it would."""

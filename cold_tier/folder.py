@@ -22,6 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 
@@ -120,8 +121,12 @@ class FolderStore:
         resumable: Resumable | None = None,  # noqa: ARG002
     ) -> ObjectStat:
         target = self._path(key)
-        with self._counted("put", key, sent_bytes=size_bytes), self._temp_file() as (temp, fd):
-            actual = _copy(path, fd, size_bytes=size_bytes, pace=pace)
+        with (
+            path.open("rb", buffering=0) as source,  # that it is not there is no fault of the store
+            self._counted("put", key, sent_bytes=size_bytes),
+            self._temp_file() as (temp, fd),
+        ):
+            actual = _copy(source, fd, size_bytes=size_bytes, pace=pace)
             if actual != crc32c:
                 raise ChecksumRefused(f"{key}: {path} has CRC-32C {actual:08x}, not {crc32c:08x}")
             os.fsync(fd)
@@ -359,21 +364,20 @@ def _write_all(fd: int, body: bytes | memoryview) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def _copy(source: Path, fd: int, *, size_bytes: int, pace: Callable[[int], None] | None) -> int:
+def _copy(source: FileIO, fd: int, *, size_bytes: int, pace: Callable[[int], None] | None) -> int:
     """Copy the first `size_bytes` and return their CRC-32C. Raises ChecksumRefused for a short
     file.
     """
     crc = position = 0
-    with source.open("rb", buffering=0) as file:
-        while position < size_bytes:
-            piece = file.read(min(COPY_BYTES, size_bytes - position))
-            if not piece:
-                raise ChecksumRefused(f"{source}: ends at {position}, not at {size_bytes}")
-            if pace is not None:
-                pace(len(piece))
-            crc = crc32c_of(piece, crc)
-            _write_all(fd, piece)
-            position += len(piece)
+    while position < size_bytes:
+        piece = source.read(min(COPY_BYTES, size_bytes - position))
+        if not piece:
+            raise ChecksumRefused(f"{source.name}: ends at {position}, not at {size_bytes}")
+        if pace is not None:
+            pace(len(piece))
+        crc = crc32c_of(piece, crc)
+        _write_all(fd, piece)
+        position += len(piece)
     return crc
 
 

@@ -3,9 +3,10 @@ told where nobody has it.
 """
 
 import pytest
+from structlog.testing import capture_logs
 
 from hot_tier.log import PartitionLog
-from record_format.errors import DiskFull
+from record_format.errors import CorruptDataError, DiskFull
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 
@@ -185,3 +186,38 @@ def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, mon
     house.broker.chores.janitor.run_round()
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted):
+    fill(house, 2)
+    if restarted:  # no file is open any more
+        house.restart(down=True, store_start_timeout_ms=200)
+        house.broker._copying.stop(10)
+        house.set_down(False)
+        house.broker.bucket.settle(house.broker.registry)
+    (house.root / "data" / "t-0" / f"{0:020d}.log").unlink()
+    with capture_logs() as logs:
+        partition = offload(house)
+    assert not [line for line in logs if "bug" in line["event"]]
+    (told,) = house.broker.readiness().degraded
+    assert ("segment 0 was deleted" if restarted else f"{0:020d}.log: cannot be read") in told
+    if restarted:
+        with pytest.raises(CorruptDataError, match="the file of offset 0 is gone"):
+            partition.read(0, max_bytes=1)
+
+
+def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeypatch):
+    fill(house, 2)
+    put_file = house.store.put_file
+
+    def trim_and_put(*given, **options):
+        house.broker.trim("t", 0, 10)
+        return put_file(*given, **options)
+
+    monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
+    with capture_logs() as logs:
+        partition = offload(house)
+    assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
+    assert partition.cold.end_offset == 20
+    assert [entry.base_offset for entry in partition.cold.entries(0)] == [10]
