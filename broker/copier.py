@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
+_OF_FILES = (CorruptDataError, OffsetTrimmed)  # that are bad, or gone: a repair's to mend
 
 
 class OffloadProgress(NamedTuple):
@@ -178,7 +179,7 @@ class Copier:
             with self._changed:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
-                if failure is None or isinstance(failure, CorruptDataError):  # else nobody looked
+                if failure is None or isinstance(failure, _OF_FILES):  # else nobody looked
                     work.held_up = str(failure) if failure else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
@@ -217,7 +218,7 @@ class Copier:
             except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
                 if pending[0] not in partition.log.base_offsets:
                     return True  # compaction, or retention, took it just now
-                if isinstance(error, CorruptDataError):
+                if isinstance(error, _OF_FILES):
                     raise
                 # None of us took its file.
                 raise CorruptDataError(str(error), file=str(partition.log.folder)) from error

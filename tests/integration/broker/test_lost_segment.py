@@ -193,7 +193,7 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
     fill(house, 2)
     if restarted:  # no file is open any more
         house.restart(down=True, store_start_timeout_ms=200)
-        house.broker._copying.stop(10)
+        house.broker.chores.copying.stop(10)
         house.set_down(False)
         house.broker.bucket.settle(house.broker.registry)
     (house.root / "data" / "t-0" / f"{0:020d}.log").unlink()
