@@ -91,9 +91,9 @@ class Catalog:
     def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
         if choice.pattern is not None:
             names = [name for name in self._names() if choice.pattern.fullmatch(name)]
-            found = _parallel(self._topic_if_there, names)
+            found = in_parallel(self._topic_if_there, names)
             return [topic for topic in found if topic is not None]
-        return _parallel(self._topic, choice.topics or tuple(choice.partitions or {}))
+        return in_parallel(self._topic, choice.topics or tuple(choice.partitions or {}))
 
     def _topic_if_there(self, name: str) -> TopicFacts | None:
         """None for one that was deleted since it was listed: no option names it."""
@@ -119,7 +119,7 @@ class Catalog:
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
         objects = TopicObjects(self._connections.store)
         ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
-        loaded = _parallel(lambda pair: objects.load(*pair), ids)
+        loaded = in_parallel(lambda pair: objects.load(*pair), ids)
         return restorable([topic for topic in loaded if topic is not None]).topics
 
     def _check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
@@ -153,7 +153,7 @@ class Catalog:
         return self._facts(self.chosen())
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
-        return _parallel(lambda pair: self._partition(*pair), chosen)
+        return in_parallel(lambda pair: self._partition(*pair), chosen)
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False
@@ -266,7 +266,7 @@ class Catalog:
             except MissingObject as error:
                 return error
 
-        found = _parallel(read, list(entries))
+        found = in_parallel(read, entries)
         for one in found:
             if isinstance(one, MissingObject):
                 missing(one)
@@ -274,7 +274,7 @@ class Catalog:
 
     def aborted(self, indexes: Iterable[cold_index.SegmentIndex]) -> list[AbortedTxn]:
         store = self._connections.store
-        found = _parallel(lambda one: cold_index.aborted_transactions(store, one), list(indexes))
+        found = in_parallel(lambda one: cold_index.aborted_transactions(store, one), indexes)
         return [transaction for one in found for transaction in one]
 
     def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
@@ -334,6 +334,10 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """`work` of each item, in their order; `PARALLEL` of them wait for the network together."""
+    listed = list(items)
+    if len(listed) < 2:
+        return list(map(work, listed))
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tierlog-plan") as pool:
-        return list(pool.map(work, items))
+        return list(pool.map(work, listed))

@@ -12,7 +12,7 @@ from manifest.state import SegmentEntry
 from record_format.cut import Cut
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
-from spark_reader.catalog import Catalog, PartitionFacts
+from spark_reader.catalog import Catalog, PartitionFacts, in_parallel
 from spark_reader.cold_index import pieces
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
@@ -64,12 +64,13 @@ class Planner:
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
         """How the ranges are read; it is reported."""
-        work = [
-            self._work(one, filters.cut)
+        asked = [
+            one
             for one in ranges
             if one.start_offset < one.end_offset
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
+        work = in_parallel(lambda one: self._work(one, filters.cut), asked)
         limits = SplitLimits(
             split_bytes=self._options.split_bytes,
             min_splits=self._options.min_partitions,

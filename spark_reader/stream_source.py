@@ -12,7 +12,6 @@ Spark 4.2 or newer: earlier ones have no limits for Python sources.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from manifest.versions import steady_ms
 from record_format.record_walk import I64_MAX
-from spark_reader.catalog import PartitionFacts
+from spark_reader.catalog import PartitionFacts, in_parallel
 from spark_reader.gaps import past_gap
 from spark_reader.options import ReadOptions
 from spark_reader.planner import Planner
@@ -98,7 +98,7 @@ class TierlogStreamReader(
             return start
         else:
             ends = self._limited(backlogs, planner)
-        self._last_batch_ms = _steady_ms()
+        self._last_batch_ms = steady_ms()
         return _document(facts, ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -127,22 +127,25 @@ class TierlogStreamReader(
             return False
         if self._last_batch_ms is None:
             return False
-        waited_ms = _steady_ms() - self._last_batch_ms
+        waited_ms = steady_ms() - self._last_batch_ms
         enough = sum(one.offsets for one in backlogs) >= trigger.min_offsets
         return not enough and waited_ms < trigger.max_delay_ms
 
     def _limited(self, backlogs: list[Backlog], planner: Planner) -> dict[PartitionName, int]:
-        trigger = self._options.trigger
-        ends = limit_offsets(backlogs, trigger.max_offsets or I64_MAX)
-        if trigger.max_bytes is None:
+        max_bytes = self._options.trigger.max_bytes
+        ends = limit_offsets(backlogs, self._options.trigger.max_offsets or I64_MAX)
+        if max_bytes is None:
             return ends
         total = sum(one.offsets for one in backlogs)
-        for one in backlogs:
-            if one.offsets:
-                budget = trigger.max_bytes * one.offsets // total
-                short = one._replace(end_offset=ends[one.name])
-                ends[one.name] = end_within_bytes(short, self._sizes(short, planner), budget)
-        return ends
+        waiting = [one for one in backlogs if one.offsets]
+
+        def end_of(one: Backlog) -> int:
+            budget = max_bytes * one.offsets // total
+            short = one._replace(end_offset=ends[one.name])
+            return end_within_bytes(short, self._sizes(short, planner), budget)
+
+        shorter = in_parallel(end_of, waiting)
+        return ends | {one.name: end for one, end in zip(waiting, shorter, strict=True)}
 
     def _sizes(self, backlog: Backlog, planner: Planner) -> Iterator[tuple[int, int, int]]:
         facts = self._facts[backlog.name]
@@ -232,7 +235,3 @@ def _by_name(facts: Iterable[PartitionFacts]) -> Facts:
 def _document(facts: Facts, offsets: dict[PartitionName, int]) -> dict[str, Any]:
     ids = {one.topic: one.topic_id for one in facts.values()}
     return StreamOffsets(ids, offsets).to_document()
-
-
-def _steady_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -106,6 +107,17 @@ def test_a_topic_that_goes_after_it_was_listed_is_passed_over(tiers, monkeypatch
     monkeypatch.setattr(Catalog, "_names", lambda _: ["flight-gone", "flights"])
     run = Run(tiers, subscribePattern="flight.*")
     assert {split.topic for split in run.splits} == {"flights"}
+
+
+def test_partitions_wait_for_the_bucket_together_not_one_after_the_other(tiers, monkeypatch):
+    all_there, entries = threading.Barrier(3), Catalog.entries
+
+    def together(*given, **more):
+        all_there.wait(timeout=10)
+        return entries(*given, **more)
+
+    monkeypatch.setattr(Catalog, "entries", together)
+    assert len({split.partition for split in Run(tiers, subscribe="flights").splits}) == 3
 
 
 def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
