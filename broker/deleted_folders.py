@@ -1,4 +1,4 @@
-"""What a topic leaves on disk that was deleted, or not made: out of the way at once."""
+"""What a deleted topic leaves on disk: out of the way at once, and gone later."""
 
 from __future__ import annotations
 
@@ -29,15 +29,6 @@ def set_aside(folder: DataFolder, record: TopicRecord) -> list[Path]:
     if aside:
         sync_folder(folder.path)
     return aside
-
-
-def remove_empty(folder: DataFolder, record: TopicRecord, numbers: Iterable[int]) -> None:
-    """Delete the folders of partitions that could not all be made: nothing was written to them."""
-    for number in numbers:
-        path = folder.partition_folder(record.name, number)
-        if path.exists() and topic_id_of([path]) in (record.topic_id, None):
-            shutil.rmtree(path)
-    sync_folder(folder.path)
 
 
 def remove(aside: Iterable[Path]) -> None:

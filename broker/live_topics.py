@@ -32,6 +32,7 @@ from broker.topics import (
     TopicSummary,
     check_topic_name,
 )
+from hot_tier.durable_file import sync_folder
 from hot_tier.log_config import ConfigValue, LogConfig
 from record_format.errors import (
     FieldProblem,
@@ -186,11 +187,14 @@ class LiveTopics:
     ) -> dict[int, Partition | Damaged]:
         """All that the topic gains, or none: folders that no record knows of would be adopted."""
         new = [number for number in record.partition_numbers() if number not in topic.numbers]
+        folders = [self._folder.partition_folder(record.name, number) for number in new]
+        made = [path for path in folders if not path.exists()]
         try:
             return self._open_partitions(record, new)
         except (TierlogError, OSError):
             with suppress(OSError):  # the next start opens them, as the registry says
-                deleted_folders.remove_empty(self._folder, record, new)
+                deleted_folders.remove(path for path in made if path.exists())
+                sync_folder(self._folder.path)
                 self._registry.put(topic.record)
             raise
 

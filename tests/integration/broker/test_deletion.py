@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -118,6 +119,9 @@ def test_a_topic_whose_folders_cannot_be_renamed_is_deleted_all_the_same(
 
 def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, monkeypatch) -> None:
     house.broker.create_topic("t")
+    shutil.copytree(
+        house.root / "data" / "t-0", house.root / "data" / "t-1"
+    )  # not made by the call
     opened = PartitionLog.open
 
     def full(folder, **options):
@@ -131,7 +135,7 @@ def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, mo
         patched.setattr(PartitionLog, "open", full)
         with pytest.raises(DiskFull):
             house.broker.alter_topic("t", partitions=3)
-    assert sorted(path.name for path in (house.root / "data").glob("t-*")) == ["t-0"]
+    assert sorted(path.name for path in (house.root / "data").glob("t-*")) == ["t-0", "t-1"]
     house.restart()
     assert len(house.broker.topic("t").describe().partitions) == 1
     assert len(house.broker.alter_topic("t", partitions=3).partitions) == 3
