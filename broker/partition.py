@@ -12,13 +12,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from broker.cold_log import ColdLog
+from broker.waiters import Waiters
 from cold_tier.cold_reader import ColdRead
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
@@ -39,14 +38,6 @@ Tier = Literal["hot", "cold", "mixed"]
 
 MAX_OFFSET = 2**63 - 1
 READ_ATTEMPTS = 4  # a segment can leave the disk only so often while one read goes on
-
-
-class TierSizes(NamedTuple):
-    hot_bytes: int
-    cold_bytes: int
-    segments: int
-    offload_lag_bytes: int
-    offload_lag_segments: int
 
 
 class Fetched(NamedTuple):
@@ -87,11 +78,9 @@ class Partition:
         self.log, self.cold = log, cold
         self.topic, self.number = log.topic, log.partition
         self._commits, self._check_room = commits, check_room
-        self._waiters: dict[int, tuple[int, Callable[[], None]]] = {}
-        self._waiters_lock = threading.Lock()
-        self._next_waiter = 0
+        self._waiters = Waiters()
         self._is_deleted = False
-        log.on_high_watermark.append(self._wake_waiters)
+        log.on_high_watermark.append(self._waiters.wake)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.number}"
@@ -263,41 +252,6 @@ class Partition:
         found += self.log.aborted_transactions(offset, next_offset)
         return tuple(dict.fromkeys(found))
 
-    def tiers(self) -> TierSizes:
-        """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
-        views, log_start = self.log.segments(), self.log.log_start_offset
-        hot_bytes = sum(view.size_bytes for view in views)
-        # As the list of segments has them: neither an empty one nor one below the log start.
-        shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
-        if self.cold is None:
-            return TierSizes(hot_bytes, 0, shown, 0, 0)
-        manifest = self.cold.manifest
-        end_offset = manifest.end_offset if manifest else 0
-        both = [view for view in views if view.last_offset < end_offset and view.sealed]
-        lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
-        return TierSizes(
-            hot_bytes,
-            cold_bytes=self.cold.size_bytes,
-            segments=(manifest.segment_count if manifest else 0)
-            + shown
-            - sum(view.last_offset >= log_start for view in both),
-            offload_lag_bytes=hot_bytes - sum(view.size_bytes for view in both),
-            offload_lag_segments=lag_segments,
-        )
-
-    def offload_lag_ms(self, now_ms: int) -> int:
-        """How long the oldest local segment that the bucket lacks has been waiting; 0 for none.
-
-        Since its last write where it is sealed, since its first record where it is active.
-        """
-        if self.cold is None:
-            return 0
-        for view in self.log.segments():
-            if view.active or view.last_offset >= self.cold.end_offset:
-                since_ms = self.log.first_append_ms if view.active else _modified_ms(view.path)
-                return max(0, now_ms - since_ms) if since_ms is not None else 0
-        return 0
-
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after `timestamp`; None past the last one.
 
@@ -335,15 +289,7 @@ class Partition:
         It is called at once where it is already. Returns how to cancel; a cancelled callback may
         still be under way.
         """
-        with self._waiters_lock:
-            self._next_waiter += 1
-            waiter = self._next_waiter
-            self._waiters[waiter] = (offset, callback)
-
-        def cancel() -> bool:
-            with self._waiters_lock:
-                return self._waiters.pop(waiter, None) is not None
-
+        cancel = self._waiters.add(offset, callback)
         # Looked at after it is on record, so that no rise in between is missed; and only its own
         # offset: thousands may wait already.
         if (offset < self.log.high_watermark or self.is_over) and cancel():
@@ -357,16 +303,7 @@ class Partition:
 
     def wake_all(self) -> None:
         """Because `is_over`: nobody is to wait his time out for what will not come."""
-        self._wake_waiters(MAX_OFFSET)
-
-    def _wake_waiters(self, high_watermark: int) -> None:
-        if not self._waiters:
-            return
-        with self._waiters_lock:
-            due = [key for key, (offset, _) in self._waiters.items() if offset < high_watermark]
-            callbacks = [self._waiters.pop(key)[1] for key in due]
-        for callback in callbacks:
-            callback()
+        self._waiters.wake(MAX_OFFSET)
 
 
 def _fetched(
@@ -386,13 +323,6 @@ def _fetched(
         last_stable_offset=now.last_stable_offset,
         tier=tier,
     )
-
-
-def _modified_ms(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns // 1_000_000
-    except FileNotFoundError:
-        return None  # it went between the look and the question
 
 
 def _check_range(offset: int, now: Offsets) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from broker.bucket import Bucket
 from broker.damaged import Damaged
 from broker.partition import Partition
+from broker.tier_sizes import offload_lag_ms, tier_sizes
 from broker.topics import Topic
 from cold_tier.store_ledger import PriceTable, StoreLedger
 
@@ -156,7 +157,7 @@ def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
 
 def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
     partitions = list(topic.partitions.values())
-    sizes = [partition.tiers() for partition in partitions]
+    sizes = [tier_sizes(partition) for partition in partitions]
     return TopicStorage(
         topic=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
@@ -165,7 +166,7 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
         cold_bytes=sum(one.cold_bytes for one in sizes),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),
         offload_lag_segments=sum(one.offload_lag_segments for one in sizes),
-        offload_lag_ms=max((one.offload_lag_ms(now_ms) for one in partitions), default=0),
+        offload_lag_ms=max((offload_lag_ms(one, now_ms) for one in partitions), default=0),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from broker.damaged import Damaged
 from broker.partition import Partition
+from broker.tier_sizes import tier_sizes
 from broker.topic_registry import TopicRecord
 from hot_tier.log_config import ConfigValue, LogConfig
 from record_format.errors import InvalidTopicName, UnknownPartition
@@ -137,7 +138,7 @@ class Topic:
 
 
 def _describe(partition: Partition) -> PartitionDescription:
-    now, tiers = partition.offsets(), partition.tiers()
+    now, tiers = partition.offsets(), tier_sizes(partition)
     return PartitionDescription(
         partition=partition.number,
         log_start_offset=now.log_start_offset,

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
-from broker.partition import Partition, TierSizes
+from broker.partition import Partition
 from broker.segment_listing import SegmentListing, glance_segments
+from broker.tier_sizes import TierSizes, tier_sizes
 from broker.topics import Topic
 from hot_tier.log_state import Offsets
 from manifest.state import Manifest, SegmentEntry
@@ -105,7 +106,7 @@ def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
 def _topic_line(topic: Topic) -> TopicLine:
     partitions = list(topic.partitions.values())
     offsets = [partition.offsets() for partition in partitions]
-    sizes = [partition.tiers() for partition in partitions]
+    sizes = [tier_sizes(partition) for partition in partitions]
     drawn = [_places(partition) for _, partition in sorted(topic.partitions.items())[:LANES]]
     axis = axis_of(drawn)
     return TopicLine(
@@ -141,7 +142,7 @@ def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionL
     return PartitionLine(
         number=partition.number,
         offsets=partition.offsets(),
-        sizes=partition.tiers(),
+        sizes=tier_sizes(partition),
         places=places,
         map=tier_map(places, axis_of([places]) if axis is None else axis),
         trouble=trouble,

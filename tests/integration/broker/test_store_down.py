@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from broker import bucket
+from broker.tier_sizes import tier_sizes
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError, OffsetTrimmed, StoreUnavailable
@@ -190,7 +191,7 @@ def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(hous
     house.broker.chores.copying.stop(10)
     house.set_down(True)
     partition, starts = house.broker.partition("t", 0), []
-    sizes = partition.tiers()
+    sizes = tier_sizes(partition)
     limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
     house.broker.alter_topic("t", config=limits)
     for _ in range(4):

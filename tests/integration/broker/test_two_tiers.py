@@ -16,6 +16,7 @@ from broker.segment_listing import (
     try_open_segment,
     try_slices_of,
 )
+from broker.tier_sizes import tier_sizes
 from hot_tier.append import Acks
 from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
@@ -224,7 +225,7 @@ def test_retention_by_size_drops_from_both_tiers(house):
     offload_all(house, "t")
     now = house.broker.partition("t", 0).offsets()
     assert now.log_start_offset > 0
-    sizes = house.broker.partition("t", 0).tiers()
+    sizes = tier_sizes(house.broker.partition("t", 0))
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
 

@@ -1,0 +1,60 @@
+"""How much of a partition each tier has, and how much the bucket is behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.partition import Partition
+
+
+class TierSizes(NamedTuple):
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+    offload_lag_segments: int
+
+
+def tier_sizes(partition: Partition) -> TierSizes:
+    """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
+    views, log_start = partition.log.segments(), partition.log.log_start_offset
+    hot_bytes = sum(view.size_bytes for view in views)
+    # As the list of segments has them: neither an empty one nor one below the log start.
+    shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
+    if partition.cold is None:
+        return TierSizes(hot_bytes, 0, shown, 0, 0)
+    manifest = partition.cold.manifest
+    end_offset = manifest.end_offset if manifest else 0
+    both = [view for view in views if view.last_offset < end_offset and view.sealed]
+    lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
+    return TierSizes(
+        hot_bytes,
+        cold_bytes=partition.cold.size_bytes,
+        segments=(manifest.segment_count if manifest else 0)
+        + shown
+        - sum(view.last_offset >= log_start for view in both),
+        offload_lag_bytes=hot_bytes - sum(view.size_bytes for view in both),
+        offload_lag_segments=lag_segments,
+    )
+
+
+def offload_lag_ms(partition: Partition, now_ms: int) -> int:
+    """How long the oldest local segment that the bucket lacks has been waiting; 0 for none.
+
+    Since its last write where it is sealed, since its first record where it is active.
+    """
+    if partition.cold is None:
+        return 0
+    for view in partition.log.segments():
+        if view.active or view.last_offset >= partition.cold.end_offset:
+            since_ms = partition.log.first_append_ms if view.active else _modified_ms(view.path)
+            return max(0, now_ms - since_ms) if since_ms is not None else 0
+    return 0
+
+
+def _modified_ms(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return None  # it went between the look and the question

@@ -1,0 +1,45 @@
+"""Who waits for a partition's high watermark to pass an offset.
+
+`wake` calls each callback once, in its own thread, unless it was cancelled before; a cancelled one
+may still be under way. Nothing is called under the lock. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Waiters:
+    __slots__ = ("_lock", "_next", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
+        """How to cancel it, which says whether it was still to be called."""
+        with self._lock:
+            self._next += 1
+            key = self._next
+            self._waiting[key] = (offset, callback)
+
+        def cancel() -> bool:
+            with self._lock:
+                return self._waiting.pop(key, None) is not None
+
+        return cancel
+
+    def wake(self, high_watermark: int) -> None:
+        """Those that wait for an offset below it."""
+        if not self._waiting:
+            return
+        with self._lock:
+            due = [key for key, (offset, _) in self._waiting.items() if offset < high_watermark]
+            callbacks = [self._waiting.pop(key)[1] for key in due]
+        for callback in callbacks:
+            callback()
