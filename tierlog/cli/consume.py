@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from tierlog.cli.client_options import TopicArgument, client_command
+from tierlog.cli.table import printable
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord
@@ -82,7 +83,9 @@ def consume(
         follow=follow,
         limits=limits,
     )
-    shown = _value if format_ is Format.VALUE else _json
+    shown: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
+    if sys.stdout.isatty():
+        shown = _on_a_terminal(shown)
     if follow:
         Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
     _print(islice(records, max_records), shown, flush=follow)
@@ -123,6 +126,15 @@ def _end_when_nobody_reads() -> None:
     # Not by POLLNVAL: what cannot be watched says nothing of who reads it.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
         os._exit(0)  # an interrupt would wait for a long poll that it came a moment too early for
+
+
+def _on_a_terminal(shown: Callable[[ConsumedRecord], bytes]) -> Callable[[ConsumedRecord], bytes]:
+    """Records are by anybody: their bytes give a terminal no orders."""
+
+    def line(record: ConsumedRecord) -> bytes:
+        return printable(shown(record).decode(errors="backslashreplace"), but="\n\t").encode()
+
+    return line
 
 
 def _value(record: ConsumedRecord) -> bytes:

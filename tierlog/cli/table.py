@@ -25,9 +25,12 @@ class Lines(NamedTuple):
 
 def cell(value: object) -> str:
     """A dash for nothing."""
-    if value is None:
-        return "-"
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(value))
+    return "-" if value is None else printable(str(value))
+
+
+def printable(text: str, *, but: str = "") -> str:
+    """What would turn a terminal is shown by its escape, as Python has it."""
+    return "".join(one if one.isprintable() or one in but else ascii(one)[1:-1] for one in text)
 
 
 def lay_out(columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int) -> Lines:

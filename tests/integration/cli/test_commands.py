@@ -262,6 +262,26 @@ def test_what_comes_in_slowly_is_not_held_until_it_is_much(tierlog):
     assert lines_of(tierlog.ok("consume", "slow")) == [b"one", b"half a line"]
 
 
+@pytest.mark.parametrize("shape", ["value", "json"])
+def test_records_give_a_terminal_no_orders(tierlog, shape):
+    topic = f"orders-{shape}"
+    tierlog.ok("topic", "create", topic)
+    value = b"\x1b]0;title\x07 \xff \xc2\x9b31m zw\xc3\xb6lf\ttab"
+    tierlog.ok("produce", topic, stdin=value)
+    ours, its = os.openpty()
+    arguments = ["consume", topic, "--format", shape]
+    program = Forked(arguments, stdout=its, stderr=its, env=tierlog.environment)
+    assert program.wait(30) == 0
+    os.close(its)
+    shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert not any(byte < 0x20 and byte not in b"\t\r\n" for byte in shown)
+    assert b"\xc2\x9b" not in shown
+    if shape == "value":
+        assert shown == "\\x1b]0;title\\x07 \\xff \\x9b31m zwölf\ttab\r\n".encode()
+    assert lines_of(tierlog.ok("consume", topic)) == [value], "a pipe gets it as it is"
+
+
 def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
     tierlog.ok("topic", "create", "places")
     large = b"a\n" * 1500 + b"x" * 1_500_000
