@@ -34,6 +34,7 @@ from record_format.errors import (
     ShuttingDown,
     TierlogError,
     UnknownSegment,
+    UnknownTopic,
 )
 
 log = structlog.get_logger(__name__)
@@ -186,7 +187,7 @@ class Copier:
                 if failure:
                     work.not_before = time.monotonic() + self._backoff_s(work.failures)
                 self._changed.notify_all()
-        if failure is not None and not isinstance(failure, ShuttingDown):
+        if failure is not None and not isinstance(failure, ShuttingDown | UnknownTopic):
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
     def claim(self, partition: Partition) -> None:

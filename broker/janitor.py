@@ -28,6 +28,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     RetriableError,
     TierlogError,
+    UnknownTopic,
 )
 
 log = structlog.get_logger(__name__)
@@ -69,8 +70,9 @@ class Janitor:
             try:
                 self.look_after(partition)
                 self._holes.look(partition)
-            except LogOfflineError:
-                continue  # reported when it went offline; nothing can be done until restart
+            except (LogOfflineError, UnknownTopic):
+                # Reported when it went offline; nothing can be done until restart. Or deleted.
+                continue
             except (TierlogError, OSError) as error:
                 log.warning("retention waits", partition=str(partition), error=str(error))
             except Exception:
@@ -144,6 +146,8 @@ class Janitor:
         self._collected_ms[partition] = now_ms
         try:
             gone = partition.cold.collect(self.policy)
+        except UnknownTopic:
+            return  # deleted meanwhile
         except TierlogError as error:
             log.warning("garbage collection waits", partition=str(partition), error=str(error))
             return

@@ -64,6 +64,7 @@ class LiveTopics:
         self._opener: LogOpener  # from `open_all` on
         self._new_id, self._clock, self._forget = new_id, clock, forget
         self._topics: dict[str, Topic] = {}
+        self._going: dict[str, Topic] = {}  # deleted by this process, by id
         self._lock = threading.RLock()
         self._closed = False
 
@@ -202,7 +203,7 @@ class LiveTopics:
         with self._changing():
             topic = self._find_ours(name)
             self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
-            del self._topics[name]
+            self._going[topic.record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
                 try:
@@ -224,10 +225,17 @@ class LiveTopics:
         """Files, then objects, then the debt itself: each step may be done again."""
 
         def finish(record: TopicRecord) -> None:
-            if not is_busy(record.topic_id):  # else its last object would stay behind
+            # Else the last object that it is given would stay behind.
+            if not is_busy(record.topic_id) and not self._is_changed(record.topic_id):
                 self._finish_deletion(record, delete_objects)
 
         self._for_each_deleted(finish)
+
+    def _is_changed(self, topic_id: str) -> bool:
+        """Whether somebody who began before the deletion commits to the bucket still."""
+        topic = self._going.get(topic_id)
+        partitions = topic.partitions.values() if topic is not None else ()
+        return any(one.cold is not None and one.cold.ownership.is_busy for one in partitions)
 
     def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
         """A topic that fails does not hold up the others; the first error is raised in the end."""
@@ -255,6 +263,7 @@ class LiveTopics:
         self._remove_files(record)
         delete_objects(record)
         self._registry.forget(record.topic_id)
+        self._going.pop(record.topic_id, None)
         with self._lock:  # a new topic stands in the registry before it takes an epoch
             self._opener.epochs.forget_all_but(self._registry.ids())
 

@@ -4,6 +4,8 @@
   for good: `leadership_lost` says why, and the partition answers with it.
 * The manifest in force is changed by one at a time: who claims, commits or collects does it within
   `alone`. Looks at it, and a take-over, which comes before anything else, need no lock.
+* Of a topic that was deleted nothing is changed any more (`retire`), so that what its deletion left
+  empty stays empty.
 * Everything here may block on the store but the properties.
 """
 
@@ -20,7 +22,12 @@ from manifest import transitions
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
 from manifest.transitions import Claim
-from record_format.errors import CorruptDataError, FencedError, ManifestConflict
+from record_format.errors import (
+    CorruptDataError,
+    FencedError,
+    ManifestConflict,
+    UnknownTopic,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -36,15 +43,29 @@ class Ownership:
         self._claim: Claim | None = None
         self.claimed = False
         self.leadership_lost: str | None = None
+        self._is_retired = False
 
     def __str__(self) -> str:
         return str(self._manifests.keys)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else changes the manifest in force within. A FencedError ends the leadership."""
+        """Nobody else changes the manifest in force within. A FencedError ends the leadership.
+
+        Raises UnknownTopic once it is retired.
+        """
         with self._lock, self._fencing():
+            if self._is_retired:
+                raise UnknownTopic(self._manifests.keys.topic)
             yield
+
+    def retire(self) -> None:
+        """Its topic was deleted: nobody changes the manifest from now on but who `is_busy`."""
+        self._is_retired = True
+
+    @property
+    def is_busy(self) -> bool:
+        return self._lock.locked()
 
     @contextmanager
     def _fencing(self) -> Iterator[None]:

@@ -299,6 +299,8 @@ class Partition:
     def retire(self) -> None:
         """Its topic was deleted: refuse every call from now on, and wake all who wait."""
         self._is_deleted = True
+        if self.cold is not None:
+            self.cold.ownership.retire()
         self.wake_all()
 
     def wake_all(self) -> None:

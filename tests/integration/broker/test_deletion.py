@@ -15,6 +15,7 @@ from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier import durable_file
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
+from manifest.garbage import GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.topic_objects import TopicObjects
 from record_format.errors import (
@@ -25,6 +26,8 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.file_slice import OpenFile
+
+NO_GRACE = GarbagePolicy(grace_ms=0)
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
@@ -336,3 +339,51 @@ def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> 
     house.broker.alter_topic("t", config={"retention.bytes": 8192})
     house.broker.chores.janitor.look_after(partition)
     assert partition.offsets().log_start_offset > 0
+
+
+@pytest.fixture
+def offloaded(house):
+    """Segments of the topic `t` in the bucket, some below its log start."""
+    house.broker.create_topic("t", config={"retention.ms": -1, "segment.bytes": 1024})
+    for _ in range(10):
+        house.produce("t", [b"x" * 100] * 10)
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.trim("t", 0, 50)
+    return house
+
+
+def in_bucket(house) -> list[str]:
+    bucket = house.root / "bucket"
+    return [str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()]
+
+
+def test_who_commits_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(offloaded) -> None:
+    partition = offloaded.broker.partition("t", 0)
+    offloaded.broker.delete_topic("t")
+    offloaded.wait_for(lambda: not offloaded.broker.registry.deleted())
+    for late in (lambda: partition.cold.trim(60), lambda: partition.cold.collect(NO_GRACE)):
+        with pytest.raises(UnknownTopic):
+            late()
+    assert in_bucket(offloaded) == ["cluster.json"]
+    assert not list((offloaded.root / "data" / "tierlog" / "manifests").iterdir())
+
+
+def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypatch) -> None:
+    """What that commits in the end would be left for ever."""
+    partition, listed = offloaded.broker.partition("t", 0), offloaded.store.list
+    deletions: list[str] = []
+
+    def delete_meanwhile(prefix: str, **limits: object):
+        if "/pins/" in prefix and not deletions:
+            deletions.append(prefix)
+            offloaded.broker.delete_topic("t")
+            offloaded.broker.chores.copying.stop(10)
+            offloaded.broker.chores.copy_round()
+            assert offloaded.broker.registry.deleted()
+        return listed(prefix, **limits)
+
+    monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
+    assert partition.cold.collect(NO_GRACE) > 0
+    offloaded.broker.chores.copy_round()
+    assert not offloaded.broker.registry.deleted()
+    assert in_bucket(offloaded) == ["cluster.json"]
