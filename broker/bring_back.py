@@ -45,7 +45,7 @@ class BringBack:
         """Bring all of it back. Raises Interrupted, StoreUnavailable, ConfigurationError, DiskFull,
         CorruptDataError, LogOfflineError.
         """
-        store = self._bucket.checked_store()
+        store = self._bucket.standing.checked_store()
         for entry in reversed(list(cold_only(partition))):
             self._check_room(entry.size_bytes)
             if not self._bring(partition, entry, store, stopping=stopping):

@@ -265,7 +265,7 @@ class LogOpener:
     def _require_store(self, partition: str) -> None:
         assert self._bucket is not None, "a cold log is of a bucket"
         try:
-            self._bucket.checked_store()
+            self._bucket.standing.checked_store()
         except StoreUnavailable as error:
             raise ConfigurationError(
                 f"{partition}: a take-over begins with the bucket, which does not answer: {error}"

@@ -113,10 +113,10 @@ def readiness(
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
-    if bucket is not None and bucket.refusal:
-        degraded.append(f"store refused: {bucket.refusal}")
-    elif bucket is not None and bucket.unavailable:
-        degraded.append(f"store unavailable: {bucket.unavailable}")
+    if bucket is not None and bucket.standing.refusal:
+        degraded.append(f"store refused: {bucket.standing.refusal}")
+    elif bucket is not None and bucket.standing.unavailable:
+        degraded.append(f"store unavailable: {bucket.standing.unavailable}")
     return Readiness(reasons, degraded)
 
 

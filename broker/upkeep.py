@@ -78,7 +78,7 @@ class Upkeep:
         if not self._verifying.acquire(blocking=False):
             raise Throttled("a verification is under way; there is one at a time")
         try:
-            store = self._bucket.checked_store() if self._bucket is not None else None
+            store = self._bucket.standing.checked_store() if self._bucket is not None else None
             record = self._registry.by_name(topic.record.name)
             settled = record is not None and not record.dirty
             return verify_topic(topic, store, settled=settled, deep=deep, clock=self._clock)
@@ -147,7 +147,7 @@ class Upkeep:
         record = self._registry.by_name(topic.record.name)
         if self._bucket is None or record is None or record.dirty:
             return []  # what the bucket was not told yet, it is told in any case
-        found = check_topic_object(self._bucket.checked_store(), record)
+        found = check_topic_object(self._bucket.standing.checked_store(), record)
         steps = [
             RepairStep(
                 action=Action.WRITE_TOPIC,
@@ -173,7 +173,7 @@ class Upkeep:
     def _repairs(self, topic: Topic, *, apply: bool) -> Iterator[Repair]:
         if self._bucket is None:
             raise ConfigurationError("this broker has no object store: there is nothing to repair")
-        store = self._bucket.checked_store()
+        store = self._bucket.standing.checked_store()
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is not None:
                 self._may_write(partition, apply=apply)

@@ -119,7 +119,8 @@ def _offsets(partitions: Sequence[Partition]) -> Iterator[Family]:
 def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
     if broker.bucket is None:
         return
-    answers = not broker.bucket.refusal and not broker.bucket.unavailable
+    standing = broker.bucket.standing
+    answers = not standing.refusal and not standing.unavailable
     yield gauge("tierlog_store_available", {(): int(answers)})
     for metric, value_of in _STORE_COUNTERS.items():
         values: dict[Labels, float] = {

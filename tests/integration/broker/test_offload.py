@@ -27,7 +27,7 @@ def copier_of(house):
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=4)
-    house.wait_for(lambda: house.broker.bucket.is_ours)
+    house.wait_for(lambda: house.broker.bucket.standing.is_ours)
 
     def make(concurrency):
         made.append(

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from broker import bucket
+from broker import store_standing
 from broker.tier_sizes import tier_sizes
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
@@ -160,7 +160,7 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
 
 def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):
     """Another cluster's bucket, mounted in place of ours for a while."""
-    monkeypatch.setattr(bucket, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.05)
     house.broker.create_topic("t", config=SMALL)
     fill(house)
     house.broker.close()

@@ -12,7 +12,7 @@ import pytest
 from api.http.app import create_app
 from api.http.server import RunningServer
 from api.http.settings import HttpSettings
-from broker import bucket
+from broker import store_standing
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
@@ -22,8 +22,8 @@ from tests.integration.http.conftest import LIMITS, Api, records_path
 def test_readyz_stays_200_and_lists_a_store_that_went_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(bucket, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(store_standing, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.1)
     root = tmp_path / "store"
     settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=open_store(f"file://{root}"))

@@ -1,0 +1,203 @@
+"""How the store stands: whether it is this cluster's, keeps its promises, and answers.
+
+* Nothing is written below the prefix before it is known to be this cluster's. A store that was down
+  at the start is asked again in the background (`is_usable`). One that is refused then (another
+  cluster's prefix, no access) is left alone, and `/readyz` says so, until a whole check, asked with
+  back-off, passes.
+* It is found to be ours once; from then on it is only seen whether it answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+
+from broker.data_folder import DataFolder, ProbeResult
+from broker.settings import BrokerSettings
+from cold_tier.object_store import ObjectStore
+from cold_tier.probe import RACE_S, StoreTraits, probe, still_holds
+from manifest.keys import CLUSTER_KEY
+from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
+from record_format.errors import (
+    ConfigurationError,
+    CorruptManifest,
+    StoreUnavailable,
+)
+
+log = structlog.get_logger(__name__)
+
+FOLDER_RACE_S: Final = 0.2
+PROBE_KEPT_MS: Final = 7 * 86_400_000
+LOOK_EVERY_S: Final = 15.0  # at a store that answered
+LOOK_AGAIN_S: Final = 2.0  # at one that did not
+REFUSED_MAX_S: Final = 60.0  # a check may race eight writers: a wrong store is asked less and less
+
+
+class StoreStanding:
+    """Thread-safe; one whole check at a time. `on_checked`: told of the store's traits, before it
+    counts as ours.
+    """
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        store: ObjectStore,
+        settings: BrokerSettings,
+        *,
+        clock: Callable[[], int],
+        on_checked: Callable[[StoreTraits], None],
+    ) -> None:
+        self._folder, self.store, self._settings = folder, store, settings
+        self._clock, self._on_checked = clock, on_checked
+        self._checking = threading.Lock()
+        self.is_ours = False
+        self.refusal: str | None = None
+        self.unavailable: str | None = None
+        self._looked_s = float("-inf")
+        self._refusals = 0
+        self._check_again_s = float("-inf")
+
+    def check_first(self, *, timeout_s: float) -> None:
+        """At a start: it may be down, but not wrong. Raises ConfigurationError for a store that
+        cannot be trusted and for another cluster's prefix.
+        """
+        try:
+            _in_thread_of_its_own(self.check).result(timeout_s)
+        except (StoreUnavailable, TimeoutError) as error:
+            self.note_unavailable(error)
+
+    def is_usable(self) -> bool:
+        """Asked again and again: whether it is ours to write to. Raises StoreUnavailable."""
+        if self.refusal is not None and time.monotonic() < self._check_again_s:
+            return False
+        try:
+            self.check()
+        except ConfigurationError as error:
+            self._note_refusal(error)
+            return False
+        except StoreUnavailable as error:
+            self.note_unavailable(error)
+            raise
+        self._look()
+        return True
+
+    def check(self) -> None:
+        """Whether the store keeps its promises and the prefix is ours; remembered once it is."""
+        with self._checking:
+            if self.is_ours:
+                return
+            found = self._cluster()
+            if found is not None and found.cluster_id != self._folder.cluster_id:
+                raise ConfigurationError(self._foreign(found))
+            known = self._folder.read_probe()
+            if found is None and known is not None and known.store[0] == self.store.url:
+                raise StoreUnavailable(
+                    f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
+                    "it the right bucket, and is it mounted?"
+                )
+            traits = self._probe(known)
+            if found is None:
+                cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
+                create_cluster(self.store, cluster)
+            if known is None or known.traits is not traits:
+                # Last: from here on a store without the object is no new one.
+                self._remember(traits)
+            self._on_checked(traits)
+            self.is_ours, self.unavailable, self.refusal = True, None, None
+
+    def _cluster(self) -> Cluster | None:
+        try:
+            return load_cluster(self.store)
+        except CorruptManifest as error:
+            raise ConfigurationError(
+                f"store {self.store.url}: {error}; does another kind of server answer there?"
+            ) from error
+
+    def checked_store(self) -> ObjectStore:
+        """The store, once it is known to be this cluster's. Raises StoreUnavailable,
+        ConfigurationError.
+        """
+        if self.refusal is not None:
+            raise ConfigurationError(self.refusal)
+        self.check()
+        return self.store
+
+    def _probe(self, known: ProbeResult | None) -> StoreTraits:
+        """The store's traits; asked anew when the store is another, the answer is a week old, or a
+        short look finds that it holds no more.
+        """
+        single = self._settings.allow_single_writer_store
+        if known is not None and self._is_of_this_store(known):
+            there = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
+            if still_holds(self.store, known.traits, there=there):
+                return known.traits
+        # A folder's create is link(2), in our own code: a short race looks for an odd file system.
+        race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
+        return probe(self.store, allow_single_writer=single, race_s=race_s)
+
+    def _is_of_this_store(self, known: ProbeResult) -> bool:
+        store = (self.store.url, self._settings.allow_single_writer_store)
+        is_fresh = 0 <= self._clock() - known.probed_ms < PROBE_KEPT_MS
+        return is_fresh and (known.store, known.place) == (store, self.store.place)
+
+    def _remember(self, traits: StoreTraits) -> None:
+        store = (self.store.url, self._settings.allow_single_writer_store)
+        found = ProbeResult(
+            store=store, place=self.store.place, traits=traits, probed_ms=self._clock()
+        )
+        self._folder.write_probe(found)
+
+    def _foreign(self, found: Cluster) -> str:
+        folder = f"data folder {self._folder.path}"
+        whose = "is empty" if self._folder.is_new else f"to {self._folder.cluster_id}"
+        return (
+            f"{self.store.url} belongs to cluster {found.cluster_id}, and {folder} {whose}: "
+            "to go on with the store's cluster, "
+            f"tierlog storage restore --store {self.store.url} --data-dir NEW"
+        )
+
+    def _note_refusal(self, error: ConfigurationError) -> None:
+        if self.refusal != str(error):
+            log.error("store refused: nothing is offloaded", error=str(error))
+        self.refusal = str(error)
+        pause_s = min(REFUSED_MAX_S, LOOK_AGAIN_S * 2.0 ** min(self._refusals, 10))
+        self._refusals += 1
+        self._check_again_s = time.monotonic() + pause_s
+
+    def note_unavailable(self, error: Exception) -> None:
+        if self.unavailable is None:
+            log.warning("store unavailable", store=self.store.url, error=str(error))
+        self.unavailable = str(error) or "the store does not answer"
+
+    def _look(self) -> None:
+        """Now and then, whether the store still answers: for what a broker says of itself."""
+        pause_s = LOOK_EVERY_S if self.unavailable is None else LOOK_AGAIN_S
+        if time.monotonic() - self._looked_s < pause_s:
+            return
+        try:
+            if self.store.head(CLUSTER_KEY) is None:
+                raise StoreUnavailable(f"{self.store.url} has no {CLUSTER_KEY} any more")
+            self.unavailable = None
+        except (StoreUnavailable, ConfigurationError) as error:
+            self.note_unavailable(error)
+        self._looked_s = time.monotonic()
+
+
+def _in_thread_of_its_own(call: Callable[[], None]) -> Future[None]:
+    """One that no process waits for at its end: a store may take a minute to say nothing."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="store-check", daemon=True).start()
+    return done
