@@ -68,3 +68,5 @@ def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) ->
     assert int(again.headers["retry-after"]) > 0
     assert len(api.fetch(topic).json()["records"]) == 1
     assert api.values(topic, "after", partition=1)["base_offset"] == 1
+    assert api.delete(f"/v1/topics/{topic}").status_code == 204
+    assert api.get("/readyz").json()["ready"]

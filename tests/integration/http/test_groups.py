@@ -20,11 +20,11 @@ def row(topic: str, partition: int = 0, offset: int = 0, **more: object) -> dict
 def test_offsets_are_committed_shown_with_their_lag_and_deleted(api: Api) -> None:
     topic = api.topic(partitions=2)
     api.values(topic, *"abcde")
-    done = commit(api, "g", row(topic, 0, 2), row(topic, 1, 0, metadata="mine"))
+    done = commit(api, "shown", row(topic, 0, 2), row(topic, 1, 0, metadata="mine"))
     assert done.status_code == 204
     assert done.content == b""
-    assert api.get(path("g")).json() == {
-        "group": "g",
+    assert api.get(path("shown")).json() == {
+        "group": "shown",
         "offsets": [
             {
                 "topic": topic,
@@ -44,12 +44,12 @@ def test_offsets_are_committed_shown_with_their_lag_and_deleted(api: Api) -> Non
             },
         ],
     }
-    assert {"group": "g", "topics": [topic], "partitions": 2, "lag": 3} in (
+    assert {"group": "shown", "topics": [topic], "partitions": 2, "lag": 3} in (
         api.get("/v1/groups").json()["groups"]
     )
-    assert api.delete(path("g")).status_code == 204
-    problem(api.get(path("g")), 404, "unknown-group")
-    problem(api.delete(path("g")), 404, "unknown-group")
+    assert api.delete(path("shown")).status_code == 204
+    problem(api.get(path("shown")), 404, "unknown-group")
+    problem(api.delete(path("shown")), 404, "unknown-group")
 
 
 @pytest.mark.parametrize(
