@@ -19,6 +19,7 @@ from tierlog.client.batching import (
     Sequences,
     deliver,
     outgoing,
+    place_of,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.producer import steady_ms, wall_clock_ms
@@ -73,6 +74,7 @@ class AsyncProducer:
         partition: int | None = None,
     ) -> asyncio.Future[Placed]:
         """Hand over one record; waits where the buffer is full."""
+        topic, partition = place_of(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from operator import index
 from random import randrange
 from typing import Final, NamedTuple
 
@@ -289,8 +290,8 @@ def _changed_nothing(error: TierlogError) -> bool:
 def _settle(pending: Pending, answer: Produced) -> None:
     (result,) = answer.results
     topic, partition = pending.place
-    for index, delivery in enumerate(pending.deliveries):
-        delivery.set_result(Placed(topic, partition, result.base_offset + index))
+    for offset, delivery in enumerate(pending.deliveries, result.base_offset):
+        delivery.set_result(Placed(topic, partition, offset))
 
 
 class _Shape(NamedTuple):
@@ -338,6 +339,21 @@ class Partitioner:
             turn, held = turn + 1, 0
         self._sticky[topic] = (turn, held + record.size_bytes)
         return shape.takers[turn % len(shape.takers)]
+
+
+def place_of(topic: str, partition: int | None) -> tuple[str, int | None]:
+    """As sequences are counted: one partition under two names would have two of them, and what is
+    sent under the second be taken for a repeat. Raises TypeError.
+    """
+    if not isinstance(topic, str):
+        raise TypeError(f"topic: expected text, not {type(topic).__name__}")
+    if partition is None:
+        return topic, None
+    try:
+        return topic, index(partition)
+    except TypeError:
+        kind = type(partition).__name__
+        raise TypeError(f"partition: expected a number or None, not {kind}") from None
 
 
 def outgoing(

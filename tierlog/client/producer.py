@@ -25,6 +25,7 @@ from tierlog.client.batching import (
     Sequences,
     deliver,
     outgoing,
+    place_of,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.records import GivenHeaders, Value
@@ -105,6 +106,7 @@ class Producer:
         What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
         no record, UnknownTopic, and RuntimeError after `close`.
         """
+        topic, partition = place_of(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
         record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)

@@ -17,6 +17,7 @@ from record_format.batch import check_crc, iter_headers
 from record_format.codecs import NONE
 from record_format.decode import Record, decode_columns
 from record_format.encode import NO_HEADERS, Headers, encode_batches
+from record_format.errors import InvalidRecord
 from tierlog.client.times import Time, time_of_record
 
 JsonSource = msgspec.Raw
@@ -133,9 +134,11 @@ def to_batches(
 ) -> bytes:
     """The body of a raw produce request: one or more record batches.
 
-    Records without a timestamp get `now_ms`. Raises RecordTooLarge.
+    Records without a timestamp get `now_ms`. Raises RecordTooLarge, InvalidRecord for none at all.
     """
     new = _each(records)
+    if not new:
+        raise InvalidRecord("the request holds no record")
     cut = encode_batches(
         [to_bytes(record.value, name="value") for record in new],
         timestamps=[now_ms if r.timestamp is None else time_of_record(r.timestamp) for r in new],

@@ -446,6 +446,11 @@ def test_a_token_is_sent_and_a_bad_token_file_is_named(tmp_path):
         tierlog.Client(token_file=tmp_path / "missing")
 
 
+def test_no_records_are_no_batches():
+    with tierlog.Client() as client, pytest.raises(errors.InvalidRecord, match="holds no record"):
+        client.produce_encoded("t", [], partition=0)
+
+
 def test_batches_made_here_are_cut_at_the_limit():
     batches = to_batches([b"x" * 600] * 10, now_ms=1, max_bytes=2000)
     assert len(batches) > 6000

@@ -380,6 +380,30 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
         producer.send("t", "too late", partition=0)
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"partition": "0"}, "partition: expected a number or None, not str"),
+        ({"topic": b"t", "partition": 0}, "topic: expected text, not bytes"),
+    ],
+)
+def test_a_partition_has_one_name(place, said):
+    """Under another it would count its sequences apart, and a record be taken for a repeat."""
+    given = {"topic": "t", "value": "second"} | place
+    broker = TinyBroker()
+    with client(broker) as c, c.producer() as producer:
+        producer.send("t", "first", partition=0).result(10)
+        with pytest.raises(TypeError, match=said):
+            producer.send(**given)
+
+    async def send() -> None:
+        async with tierlog.AsyncClient() as c, c.producer() as producer:
+            await producer.send(**given)
+
+    with pytest.raises(TypeError, match=said):
+        asyncio.run(send())
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_producer_behind_a_fork_says_so():
     broker = TinyBroker()
