@@ -14,7 +14,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NO_LIMITS, ReadOptions, TopicChoice
+from spark_reader.stream_offsets import StreamOffsets
 from tierlog.client.answers import Offsets
 
 PARALLEL: Final = 16
@@ -76,11 +77,11 @@ class Catalog:
 
     # --- topics -----------------------------------------------------------------------------------
 
-    def chosen(self) -> list[tuple[TopicFacts, int]]:
+    def chosen(self, *, may_be_gone: Container[str] = frozenset()) -> list[tuple[TopicFacts, int]]:
         """The partitions that the options choose. Raises UnknownTopic, InvalidOption."""
         choice = self._options.choice
         chosen: list[tuple[TopicFacts, int]] = []
-        for topic in self._topics(choice):
+        for topic in self._topics(choice, may_be_gone):
             numbers = topic.partitions
             if choice.partitions is not None:
                 numbers = choice.partitions[topic.name]
@@ -88,18 +89,22 @@ class Catalog:
             chosen += [(topic, number) for number in numbers]
         return chosen
 
-    def _topics(self, choice: TopicChoice) -> list[TopicFacts]:
+    def _topics(self, choice: TopicChoice, may_be_gone: Container[str]) -> list[TopicFacts]:
         if choice.pattern is not None:
             names = [name for name in self._names() if choice.pattern.fullmatch(name)]
-            found = in_parallel(self._topic_if_there, names)
-            return [topic for topic in found if topic is not None]
-        return in_parallel(self._topic, choice.topics or tuple(choice.partitions or {}))
+            may_be_gone = names  # since they were listed: no option names them
+        else:
+            names = list(choice.topics or choice.partitions or ())
 
-    def _topic_if_there(self, name: str) -> TopicFacts | None:
-        """None for one that was deleted since it was listed: no option names it."""
-        with suppress(UnknownTopic):
-            return self._topic(name)
-        return None
+        def look(name: str) -> TopicFacts | None:
+            try:
+                return self._topic(name)
+            except UnknownTopic:
+                if name in may_be_gone:
+                    return None
+                raise
+
+        return [topic for topic in in_parallel(look, names) if topic is not None]
 
     def _names(self) -> list[str]:
         """All topics but internal ones."""
@@ -148,12 +153,44 @@ class Catalog:
         self._check_named(chosen)
         return self._facts(chosen)
 
-    def partitions_of_stream(self) -> list[PartitionFacts]:
-        """The same once a stream is under way: where it began, and on what, is of no matter."""
-        return self._facts(self.chosen())
+    def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
+        """The same once a stream is under way: where it began, and on what, is of no matter.
+
+        A topic that it has read may be gone; where `begun` is None, any. For a partition that it
+        has read to the end only the broker is asked: a stream that waits looks many times a second.
+        """
+        choice = self._options.choice
+        if begun is None:
+            return self._facts(self.chosen(may_be_gone=choice.topics or choice.partitions or ()))
+
+        def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
+            place = begun.place(pair[0].topic_id, (pair[0].name, pair[1]))
+            return self._read_to_its_end(*pair, place=place) or self._partition(*pair)
+
+        return in_parallel(look, self.chosen(may_be_gone=begun.topic_ids))
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
         return in_parallel(lambda pair: self._partition(*pair), chosen)
+
+    def _read_to_its_end(
+        self, topic: TopicFacts, partition: int, *, place: int | None
+    ) -> PartitionFacts | None:
+        """A partition that has nothing from `place` on, as its broker alone knows it."""
+        if place is None or not self._with_broker:
+            return None
+        offsets = self._connections.broker.offsets(topic.name, partition)
+        end = max(offsets.log_start_offset, self._readable_end(offsets))
+        if place < end:
+            return None
+        return PartitionFacts(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition,
+            log_start_offset=offsets.log_start_offset,
+            end_offset=end,
+            cold_end_offset=end,
+            manifest=None,
+        )
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False

@@ -34,6 +34,10 @@ class StreamOffsets(NamedTuple):
     topic_ids: Mapping[str, str]
     offsets: Mapping[PartitionName, int]
 
+    def place(self, topic_id: str, name: PartitionName) -> int | None:
+        """None where the stream has read nothing of it: another topic's place is none of this."""
+        return self.offsets.get(name) if self.topic_ids.get(name[0]) == topic_id else None
+
     def to_document(self) -> dict[str, Any]:
         document: dict[str, Any] = {
             topic: {"id": topic_id, "offsets": {}} for topic, topic_id in self.topic_ids.items()

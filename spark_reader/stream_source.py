@@ -82,16 +82,21 @@ class TierlogStreamReader(
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        _, facts = self._look()
+        _, facts = self._look(None)
         self._target = {name: one.end_offset for name, one in facts.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        planner, facts = self._look()
         begun = from_document(start)
+        planner, facts = self._look(begun)
         self._check_ids(begun, facts, planner)
         self._check_gone(begun, facts, planner)
         self._check_ends(begun, facts, planner)
-        backlogs = [self._backlog(one, begun) for one in facts.values()]
+        backlogs = [
+            self._backlog(one, begun)
+            for name, one in facts.items()
+            # What came after a run that ends with what there was is the next run's, from its start.
+            if self._target is None or name in self._target or name in begun.offsets
+        ]
         if isinstance(limit, ReadAllAvailable):
             ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
         elif self._is_too_little(backlogs):
@@ -102,7 +107,7 @@ class TierlogStreamReader(
         return _document(facts, ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        facts = self._facts or self._look()[1]
+        facts = self._facts or self._look(None)[1]
         return _document(facts, {name: one.end_offset for name, one in facts.items()})
 
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
@@ -113,8 +118,8 @@ class TierlogStreamReader(
         """
         name = (facts.topic, facts.partition)
         start = facts.log_start_offset
-        if begun.topic_ids.get(facts.topic, facts.topic_id) == facts.topic_id:
-            start = max(start, min(begun.offsets.get(name, start), facts.end_offset))
+        if (place := begun.place(facts.topic_id, name)) is not None:
+            start = max(start, min(place, facts.end_offset))
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))
@@ -164,7 +169,7 @@ class TierlogStreamReader(
         planner = self._planner()
         facts = self._facts
         if any(name not in facts or facts[name].end_offset < o for name, o in ends.offsets.items()):
-            planner, facts = self._look()
+            planner, facts = self._look(None)
         self._check_ids(ends, facts, planner)
         ranges: list[OffsetRange] = []
         for name, end_offset in ends.offsets.items():
@@ -174,8 +179,7 @@ class TierlogStreamReader(
             if ends.topic_ids[one.topic] != one.topic_id:
                 continue  # as was reported; the topic that came is the next batch's, from its start
             # Of one that the stream did not know yet nothing may be gone, as with Kafka's source.
-            is_known = begun.topic_ids.get(one.topic) == one.topic_id
-            first = begun.offsets.get(name, 0) if is_known else 0
+            first = begun.place(one.topic_id, name) or 0
             if first < end_offset:
                 ranges.append(OffsetRange(one, *within(one, first, end_offset, loss=planner.loss)))
         return [SplitPartition(split) for split in planner.splits(ranges)]
@@ -196,9 +200,9 @@ class TierlogStreamReader(
     def _planner(self) -> Planner:
         return Planner(self._options, report=say, warn=say, patient=self._is_answered)
 
-    def _look(self) -> tuple[Planner, Facts]:
+    def _look(self, begun: StreamOffsets | None) -> tuple[Planner, Facts]:
         planner = self._planner()
-        self._facts = _by_name(planner.catalog.partitions_of_stream())
+        self._facts = _by_name(planner.catalog.partitions_of_stream(begun))
         self._is_answered = True
         return planner, self._facts
 
@@ -212,10 +216,10 @@ class TierlogStreamReader(
     def _check_ends(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
         """A log that ends before the stream's place was set back, by a restore without a gap."""
         for name, one in facts.items():
-            offset = begun.offsets.get(name, 0)
-            if offset > one.end_offset and begun.topic_ids.get(one.topic) == one.topic_id:
+            place = begun.place(one.topic_id, name)
+            if place is not None and place > one.end_offset:
                 planner.loss.report(
-                    f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {offset}"
+                    f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {place}"
                 )
 
     def _check_ids(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
@@ -233,5 +237,5 @@ def _by_name(facts: Iterable[PartitionFacts]) -> Facts:
 
 
 def _document(facts: Facts, offsets: dict[PartitionName, int]) -> dict[str, Any]:
-    ids = {one.topic: one.topic_id for one in facts.values()}
+    ids = {one.topic: one.topic_id for name, one in facts.items() if name in offsets}
     return StreamOffsets(ids, offsets).to_document()

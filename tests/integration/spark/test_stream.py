@@ -7,6 +7,8 @@ import pytest
 
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
+from record_format.errors import UnknownTopic
+from spark_reader import catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.ranges import DataLoss
@@ -134,6 +136,51 @@ def test_topics_that_a_pattern_finds_during_a_stream_and_that_go_again(own):
     assert rows(lenient, start, end) == rows(lenient, end, after) == []
 
 
+def test_a_topic_by_name_that_goes_during_a_stream_goes_by_the_option_and_a_wrong_name_does_not(
+    own,
+):
+    own.produce("t", 50)
+    own.create("other", partitions=1)
+    own.produce("other", 50)
+
+    def both(**given):
+        return reader(own, **{"subscribe": "t,other", **given})
+
+    stream = both()
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    own.broker.delete_topic("other")
+    with pytest.raises(DataLoss, match="the stream has read other-0, and there is no such now"):
+        stream.latestOffset(end, ReadAllAvailable())
+    lenient = both(failOnDataLoss="false")
+    lenient.prepareForTriggerAvailableNow()
+    own.produce("t", 50)
+    after = lenient.latestOffset(end, ReadAllAvailable())
+    assert set(after) == {"t"}
+    assert rows(both(failOnDataLoss="false"), start, end) == [
+        (p, o) for p in (0, 1) for o in range(50)
+    ]
+    with pytest.raises(UnknownTopic):
+        reader(own, subscribe="t,oter", failOnDataLoss="false").latestOffset(
+            end, ReadAllAvailable()
+        )
+
+
+def test_a_stream_that_waits_asks_nothing_of_the_bucket(own, monkeypatch):
+    own.produce("t", 500)
+    own.offload("t")
+    stream = reader(own, maxOffsetsPerTrigger="5000")
+    limit = stream.getDefaultReadLimit()
+    end = stream.latestOffset(stream.initialOffset(), limit)
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "ManifestStore", None)
+        assert stream.latestOffset(end, limit) == end
+        assert stream.reportLatestOffset() == end
+    own.produce("t", 50)
+    after = stream.latestOffset(end, limit)
+    assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
+
+
 def test_limits_by_bytes_and_a_minimum(own):
     own.produce("t", 1000)
     stream = reader(own, maxBytesPerTrigger="20k")
@@ -188,6 +235,21 @@ def test_available_now_ends_with_what_there_was(own):
     own.produce("t", 100)
     end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
     assert place(end) == {0: 100, 1: 100}
+
+
+def test_available_now_leaves_a_topic_that_came_to_the_next_run(own):
+    own.produce("t", 50)
+    stream = reader(own, subscribe=None, subscribePattern="t.*")
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    own.create("t-new", partitions=1)
+    own.produce("t-new", 100)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert set(end) == {"t"}
+    own.broker.trim("t-new", 0, 50)  # nobody has read them
+    after = reader(own, subscribe=None, subscribePattern="t.*")
+    with pytest.raises(DataLoss, match="t-new-0: offsets 0 to 50 are gone"):
+        after.partitions(end, after.latestOffset(end, ReadAllAvailable()))
 
 
 def test_trimmed_offsets_and_another_topic_are_data_loss(own):
