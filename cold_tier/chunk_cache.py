@@ -264,8 +264,9 @@ class ChunkCache:
     def shrink(self, by_bytes: int) -> int:
         """Evict about so many bytes, because the disk is short; how many went."""
         with self._room:
+            self._settle_closed()
             before = self._cached
-            victims = self._make_room(max(0, self._taken() - by_bytes))
+            victims = self._evict(max(0, self._taken() - by_bytes))
             freed = before - self._cached
         self._unlink(victims)
         return freed
@@ -330,11 +331,13 @@ class ChunkCache:
         self._order.add(key, entry.size_bytes, filled=filled)
 
     def _make_room(self, wanted: int) -> list[ChunkKey]:
-        """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
+        """As `_evict`, where that leads there: none goes where all together would not do."""
         self._settle_closed()
+        return self._evict(wanted) if self._taken() - self._cached <= wanted else []
+
+    def _evict(self, wanted: int) -> list[ChunkKey]:
+        """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
         victims: list[ChunkKey] = []
-        if self._taken() - self._cached > wanted:
-            return victims  # all chunks together would not do
         while self._taken() > wanted:
             key = self._order.victim(self._is_closed)
             if key is None:

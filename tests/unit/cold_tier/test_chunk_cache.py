@@ -226,6 +226,16 @@ def test_shrinking_gives_up_closed_chunks(tmp_path):
     assert cache.usage().chunks == len(held)
 
 
+def test_shrinking_gives_up_what_there_is_also_while_chunks_are_on_their_way(tmp_path):
+    """A disk that lacks more than the cache has would get nothing of it."""
+    cache = make(tmp_path, chunks=8)
+    for number in range(4):
+        fill(cache, number)
+    cache.reserve(SIZE)
+    assert cache.shrink(5 * SIZE) == 4 * SIZE
+    assert cache.usage().chunks == 0
+
+
 def test_many_threads_leave_the_books_right(tmp_path):
     cache = make(tmp_path, chunks=10)
 
