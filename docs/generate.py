@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.http import problems
 from api.http.metric_table import METRICS
 from hot_tier.log_config import KEYS
 from tierlog.cli.main import COMMANDS, load_command
@@ -69,6 +70,49 @@ def metrics_page() -> str:
     return head + _table(("name", "type", "labels", ""), rows)
 
 
+class _AnyError:
+    """Has whatever a problem's members are made of."""
+
+    problems = ()
+    file = ""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def problems_page() -> str:
+    kinds: dict[str, list[problems.Kind]] = {}
+    for kind in (*problems.TABLE.values(), problems.INTERNAL):
+        kinds.setdefault(kind.code, []).append(kind)
+    rows = [
+        (
+            str(same[0].status),
+            f"`{code}`",
+            "; ".join(dict.fromkeys(kind.title for kind in same)),
+            ", ".join(f"`{name}`" for name in _members(same)),
+            "yes" if same[0].status in problems.NEEDS_RETRY_AFTER else "",
+        )
+        for code, same in kinds.items()
+    ]
+    head = (
+        "# Problems\n\n" + NOTE + "\n"
+        "What the HTTP API refuses is an RFC 9457 document: `type` "
+        f"(`{problems.TYPE_PREFIX}CODE`), `title`, `status`, `detail` (what was wrong, and what "
+        "to do), `code`, and the members named here.\nA refused request has changed nothing, "
+        'unless it says `"outcome": "unknown"`: then what was to be written may be there. A '
+        "produce that ended part way has the `results` of what was appended.\n\n"
+    )
+    columns = ("status", "code", "title", "members", "`Retry-After`")
+    return head + _table(columns, sorted(rows, key=lambda row: row[0]))
+
+
+def _members(kinds: Iterable[problems.Kind]) -> Iterator[str]:
+    given = {name: None for kind in kinds if kind.members for name in kind.members(_AnyError())}
+    yield from given
+    if problems.INTERNAL in kinds:
+        yield "request_id"
+
+
 def commands_page() -> str:
     head = (
         "# Commands\n\n" + NOTE + "\n"
@@ -117,6 +161,7 @@ PAGES = {
     "topic-settings.md": topic_settings_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
+    "problems.md": problems_page,
 }
 
 

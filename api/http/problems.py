@@ -156,7 +156,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
 }
 
 INTERNAL: Final = Kind(500, "internal", "A fault of the broker")
-_NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
+NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
 
 
 def kind_of(error: Exception) -> Kind:
@@ -220,7 +220,7 @@ def public(text: str) -> str:
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:
     headers: HeaderList = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store")]
-    if kind.status in _NEEDS_RETRY_AFTER:
+    if kind.status in NEEDS_RETRY_AFTER:
         seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))
         headers.append((b"retry-after", str(seconds).encode()))
     if isinstance(error, refusals.Unauthorized):  # RFC 6750, 3

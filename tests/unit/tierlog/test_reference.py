@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+from api.http import problems
 from api.http.metric_table import METRICS
 
 ROOT = Path(__file__).parents[3]
@@ -28,6 +29,16 @@ def test_every_setting_is_in_the_reference():
     assert "`--retention-check-interval` (seconds)" in page
     assert page.count("TIERLOG_") > 40
     assert "`segment.bytes`" in GENERATE["topic_settings_page"]()
+
+
+def test_every_problem_is_in_the_reference_with_its_members():
+    rows = re.findall(r"^\| \d+ .*$", GENERATE["problems_page"](), re.M)
+    lines = {row.split("`")[1]: row for row in rows}
+    assert set(lines) == {kind.code for kind in (*problems.TABLE.values(), problems.INTERNAL)}
+    assert "| 431 |" in lines["header-too-large"]
+    assert "`limit_bytes`, `size_bytes`" in lines["header-too-large"]
+    assert "| `file`, `position` |" in lines["corrupt-log"]
+    assert lines["disk-full"].endswith("| yes |"), "it has Retry-After"
 
 
 def test_a_decision_has_a_number_of_its_own_and_says_it():
