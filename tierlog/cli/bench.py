@@ -31,7 +31,9 @@ Records = Annotated[int, typer.Option("--records", min=1, help="Records to produ
 RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of a value.")]
 BatchRecords = Annotated[int, typer.Option("--batch", min=1, help="Records in a request.")]
 Connections = Annotated[int, typer.Option("--connections", min=1, help="Requests at a time.")]
-Partitions = Annotated[int, typer.Option("--partitions", min=1, help="Of the topic made for it.")]
+Partitions = Annotated[
+    int, typer.Option("--partitions", min=1, help="Partitions of the topic that it makes.")
+]
 AcksOption = Annotated[str, typer.Option("--acks", help="all (flushed) or 1 (written).")]
 Compression = Annotated[
     str, typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd, by this client.")

@@ -41,7 +41,10 @@ def consume(
     topic: TopicArgument,
     *,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="All in turn by default.")
+        int | None,
+        typer.Option(
+            "--partition", "-p", min=0, help="One partition; by default all, one after the other."
+        ),
     ] = None,
     offset: Annotated[
         str | None,
@@ -54,11 +57,16 @@ def consume(
         typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
     ] = None,
     max_records: Annotated[
-        int | None, typer.Option("--max-records", "-n", min=0, help="End after so many.")
+        int | None, typer.Option("--max-records", "-n", min=0, help="End after this many records.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on, and wait for new records.")
+    ] = False,
     format_: Annotated[
-        Format, typer.Option("--format", help="value: a line each; json: an object a line.")
+        Format,
+        typer.Option(
+            "--format", help="value: one a line; json: an object a line; batches: Kafka's bytes."
+        ),
     ] = Format.VALUE,
 ) -> None:
     """Print records; ends at the high watermark unless --follow."""

@@ -51,7 +51,7 @@ def doctor(
     ca_file: CaFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Look for what this machine lacks; exit 3 where something will not work."""
+    """Look for what this machine lacks; exit 3 if something will not work."""
     verdicts = [*_machine(), *_packages(), _java(), *_disk(data_dir or Path())]
     if server is not None:
         verdicts += _broker(server, token, token_file, ca_file)

@@ -36,7 +36,7 @@ def dump(
     ],
     *,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Print problems alone; exit 3 where there are any.")
+        bool, typer.Option("--verify", help="Print problems only; exit 3 if there are any.")
     ] = False,
     records: Annotated[
         bool, typer.Option("--records/--batches-only", help="Each record, or batches alone.")

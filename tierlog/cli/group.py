@@ -38,7 +38,7 @@ def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
 @app.command("show")
 @client_command
 def show(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
-    """Show where a group reads on, partition by partition, and how much is left."""
+    """Show where a group continues, partition by partition, and its lag."""
     found = client.group(group)
     if output.is_json:
         print_json(found)
@@ -56,7 +56,7 @@ def show(client: Client, group: Name, output: OutputOption = Output.AUTO) -> Non
 def set_offsets(
     client: Client, group: Name, places: Places, output: OutputOption = Output.AUTO
 ) -> None:
-    """Have a group read on from the offsets given; a new name makes a new group."""
+    """Set a group's offsets; a new name makes a new group."""
     offsets = [parse_place(client, place) for place in places]
     client.commit_offsets(group, offsets)
     if output.is_json:

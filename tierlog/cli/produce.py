@@ -37,17 +37,22 @@ def produce(
     *,
     format_: Annotated[
         Format | None,
-        typer.Option("--format", help="By the file's name, or lines.", show_default=False),
+        typer.Option(
+            "--format", help="By default from the file's name, else lines.", show_default=False
+        ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="By the key, or in turn.")
+        int | None,
+        typer.Option(
+            "--partition", "-p", min=0, help="For all records; by default by the key, or in turn."
+        ),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="S", help="Of lines: what is before it is the key.")
+        str | None, typer.Option(metavar="S", help="For lines: the text before it is the key.")
     ] = None,
     acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
     batch_records: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Records a request, at most.")
+        int, typer.Option(min=1, max=1_000_000, help="Most records in one request.")
     ] = 1000,
     output: OutputOption = Output.AUTO,
 ) -> None:

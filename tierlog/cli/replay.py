@@ -32,7 +32,9 @@ def replay(
     to_topic: Annotated[str | None, typer.Option(metavar="NAME", help=Places)] = None,
     notes: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="With --to-topic: where it is kept what is done."),
+        typer.Option(
+            metavar="FOLDER", help="With --to-topic: the folder that notes how far it came."
+        ),
     ] = None,
     to_server: Annotated[
         str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
@@ -52,7 +54,7 @@ def replay(
         int | None, typer.Option(min=0, help="With --partition; exclusive.")
     ] = None,
     step_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="How much of the log a step is.")
+        str, typer.Option(metavar="SIZE", help="Bytes of the log in one step.")
     ] = "4g",
     output: OutputOption = Output.AUTO,
 ) -> None:

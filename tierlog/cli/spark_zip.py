@@ -12,7 +12,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def spark_zip(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to.")] = Path("tierlog.zip"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The zip to write.")] = Path(
+        "tierlog.zip"
+    ),
 ) -> None:
     """Write what executors import as one zip; the packages it stands on are not in it."""
     from spark_reader.jobs.package import build_zip

@@ -178,7 +178,7 @@ def trim(
     client: Client,
     topic: TopicArgument,
     before_offset: Annotated[int, typer.Option("--before", min=0, help="The new log start.")],
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Of this one alone.")],
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")],
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Give up all records below an offset (Kafka's DeleteRecords)."""

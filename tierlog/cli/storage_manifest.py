@@ -28,7 +28,7 @@ def manifest(
     client: Client,
     topic: TopicArgument,
     *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Of this one.")] = 0,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")] = 0,
     version: Annotated[
         int | None, typer.Option(min=0, help="An older version; the one in force by default.")
     ] = None,

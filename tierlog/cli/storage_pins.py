@@ -35,7 +35,8 @@ def pin(
     *,
     store: StoreOption,
     days: Annotated[
-        float | None, typer.Option("--days", min=0, help="Expires then; never by default.")
+        float | None,
+        typer.Option("--days", min=0, help="Expire after this many days; never by default."),
     ] = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
@@ -72,7 +73,7 @@ def unpin(
     endpoint: EndpointOption = None,
     region: RegionOption = None,
 ) -> None:
-    """Let go of a name. Doing it twice is doing it once."""
+    """Remove a pin; one that is gone already is no error."""
     with opened_store(store, endpoint, region) as opened:
         for _, _, pins in _partitions(opened, topic):
             pins.delete(name)

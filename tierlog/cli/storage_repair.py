@@ -35,7 +35,9 @@ GarbageDirOption = Annotated[
         metavar="DIR",
     ),
 ]
-ApplyOption = Annotated[bool, typer.Option("--apply", help="Do it; without, only say it.")]
+ApplyOption = Annotated[
+    bool, typer.Option("--apply", help="Carry it out; without it, only show it.")
+]
 
 
 @app.command("repair")

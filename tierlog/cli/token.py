@@ -47,7 +47,7 @@ def create(
         ),
     ],
     topics: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only topics whose names begin so.")
+        str, typer.Option(metavar="PREFIX", help="Only topics with this prefix.")
     ] = "",
     data_dir: DataDir = None,
     tokens_file: TokensFile = None,
@@ -105,7 +105,7 @@ def revoke(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Take a token out of force, with the broker's next request."""
+    """Revoke a token, from the broker's next request on."""
     from api.http.tokens import revoke_token
 
     revoke_token(_path(data_dir, tokens_file), name)

@@ -29,7 +29,9 @@ app = typer.Typer(help="What a broker does right now.", add_completion=False)
 Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")]
 Looks = Annotated[
     int | None,
-    typer.Option("--looks", min=1, help="End after so many; where nobody watches, after one."),
+    typer.Option(
+        "--looks", min=1, help="End after this many; one where the output is no terminal."
+    ),
 ]
 Rows = Annotated[int, typer.Option("--rows", min=1, help="Topics shown, the busiest first.")]
 
@@ -181,7 +183,7 @@ def top(
     rows: Rows = 30,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show what a broker does, anew every few seconds, until it is interrupted."""
+    """Show what a broker does, every few seconds, until interrupted."""
     watch = _print_as_json if output.is_json else _draw
     with suppress(KeyboardInterrupt):
         watch(client, every=every, looks=looks, rows=rows)

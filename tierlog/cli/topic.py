@@ -29,7 +29,7 @@ Config = Annotated[
 def create(
     client: Client,
     name: Name,
-    partitions: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Number of partitions.")] = 1,
     config: Config = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
@@ -46,7 +46,7 @@ def create(
 @client_command
 def list_topics(
     client: Client,
-    prefix: Annotated[str | None, typer.Option(help="Only names that begin so.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only names with this prefix.")] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
@@ -83,9 +83,11 @@ def alter(
     *,
     config: Config = None,
     unset: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Put a default back; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY", help="Back to the default; may be repeated.")
     ] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="Partitions only grow.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="New number of partitions; it can only grow.")
+    ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Change settings, or add partitions."""
