@@ -6,7 +6,8 @@
 * A file appears by rename after length and CRC were right, and is never written again or truncated:
   who has it open keeps it whole, also after it was unlinked.
 * Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay
-  within the limit; where readers hold too much of it, a fill waits, and in the end is Throttled.
+  within the limit, or are one chunk; where readers hold too much of it, a fill waits, and in the
+  end is Throttled.
 * A file that an earlier process left is no more than a guess: its size and CRC are checked again
   before the first byte of it is served. So is one of which a reader says that its bytes are bad
   (`OpenFile.doubt`): disks rot. What the disk cannot read is a miss.
@@ -204,15 +205,17 @@ class ChunkCache:
     # --- filling ----------------------------------------------------------------------------------
 
     def reserve(self, size_bytes: int, *, wait_s: float = 0.0) -> None:
-        """Make room.
+        """Make room. A chunk that is larger than the limit may have all of it alone: else nobody
+        could ever read it.
 
         Raises Throttled where readers hold too much of it for longer than `wait_s`.
         """
         deadline = self._monotonic() + wait_s
+        limit_bytes = max(self._limit_bytes, size_bytes)
         while True:
             with self._room:
-                victims = self._make_room(self._limit_bytes - size_bytes)
-                enough = self._taken() + size_bytes <= self._limit_bytes
+                victims = self._make_room(limit_bytes - size_bytes)
+                enough = self._taken() + size_bytes <= limit_bytes
                 if enough:
                     self._reserved += size_bytes
             self._unlink(victims)

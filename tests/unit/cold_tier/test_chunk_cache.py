@@ -92,9 +92,16 @@ def test_a_waiting_fill_goes_on_when_a_reader_lets_go(tmp_path):
     assert cache.usage().reserved_bytes == SIZE
 
 
-def test_a_chunk_larger_than_the_cache_is_refused(tmp_path):
+@pytest.mark.parametrize("limit_bytes", [0, SIZE - 1])
+def test_a_chunk_larger_than_the_cache_has_it_alone(tmp_path, limit_bytes):
+    cache = ChunkCache(tmp_path, limit_bytes=limit_bytes)
+    held = fill(cache, 0)
     with pytest.raises(Throttled):
-        make(tmp_path, chunks=1).reserve(SIZE + 1)
+        cache.reserve(SIZE)
+    del held
+    assert os.pread(fill(cache, 1).fd, SIZE, 0) == body_of(1)
+    usage = cache.usage()
+    assert (usage.chunks, usage.cached_bytes) == (1, SIZE)
 
 
 def test_a_dropped_segment_stays_whole_for_who_has_it_open_and_counts_until_then(tmp_path):
