@@ -9,26 +9,34 @@ from pathlib import Path
 from broker.data_folder import DataFolder, topic_id_of
 from broker.topic_registry import TopicRecord
 from hot_tier.durable_file import sync_folder
+from record_format.errors import CorruptDataError
 
 
-def set_aside(folder: DataFolder, record: TopicRecord) -> list[Path]:
+def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) -> list[Path]:
     """Rename a deleted topic's folders out of the way of a new one of its name.
 
     Not while a topic is being made: a folder that does not say yet whose it is is taken for the
-    deleted one's. The new name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours
-    leave alone.
+    deleted one's. So is one whose word for it rotted, where no other topic has the name. The new
+    name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
     """
     aside = []
     for number in range(record.partitions):
         path = folder.partition_folder(record.name, number)
         gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
-        if path.exists() and topic_id_of([path]) in (record.topic_id, None):
+        if path.exists() and _is_of(record, path, is_name_free=is_name_free):
             path.rename(gone)
         if gone.exists():
             aside.append(gone)
     if aside:
         sync_folder(folder.path)
     return aside
+
+
+def _is_of(record: TopicRecord, path: Path, *, is_name_free: bool) -> bool:
+    try:
+        return topic_id_of([path]) in (record.topic_id, None)
+    except CorruptDataError:
+        return is_name_free
 
 
 def remove(aside: Iterable[Path]) -> None:

@@ -73,7 +73,7 @@ class LiveTopics:
         self._opener = opener
         adopt(self._folder, self._registry, clock=self._clock)
         for record in self._registry.deleted():
-            deleted_folders.set_aside(self._folder, record)
+            self._set_aside(record)
         if take_over:  # then a version of each topic object is to be ours (`topic_deletion`)
             self._registry.put(
                 *(msgspec.structs.replace(record, dirty=True) for record in self._registry.live())
@@ -155,7 +155,7 @@ class LiveTopics:
         record = self._registry.by_name(name)
         if record is not None:
             self._registry.put(msgspec.structs.replace(record, deleted=True, dirty=True))
-            deleted_folders.set_aside(self._folder, record)
+            self._set_aside(record)
 
     def _created_ms(self, name: str) -> int:
         """Later than of every topic of the name that the bucket may still have as a live one: a
@@ -211,7 +211,7 @@ class LiveTopics:
                 except TierlogError as error:  # what it could not flush goes anyway
                     log.warning("log not closed", partition=str(partition), error=str(error))
             try:
-                deleted_folders.set_aside(self._folder, topic.record)
+                self._set_aside(topic.record)
             except OSError as error:  # it is gone all the same: `finish_deletions` tries again
                 log.warning("files stay for now", topic=name, error=str(error))
 
@@ -237,6 +237,11 @@ class LiveTopics:
         partitions = topic.partitions.values() if topic is not None else ()
         return any(one.cold is not None and one.cold.ownership.is_busy for one in partitions)
 
+    def _set_aside(self, record: TopicRecord) -> list[Path]:
+        """Raises OSError."""
+        is_name_free = self._registry.by_name(record.name) is None
+        return deleted_folders.set_aside(self._folder, record, is_name_free=is_name_free)
+
     def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
         """A topic that fails does not hold up the others; the first error is raised in the end."""
         with self._lock:  # a deletion under way closes its logs before their folders go
@@ -254,7 +259,7 @@ class LiveTopics:
 
     def _remove_files(self, record: TopicRecord) -> None:
         with self._lock:  # a new topic of the name may be half made
-            aside = deleted_folders.set_aside(self._folder, record)
+            aside = self._set_aside(record)
         deleted_folders.remove(aside)
 
     def _finish_deletion(

@@ -280,6 +280,35 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
     assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
+    house, monkeypatch, restarted
+) -> None:
+    for name in ("rotten", "whole"):
+        house.broker.create_topic(name, config={"segment.bytes": 4096})
+    house.produce("whole", [b"x" * 100] * 5)
+    folder = house.broker.folder.partition_folder("rotten", 0)
+    house.broker.close()
+    (folder / "partition.metadata").write_bytes(b"rotten")
+    house.broker = house.open()
+    with monkeypatch.context() as failing:
+        if restarted:  # then the next start finds it
+
+            def refused(*_, **__):
+                raise OSError(errno.EIO, "the disk refuses")
+
+            house.broker.chores.copying.stop(10)
+            failing.setattr("broker.deleted_folders.set_aside", refused)
+        house.broker.delete_topic("rotten")
+    if restarted:
+        assert folder.exists()
+        house.broker.close()
+        house.broker = house.open()
+    assert house.broker.offload("whole", wait_ms=20_000).remaining_segments == 0
+    house.broker.chores.copy_round()
+    assert not list(folder.parent.glob("rotten-0*"))
+
+
 def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeypatch) -> None:
     house.broker.chores.copying.stop(10)
     write = TopicObjects.write
