@@ -7,13 +7,18 @@ Nothing in docs/reference is written by hand; a test compares it with what this 
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.http import problems
+from api.http import openapi, problems
+from api.http.calls import Call
 from api.http.metric_table import METRICS
+from api.http.routes import CALLS
+from api.http.scopes import NEEDS, OPEN_PATHS
 from hot_tier.log_config import KEYS
 from tierlog.cli.main import COMMANDS, load_command
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
@@ -113,6 +118,70 @@ def _members(kinds: Iterable[problems.Kind]) -> Iterator[str]:
         yield "request_id"
 
 
+def http_page() -> str:
+    common = ", ".join(f"`{code}`" for code in openapi.COMMON_PROBLEMS)
+    head = (
+        "# HTTP API\n\n" + NOTE + "\n"
+        "A broker serves the same as OpenAPI, with the schemas of all bodies, at `/openapi.json`, "
+        "and a page to try the calls at `/docs`.\nWith tokens, a call takes one of the scope that "
+        "stands with it ([security](../security.md)). Every call may answer the "
+        f"[problems](problems.md) {common}; others stand with the call.\n"
+    )
+    schemas = openapi.Schemas(CALLS)
+    by_tag = itertools.groupby(CALLS, key=lambda call: call.tag)
+    sections = (
+        f"\n## {tag.capitalize()}\n" + "".join(_call(call, schemas) for call in calls)
+        for tag, calls in by_tag
+    )
+    return head + "".join(sections)
+
+
+def _call(call: Call, schemas: openapi.Schemas) -> str:
+    described = openapi.operation(call, schemas)
+    text = f"{call.summary}. {call.description}".strip()
+    open_ = call.path in OPEN_PATHS
+    scope = "No token" if open_ else f"Scope `{NEEDS[call.method, call.path].scope}`"
+    parts = [f"\n### {call.method} {call.path}\n\n{text.rstrip('.')}. {scope}.\n"]
+    given = [one for one in described["parameters"] if one["in"] != "path"]
+    if given:
+        rows = [
+            (f"`{one['name']}`", one["in"], _default(one["schema"]), one["description"])
+            for one in given
+        ]
+        parts.append(_table(("parameter", "in", "default", ""), rows))
+    if call.body:
+        parts.append(f"Body: {_media_types(described['requestBody']['content'])}.\n")
+        parts.append(_example(described["requestBody"]["content"]))
+    statuses = (call.status, *call.other_answers)
+    parts += [_answer(status, described["responses"][str(status)]) for status in statuses]
+    if call.problems:
+        parts.append(f"Problems: {', '.join(f'`{code}`' for code in call.problems)}.\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _default(schema: Mapping[str, Any]) -> str:
+    return f"`{json.dumps(schema['default']).strip(chr(34))}`" if schema.get("default") else ""
+
+
+def _media_types(content: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in content)
+
+
+def _example(content: Mapping[str, Any]) -> str:
+    example = content.get("application/json", {}).get("example")
+    return f"```json\n{json.dumps(example)}\n```\n" if example is not None else ""
+
+
+def _answer(status: int, described: Mapping[str, Any]) -> str:
+    content = [name for name in described.get("content", {}) if name != problems.MEDIA_TYPE]
+    headers = [name for name in described.get("headers", {}) if name != "X-Request-Id"]
+    said = f" {_media_types(content)}" if content else ""
+    with_headers = f", with {', '.join(f'`{name}`' for name in headers)}" if headers else ""
+    return f"{status}:{said or ' no body'}{with_headers}.\n" + (
+        "\n" + shown if (shown := _example(described.get("content", {}))) else ""
+    )
+
+
 def commands_page() -> str:
     head = (
         "# Commands\n\n" + NOTE + "\n"
@@ -160,6 +229,7 @@ PAGES = {
     "settings.md": settings_page,
     "topic-settings.md": topic_settings_page,
     "metrics.md": metrics_page,
+    "http.md": http_page,
     "commands.md": commands_page,
     "problems.md": problems_page,
 }

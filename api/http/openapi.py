@@ -63,7 +63,7 @@ _HEADER_SHAPES: Final[Mapping[str, Json]] = {
     "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd"]},
 }
-_COMMON_PROBLEMS: Final = (
+COMMON_PROBLEMS: Final = (
     "invalid-request",
     "unauthorized",
     "forbidden",
@@ -236,7 +236,7 @@ def _responses(call: Call, schemas: Schemas) -> Json:
 
 
 def _common_problems(call: Call) -> Iterable[str]:
-    for code in _COMMON_PROBLEMS:
+    for code in COMMON_PROBLEMS:
         without_body = code == "not-acceptable" and not call.answer
         if not without_body and not (call.path in OPEN_PATHS and code in _NOT_OF_OPEN_PATHS):
             yield code

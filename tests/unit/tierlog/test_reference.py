@@ -6,6 +6,7 @@ from pathlib import Path
 
 from api.http import problems
 from api.http.metric_table import METRICS
+from api.http.routes import CALLS
 
 ROOT = Path(__file__).parents[3]
 GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
@@ -22,6 +23,14 @@ def test_every_command_and_metric_is_in_the_reference():
     assert "`--timestamp`" in commands
     metrics = GENERATE["metrics_page"]()
     assert metrics.count("`tierlog_") == len(METRICS)
+
+
+def test_every_call_is_in_the_reference_with_its_scope():
+    page = GENERATE["http_page"]()
+    for call in CALLS:
+        assert f"### {call.method} {call.path}\n" in page
+    assert "Delete a topic, its files and its objects. Scope `admin`." in page
+    assert "The process is alive. No token." in page
 
 
 def test_every_setting_is_in_the_reference():
