@@ -43,6 +43,13 @@ def test_a_request_whose_answer_is_lost_is_sent_again_and_appended_once(tmp_path
     assert line.appends == 2 * 3
 
 
+def test_a_task_without_rows_asks_the_broker_for_nothing():
+    nobody = parse_write_options({"server": "http://127.0.0.1:1", "topic": "out"})
+    nothing = pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})
+    Sink(nobody).write(iter([]))
+    Sink(nobody).write(iter([nothing]))
+
+
 class Refused(httpx.HTTPTransport):
     """As while a broker restarts, `requests` times."""
 

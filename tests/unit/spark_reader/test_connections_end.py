@@ -1,9 +1,14 @@
-"""Clients are kept for the life of a process, and closed at its end."""
+"""Clients are kept for the life of a process or of their token, and closed at its end."""
 
 import subprocess
 import sys
 
+import httpx
+
+import tierlog.client
+from spark_reader.access import Access, Connections
 from tests.fakes.two_tiers import two_tiers
+from tierlog.client import Client
 
 READER = """
 import atexit, gc, socket, sys
@@ -24,3 +29,20 @@ def test_a_process_that_read_leaves_no_connection_open(tmp_path):
         command = [sys.executable, "-c", READER, tiers.store_url, tiers.url]
         told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (told.returncode, told.stdout, told.stderr) == (0, "0\n", "")
+
+
+def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypatch):
+    seen = []
+
+    def answer(request):
+        seen.append(request.headers["authorization"])
+        return httpx.Response(200, json={"topics": []})
+
+    line = httpx.MockTransport(answer)
+    monkeypatch.setattr(tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=line))
+    file = tmp_path / "token"
+    access = Access(server="http://127.0.0.1:1", token_file=str(file))
+    for token in ("first", "first", "second"):
+        file.write_text(token)
+        assert Connections(access).broker.list_topics() == ()
+    assert seen == ["Bearer first", "Bearer first", "Bearer second"]
