@@ -1,0 +1,1 @@
+"""The front doors: `protocol`, an HTTP/1.1 connection; `http`, the calls; `console`, a page."""

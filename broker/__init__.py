@@ -1,0 +1,6 @@
+"""The two tiers as one log, and what moves between them.
+
+Read `broker` first, then `partition` (which tier serves a read). `copier` uploads, `janitor`
+deletes, `compactor` and `mirror` compact both tiers; `ownership` and `fences` keep a former owner
+from writing; `take_over`, `restore` and `repair` are for bad days.
+"""
