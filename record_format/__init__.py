@@ -1,4 +1,4 @@
-"""The bytes: record batches, indexes, checkpoints, sealed JSON; errors; `FileSlice`. Stands on nothing.
+"""The bytes: batches, indexes, checkpoints, sealed JSON; errors; `FileSlice`. Stands on nothing.
 
 Read `batch`, `encode` and `decode` first, then `produced` (the gate for what clients send) and
 `record_walk`. Modules named `native_…` and `…_kernel` are the compiled twins of a plain one.
