@@ -10,11 +10,13 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 HEAD_MAX_BYTES: Final = 32 * 1024
+PIECE_S: Final = 1.0
 _RECV_BYTES: Final = 8192
 
 
@@ -95,7 +97,10 @@ class Connection:
         return _parse_head(bytes(seen[:end]), bytes(seen[end + 4 :]))
 
     def receive(self, head: Head, into: memoryview) -> Iterator[memoryview]:
-        """The body in pieces, each a view of `into`, which the next one overwrites."""
+        """The body in pieces, each a view of `into`, which the next one overwrites.
+
+        One that takes long is given out as it is: who has a deadline looks at it between pieces.
+        """
         left = head.size_bytes - len(head.body)
         if left < 0:
             raise ConnectionAbortedError("the answer is longer than it says")
@@ -103,6 +108,7 @@ class Connection:
         into[:have] = head.body
         while have or left:
             wanted = min(len(into), have + left)
+            give_out_s = time.monotonic() + PIECE_S
             while have < wanted:
                 received = self._socket.recv_into(into[have:wanted], 0, self._flags)
                 if not received:
@@ -110,6 +116,8 @@ class Connection:
                         yield into[:have]
                     raise ConnectionAbortedError("the connection was closed")
                 have, left = have + received, left - received
+                if have < wanted and time.monotonic() > give_out_s:
+                    break
             yield into[:have]
             have = 0
 

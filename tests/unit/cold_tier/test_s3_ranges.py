@@ -4,7 +4,8 @@ import shutil
 import socket
 import subprocess
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -25,7 +26,7 @@ def ranged(start, end, **more):
 
 def open_store(endpoint, **more):
     given = {"access_key_id": "ak", "secret_access_key": "sk", "region": "us-east-1", **more}
-    options = S3Options(endpoint=endpoint, connect_timeout_s=2, read_timeout_s=2, **given)
+    options = S3Options(endpoint=endpoint, **{"connect_timeout_s": 2, "read_timeout_s": 2, **given})
     return S3Store("bucket", "pre", options, policy=RetryPolicy(attempts=1))
 
 
@@ -143,6 +144,34 @@ def test_an_answer_that_breaks_off_is_a_fault_and_its_bytes_are_counted():
         with pytest.raises(StoreUnavailable, match="broke off after 60 bytes"):
             take(store, 0, 100)
         assert store.ledger.usage()["manifest", "get"].received_bytes == 60
+
+
+def test_what_trickles_in_is_given_out_before_the_piece_is_whole(monkeypatch):
+    """Else a reader's deadline would pass unseen: a byte now and then is no silence."""
+    monkeypatch.setattr("cold_tier.s3_connection.PIECE_S", 0)
+    taken = threading.Event()
+
+    def trickle(door):
+        with door.accept()[0] as line:
+            while b"\r\n\r\n" not in line.recv(65536):
+                pass
+            line.sendall(plain(0, len(BODY))[: -len(BODY)])
+            for byte in BODY:
+                line.sendall(bytes([byte]))
+                if taken.wait(0.02):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        store = open_store(f"http://127.0.0.1:{door.getsockname()[1]}", read_timeout_s=0.2)
+        with ThreadPoolExecutor(1) as pool, closing(store):
+            serving = pool.submit(trickle, door)
+            pieces = store.get_range("segments/x.log", 0, len(BODY))
+            try:
+                assert BODY.startswith(bytes(next(pieces)))
+            finally:
+                taken.set()
+                pieces.close()
+            serving.result(10)
 
 
 def test_where_the_signed_url_is_refused_boto3_has_the_word():
