@@ -16,14 +16,15 @@ def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) ->
     """Rename a deleted topic's folders out of the way of a new one of its name.
 
     Not while a topic is being made: a folder that does not say yet whose it is is taken for the
-    deleted one's. So is one whose word for it rotted, where no other topic has the name. The new
-    name is Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
+    deleted one's, until that was set aside: a crash leaves such a folder of the next topic of the
+    name. So is one whose word for it rotted, where no other topic has the name. The new name is
+    Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
     """
     aside = []
     for number in range(record.partitions):
         path = folder.partition_folder(record.name, number)
         gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
-        if path.exists() and _is_of(record, path, is_name_free=is_name_free):
+        if path.exists() and _is_of(record, path, gone, is_name_free=is_name_free):
             path.rename(gone)
         if gone.exists():
             aside.append(gone)
@@ -32,9 +33,10 @@ def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) ->
     return aside
 
 
-def _is_of(record: TopicRecord, path: Path, *, is_name_free: bool) -> bool:
+def _is_of(record: TopicRecord, path: Path, gone: Path, *, is_name_free: bool) -> bool:
     try:
-        return topic_id_of([path]) in (record.topic_id, None)
+        topic_id = topic_id_of([path])
+        return topic_id == record.topic_id or (topic_id is None and not gone.exists())
     except CorruptDataError:
         return is_name_free
 

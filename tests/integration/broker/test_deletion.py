@@ -120,6 +120,33 @@ def test_a_topic_whose_folders_cannot_be_renamed_is_deleted_all_the_same(
         house.broker.groups.group("g")
 
 
+def test_a_start_goes_well_where_a_crash_left_the_next_topic_of_a_name_half_made(
+    house, monkeypatch
+) -> None:
+    house.broker.create_topic("t", partitions=2)
+    house.produce("t", [b"old"])
+    house.broker.chores.copying.stop(10)
+    house.broker.delete_topic("t")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(folder, **_):
+        folder.mkdir()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "open", killed)
+        with pytest.raises(Killed):
+            house.broker.create_topic("t", partitions=2)
+    house.restart()
+    assert house.records("t") == []
+    house.produce("t", [b"new"])
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    house.restart()
+    assert [record.value for record in house.records("t")] == [b"new"]
+
+
 def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, monkeypatch) -> None:
     house.broker.create_topic("t")
     shutil.copytree(
