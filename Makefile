@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing into $(VENV): some minutes the first time, and nothing to be seen"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $(STAMP)
@@ -45,6 +46,7 @@ test-spark: setup $(PYSPARK)
 	    -W ignore::pytest.PytestUnraisableExceptionWarning $(or $(TESTS),tests/integration/spark)
 
 $(PYSPARK): | setup
+	@echo "fetching PySpark $(SPARK), some 400 MB, once"
 	rm -rf $@.part
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part pyspark==$(SPARK)
 	mv $@.part $@
