@@ -127,7 +127,7 @@ class Bucket:
         return ManifestStore(self.store, keys, self._options, cache=self._pages)
 
     def _notes_of(self, keys: PartitionKeys) -> BucketNotes:
-        return BucketNotes(self._folder.path, keys, write=self._folder.write_note)
+        return BucketNotes(self._folder.path, keys, write=self._folder.write)
 
     # --- topics -----------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class Cuts:
     def _save(self, noted: dict[str, int | None]) -> None:
         if noted != self._noted:
             sealed = sealed_json.seal(msgspec.json.encode(noted), kind=KIND)
-            self._folder.write_note(self._path, sealed)
+            self._folder.write(self._path, sealed)
             self._noted = noted
 
 

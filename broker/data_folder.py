@@ -7,12 +7,12 @@
     <data>/replication-offset-checkpoint        high watermarks (Kafka reads it; we recompute)
     <data>/log-start-offset-checkpoint          log starts, in either tier
     <data>/tierlog/owner                        who owns its partitions: a random id, this inode
-    <data>/tierlog/epochs.json                  by topic id and partition, the epochs it took
+    <data>/tierlog/epochs.json                  the epochs it took: `taken_epochs`
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/compaction-reached           how far rounds of compaction may have come
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/cuts.json                    logs that were cut, until groups have followed
-    <data>/tierlog/store.json                   what the start-up probe found of the store
+    <data>/tierlog/store.json                   what a probe found of the store: `store_standing`
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_notes`
     <data>/tierlog/uploads/                     uploads that may go on after a crash
@@ -40,12 +40,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from cold_tier.probe import StoreTraits
 from hot_tier.durable_file import sync_folder, write_durably
-from manifest.state import EpochStart
-from record_format import checkpoint_files, sealed_json, typed_json
+from record_format import checkpoint_files
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
 
@@ -60,22 +56,10 @@ COMPACTION_REACHED = "tierlog/compaction-reached"
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
-Epochs = Mapping[str, tuple[EpochStart, ...]]
 
 
 class FolderInUse(ConfigurationError):
     """Another broker has the folder open."""
-
-
-class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the start-up probe found. `store`: its URL, and whether one writer was promised; `place`
-    names the server too.
-    """
-
-    store: tuple[str, bool]
-    place: str = ""
-    traits: StoreTraits
-    probed_ms: int
 
 
 def refused(path: Path, error: OSError) -> ConfigurationError:
@@ -151,13 +135,14 @@ class DataFolder:
             self._closed = True
         os.close(self._lock_fd)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One at a time. Raises ShuttingDown once another broker may have the folder."""
+    def write(self, path: Path, content: bytes) -> None:
+        """Replace a file of the folder, durably; one at a time. Raises OSError, and ShuttingDown
+        once another broker may have the folder.
+        """
         with self._write_lock:
             if self._closed:
                 raise ShuttingDown(f"data folder {self.path} was closed")
-            yield
+            write_durably(path, content)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -170,39 +155,8 @@ class DataFolder:
         return read_checkpoint(self.path / name)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        with self._writing():
-            entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
-            write_durably(self.path / name, checkpoint_files.format_offset_checkpoint(entries))
-
-    # --- leader epochs ----------------------------------------------------------------------------
-
-    def read_epochs(self) -> Epochs:
-        return read_epochs(self.path)
-
-    def write_epochs(self, epochs: Epochs) -> None:
-        with self._writing():
-            write_epochs(self.path, epochs)
-
-    # --- what the store was found to be -----------------------------------------------------------
-
-    def read_probe(self) -> ProbeResult | None:
-        path = self.path / "tierlog" / "store.json"
-        if not path.exists():
-            return None
-        document = sealed_json.unseal(path.read_bytes(), kind="store-probe", file=str(path))
-        return typed_json.decode(document, ProbeResult)
-
-    def write_probe(self, result: ProbeResult) -> None:
-        sealed = sealed_json.seal(msgspec.json.encode(result), kind="store-probe")
-        with self._writing():
-            write_durably(self.path / "tierlog" / "store.json", sealed)
-
-    # --- the last manifest seen -------------------------------------------------------------------
-
-    def write_note(self, path: Path, content: bytes) -> None:
-        """Beside the copy, or the copy. Raises ShuttingDown, OSError."""
-        with self._writing():
-            write_durably(path, content)
+        entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
+        self.write(self.path / name, checkpoint_files.format_offset_checkpoint(entries))
 
     # --- identity ---------------------------------------------------------------------------------
 
@@ -244,19 +198,6 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
-
-
-def read_epochs(data_dir: Path) -> dict[str, tuple[EpochStart, ...]]:
-    path = data_dir / "tierlog" / "epochs.json"
-    if not path.exists():
-        return {}
-    document = sealed_json.unseal(path.read_bytes(), kind="epochs", file=str(path))
-    return typed_json.decode(document, dict[str, tuple[EpochStart, ...]])
-
-
-def write_epochs(data_dir: Path, epochs: Epochs) -> None:
-    sealed = sealed_json.seal(msgspec.json.encode(epochs), kind="epochs")
-    write_durably(data_dir / "tierlog" / "epochs.json", sealed)
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:

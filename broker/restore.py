@@ -29,9 +29,10 @@ import structlog
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import producers_at_end, uses_bucket
-from broker.data_folder import folder_lock, new_id, write_epochs
+from broker.data_folder import folder_lock, new_id
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
+from broker.taken_epochs import write_epochs
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably

@@ -35,8 +35,8 @@ from broker.data_folder import (
     RECOVERY_POINTS,
     folder_lock,
     read_checkpoint,
-    read_epochs,
 )
+from broker.taken_epochs import read_epochs
 from broker.topic_registry import TopicRecord, TopicRegistry
 from hot_tier import parting
 from hot_tier.durable_file import write_durably

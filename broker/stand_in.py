@@ -21,9 +21,10 @@ from typing import Final, NoReturn, cast
 import msgspec
 
 from broker.broker import Broker, wall_clock_ms
-from broker.data_folder import DataFolder, ProbeResult, folder_lock
+from broker.data_folder import DataFolder, folder_lock
 from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
+from broker.store_standing import ProbeResult, read_probe, write_probe
 from broker.take_over import marker_path
 from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
@@ -114,14 +115,14 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
 def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
     """Where a store was ever used, none is probed: that writes, and a plan relies on nothing."""
     folder = DataFolder(place)
-    if folder.read_probe() is not None:
+    if read_probe(folder) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
             place=store.place,
             traits=StoreTraits(checks_checksums=False),  # then none are tried
             probed_ms=wall_clock_ms(),
         )
-        folder.write_probe(believed)
+        write_probe(folder, believed)
     if folder.was_clean:
         folder.note_clean_stop()
     folder.close()

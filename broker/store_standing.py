@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
-from broker.data_folder import DataFolder, ProbeResult
+from broker.data_folder import DataFolder
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe, still_holds
 from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
+from record_format import sealed_json, typed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -31,11 +34,23 @@ from record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
+KIND: Final = "store-probe"
 FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 LOOK_EVERY_S: Final = 15.0  # at a store that answered
 LOOK_AGAIN_S: Final = 2.0  # at one that did not
 REFUSED_MAX_S: Final = 60.0  # a check may race eight writers: a wrong store is asked less and less
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the probe found. `store`: its URL, and whether one writer was promised; `place` names
+    the server too.
+    """
+
+    store: tuple[str, bool]
+    place: str = ""
+    traits: StoreTraits
+    probed_ms: int
 
 
 class StoreStanding:
@@ -94,7 +109,7 @@ class StoreStanding:
             found = self._cluster()
             if found is not None and found.cluster_id != self._folder.cluster_id:
                 raise ConfigurationError(self._foreign(found))
-            known = self._folder.read_probe()
+            known = read_probe(self._folder)
             if found is None and known is not None and known.store[0] == self.store.url:
                 raise StoreUnavailable(
                     f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
@@ -150,7 +165,7 @@ class StoreStanding:
         found = ProbeResult(
             store=store, place=self.store.place, traits=traits, probed_ms=self._clock()
         )
-        self._folder.write_probe(found)
+        write_probe(self._folder, found)
 
     def _foreign(self, found: Cluster) -> str:
         folder = f"data folder {self._folder.path}"
@@ -186,6 +201,22 @@ class StoreStanding:
         except (StoreUnavailable, ConfigurationError) as error:
             self.note_unavailable(error)
         self._looked_s = time.monotonic()
+
+
+def read_probe(folder: DataFolder) -> ProbeResult | None:
+    path = _probe_path(folder)
+    if not path.exists():
+        return None
+    document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
+    return typed_json.decode(document, ProbeResult)
+
+
+def write_probe(folder: DataFolder, found: ProbeResult) -> None:
+    folder.write(_probe_path(folder), sealed_json.seal(msgspec.json.encode(found), kind=KIND))
+
+
+def _probe_path(folder: DataFolder) -> Path:
+    return folder.path / "tierlog" / "store.json"
 
 
 def _in_thread_of_its_own(call: Callable[[], None]) -> Future[None]:

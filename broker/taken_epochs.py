@@ -1,4 +1,4 @@
-"""The leader epochs that this folder took, a new one whenever it opens a log.
+"""The leader epochs that this folder took, a new one whenever it opens a log: `epochs.json`.
 
 * An epoch is durable before the first append under it: one file, one fsync, for all logs that are
   opened together.
@@ -10,12 +10,22 @@ Thread-safe: a repair may open a log any time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from broker.data_folder import DataFolder
 from broker.opened_log import OpenedLog
+from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
+from record_format import sealed_json, typed_json
+
+KIND: Final = "epochs"
+
+Epochs = Mapping[str, tuple[EpochStart, ...]]
 
 
 class TakenEpochs:
@@ -23,7 +33,7 @@ class TakenEpochs:
 
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
-        self._epochs = folder.read_epochs()
+        self._epochs = read_epochs(folder.path)
         self._lock = threading.Lock()  # around each change
 
     def of(self, name: str) -> tuple[EpochStart, ...]:
@@ -49,8 +59,7 @@ class TakenEpochs:
                 one.cold.ownership.prepare(
                     owner, epochs[one.name], take_over=one.take_over is not None
                 )
-        self._folder.write_epochs(epochs)
-        self._epochs = epochs
+        self._save(epochs)
 
     def forget_all_but(self, topic_ids: Collection[str]) -> None:
         """Of topics that are there no more: what they left in the bucket is gone."""
@@ -61,5 +70,26 @@ class TakenEpochs:
                 if name.rpartition("-")[0] in topic_ids
             }
             if len(kept) != len(self._epochs):
-                self._folder.write_epochs(kept)
-                self._epochs = kept
+                self._save(kept)
+
+    def _save(self, epochs: Epochs) -> None:
+        write_epochs(self._folder.path, epochs, write=self._folder.write)
+        self._epochs = epochs
+
+
+def read_epochs(data_dir: Path) -> Epochs:
+    path = _path(data_dir)
+    if not path.exists():
+        return {}
+    document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
+    return typed_json.decode(document, dict[str, tuple[EpochStart, ...]])
+
+
+def write_epochs(
+    data_dir: Path, epochs: Epochs, *, write: Callable[[Path, bytes], None] = write_durably
+) -> None:
+    write(_path(data_dir), sealed_json.seal(msgspec.json.encode(epochs), kind=KIND))
+
+
+def _path(data_dir: Path) -> Path:
+    return data_dir / "tierlog" / "epochs.json"

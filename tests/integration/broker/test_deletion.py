@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from broker import topic_deletion
 from broker.groups import NewOffset
+from broker.taken_epochs import read_epochs
 from cold_tier.object_store import Unfinished
 from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier import durable_file
@@ -213,7 +214,7 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
     notes.write(keys.segments, f"{keys.segments}broken-off.log", content, upload_id="u")
     house.broker.delete_topic("gone")
     house.wait_for(lambda: not house.broker.registry.deleted())
-    house.wait_for(lambda: list(house.broker.folder.read_epochs()) == [f"{kept}-0"])
+    house.wait_for(lambda: list(read_epochs(house.broker.folder.path)) == [f"{kept}-0"])
     named = (house.root / "data" / "tierlog").rglob(f"{gone}*")
     assert [*named, *house.broker.folder.uploads.iterdir()] == []
 

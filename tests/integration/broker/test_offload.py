@@ -185,7 +185,7 @@ def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house
     with pytest.raises(ShuttingDown):
         house.broker.chores.checkpoints.save()
     with pytest.raises(ShuttingDown):
-        house.broker.folder.write_epochs({})
+        house.broker.folder.write(house.root / "data" / "tierlog" / "epochs.json", b"")
     assert files_of(house) == before
 
 
