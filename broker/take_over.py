@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, topic_id_of
 from broker.parting_plan import LocalLog, history_of, plan_parting
 from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
@@ -193,7 +194,7 @@ class TakeOver:
     def _set_aside(self, folder: Path, offset: int, epoch: int) -> int:
         """Records from `offset` on leave the partition; the border that was cut."""
         border = parting.split_at(folder, offset)
-        target = folder.with_name(f"{folder.name}.diverged-{epoch}")
+        target = _folder_for(folder, epoch)
         parting.move_from(folder, offset, target)
         log.warning(
             "records set apart: another owner took this partition over",
@@ -245,3 +246,12 @@ class TakeOver:
         if self.gap or self.is_foreign:
             return ()
         return tuple(start for start in self._own if start.epoch > self.manifest.leader_epoch)
+
+
+def _folder_for(folder: Path, epoch: int) -> Path:
+    """That of the epoch, or the next: an earlier topic of the name may have set records apart under
+    the same, and nothing is written over those.
+    """
+    own = topic_id_of([folder])
+    paths = (folder.with_name(f"{folder.name}.diverged-{number}") for number in count(epoch))
+    return next(path for path in paths if topic_id_of([path]) in (own, None))

@@ -1,6 +1,7 @@
 """A folder takes a partition over: what parted is set aside, what a manifest names stays."""
 
 import shutil
+import uuid
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
+from record_format.checkpoint_files import format_partition_metadata
 from record_format.decode import iter_records
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.integration.broker.conftest import House
@@ -141,6 +143,22 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     fill(house, 10, mark=b"after")
     offload(house)
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_what_an_earlier_topic_of_the_name_set_apart_is_not_written_over(parted):
+    house, _ = parted
+    data, earlier = house.root / "data", []
+    for epoch in range(4):
+        folder = data / f"t-0.diverged-{epoch}"
+        folder.mkdir()
+        (folder / "partition.metadata").write_bytes(format_partition_metadata(uuid.uuid4()))
+        earlier += [folder / path.name for path in (data / "t-0").glob("*.log")]
+    for path in earlier:
+        path.write_bytes(b"earlier")
+    house.broker = house.open(take_over=True)
+    assert {path.read_bytes() for path in earlier} == {b"earlier"}
+    (folder,) = (one for one in diverged_folders(house) if one not in {e.parent for e in earlier})
+    assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 40
 
 
 def test_no_offset_is_given_twice_that_the_former_owner_may_have_given(parted):
