@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class LocalRepair:
         self._damaged, self._fault = damaged, locate(damaged)
         self._aside = folder.damaged
         if self._fault is not None:
-            self._aside /= f"{damaged}-{self._fault.bad_offset}"
+            self._aside = unused(self._aside / f"{damaged}-{self._fault.bad_offset}")
         self.step = self._plan(cold_end_offset)
 
     def _plan(self, cold_end_offset: int) -> RepairStep:
@@ -125,6 +126,12 @@ def copy_to_end(folder: Path, fault: LocalFault, aside: Path) -> None:
 def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
     """Copy the files of one segment, durably."""
     _copy(folder, aside, lambda offset: offset == base_offset)
+
+
+def unused(folder: Path) -> Path:
+    """That name, or one beside it: what an earlier repair kept is not written over."""
+    names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
+    return next(path for path in chain([folder], names) if not path.exists())
 
 
 def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:

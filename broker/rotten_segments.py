@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +27,7 @@ import msgspec
 import structlog
 
 from broker.holes import Holes
-from broker.local_repair import copy_segment
+from broker.local_repair import copy_segment, unused
 from broker.partition import Partition
 from broker.repair_step import Action, RepairStep
 from hot_tier.salvage import Lost
@@ -153,7 +152,7 @@ class RottenSegments:
         if step.action is Action.DROP_BATCHES and not accept_loss:
             return step
         opened = self._partition.log
-        aside = _unused(self._aside / f"{self._partition}-{step.base_offset}")
+        aside = unused(self._aside / f"{self._partition}-{step.base_offset}")
         with opened.sealed.lock:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
@@ -171,9 +170,3 @@ class RottenSegments:
             "segment repaired", partition=str(self._partition), step=step.action, detail=step.detail
         )
         return msgspec.structs.replace(step, done=True)
-
-
-def _unused(folder: Path) -> Path:
-    """That name, or one beside it: what an earlier repair kept is not written over."""
-    names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
-    return next(path for path in chain([folder], names) if not path.exists())

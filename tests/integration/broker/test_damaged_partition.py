@@ -109,6 +109,12 @@ def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(dama
     damaged.produce("t", [b"on it goes"], partition=1)
     damaged.restart()
     assert len(damaged.records("t", partition=1)) == 2
+    crash(damaged)
+    flip_byte(data / "t-1" / "00000000000000000000.log", 100)  # the disk is bad there
+    damaged.broker = damaged.open()
+    (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert "t-1-1.2" in step.detail
+    assert aside.read_bytes() == original
 
 
 def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
