@@ -62,6 +62,7 @@ class Server(NamedTuple):
     command: Callable[[Path, int, Path], list[str]]
     environment: Callable[[int, Path], Mapping[str, str]]
     note: str = ""
+    keeps: bool = True  # objects outlive the process
 
 
 def go_install(package: str, version: str) -> Callable[[Path], Path]:
@@ -146,7 +147,8 @@ SERVERS = {
             "DNS_ADDRESS": "0",
             "FILESYSTEM_ROOT": str(data),
         },
-        note="its objects are gone when it is killed, and it takes any secret: for trying out",
+        note="it keeps objects in memory, and takes any secret: for trying out",
+        keeps=False,
     ),
 }
 
@@ -282,7 +284,7 @@ def describe(server: Server, endpoint: str, bucket: str) -> str:
         f"  .venv/bin/tierlog serve --data-dir .tierlog/s3 --store s3://{bucket}/dev \\",
         f"      --s3-endpoint {endpoint}",
         "",
-        "Ctrl-C stops the server; its objects stay.",
+        f"Ctrl-C stops the server; its objects {'stay' if server.keeps else 'go with it'}.",
     ]
     return "\n".join(lines)
 
