@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from broker.cuts import Cuts, Place
+from broker.group_requests import NewOffset, check_group_name, check_offsets
 from broker.group_view import Committed, GroupView, TopicPartition
 from broker.offset_log import OffsetLog, Row, home_of
 from broker.partition import Partition
@@ -35,8 +36,6 @@ from record_format.consumer_offsets import (
     CommitKey,
 )
 from record_format.errors import (
-    FieldProblem,
-    InvalidRequest,
     Starting,
     Throttled,
     TierlogError,
@@ -47,8 +46,6 @@ from record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-MAX_NAME_LENGTH: Final = 255
-MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
 MAX_REBUILD_WAIT_S: Final = 5.0
 # Kafka's own for this topic; one partition, as one broker reads it all at each start.
 CONFIG: Final[Mapping[str, ConfigValue]] = {
@@ -56,15 +53,6 @@ CONFIG: Final[Mapping[str, ConfigValue]] = {
     "segment.bytes": 100 << 20,
     "compression.type": "producer",
 }
-
-
-class NewOffset(NamedTuple):
-    """The next offset that the group will read."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str = ""
 
 
 class GroupOffset(NamedTuple):
@@ -159,7 +147,7 @@ class Groups:
         and what an append raises.
         """
         check_group_name(group)
-        _check_offsets(offsets)
+        check_offsets(offsets)
         self.rebuild()
         self._rows(group, offsets)  # a refused commit does not make the topic
         home = home_of(group, self._make_topic(TOPIC, CONFIG))
@@ -317,29 +305,3 @@ def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
         max(0, min(gap.end_offset, log_end_offset) - max(gap.start_offset, offset)) for gap in gaps
     )
     return max(0, log_end_offset - offset - skipped)
-
-
-def check_group_name(name: str) -> None:
-    """Any text of 1 to 255 characters. Raises InvalidRequest."""
-    if not 1 <= len(name) <= MAX_NAME_LENGTH:
-        detail = f"a group's name has 1 to {MAX_NAME_LENGTH} characters, this one {len(name)}"
-        raise InvalidRequest(detail, problems=(FieldProblem("group", detail),))
-
-
-def _check_offsets(offsets: Sequence[NewOffset]) -> None:
-    problems = []
-    seen: set[tuple[str, int]] = set()
-    for index, one in enumerate(offsets):
-        size = len(one.metadata.encode())
-        if size > MAX_METADATA_BYTES:
-            detail = f"metadata has at most {MAX_METADATA_BYTES} bytes, not {size}"
-            problems.append(FieldProblem(f"offsets[{index}].metadata", detail))
-        if one[:2] in seen:
-            detail = f"{one.topic}-{one.partition} is there twice"
-            problems.append(FieldProblem(f"offsets[{index}]", detail))
-        seen.add(one[:2])
-    if not offsets:
-        problems.append(FieldProblem("offsets", "there is no offset to commit"))
-    if problems:
-        detail = "; ".join(f"{loc}: {msg}" for loc, msg in problems[:5])
-        raise InvalidRequest(detail, problems=tuple(problems[:100]))

@@ -20,7 +20,8 @@ from api.http.exchange import Exchange
 from api.http.grants import Grant
 from api.http.positions import MAX_OFFSET
 from api.http.topics import acceptable_json, json_body, no_query
-from broker.groups import GroupOffset, NewOffset, check_group_name
+from broker.group_requests import NewOffset, check_group_name
+from broker.groups import GroupOffset
 from record_format.errors import UnknownGroup
 
 MAX_PARTITION: Final = 2**31 - 1

@@ -4,8 +4,9 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from broker.cuts import Cuts
+from broker.group_requests import NewOffset
 from broker.group_view import GroupView
-from broker.groups import GroupOffset, Groups, NewOffset
+from broker.groups import GroupOffset, Groups
 from broker.partition import Partition
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store

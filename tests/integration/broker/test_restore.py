@@ -8,7 +8,7 @@ import pytest
 from broker import restore as restoring
 from broker import restore_tail, take_over
 from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
-from broker.groups import NewOffset
+from broker.group_requests import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from manifest.topic_objects import TopicObjects

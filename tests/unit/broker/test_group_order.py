@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.groups import Groups, NewOffset
+from broker.group_requests import NewOffset
+from broker.groups import Groups
 from hot_tier.append import AppendResult
 from hot_tier.log_config import LogConfig
 from record_format.consumer_offsets import TOPIC
