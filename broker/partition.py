@@ -173,7 +173,15 @@ class Partition:
             return None
         if offset < self.log.log_start_offset:
             return None
-        fetched = _fetched(now, end_offset, cold.slices, next_offset=cold.next_offset, tier="cold")
+        fetched = Fetched(
+            slices=cold.slices,
+            next_offset=cold.next_offset,
+            end_offset=end_offset,
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.high_watermark,
+            last_stable_offset=now.last_stable_offset,
+            tier="cold",
+        )
         hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
         return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
 
@@ -306,25 +314,6 @@ class Partition:
     def wake_all(self) -> None:
         """Because `is_over`: nobody is to wait his time out for what will not come."""
         self._waiters.wake(MAX_OFFSET)
-
-
-def _fetched(
-    now: Offsets,
-    end_offset: int,
-    slices: tuple[FileSlice, ...],
-    *,
-    next_offset: int,
-    tier: Tier,
-) -> Fetched:
-    return Fetched(
-        slices=slices,
-        next_offset=next_offset,
-        end_offset=end_offset,
-        log_start_offset=now.log_start_offset,
-        high_watermark=now.high_watermark,
-        last_stable_offset=now.last_stable_offset,
-        tier=tier,
-    )
 
 
 def _check_range(offset: int, now: Offsets) -> None:
