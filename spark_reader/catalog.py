@@ -14,10 +14,11 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from manifest.keys import PartitionKeys
@@ -33,7 +34,7 @@ from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NO_LIMITS, ReadOptions, TopicChoice
 from spark_reader.stream_offsets import StreamOffsets
-from tierlog.client.answers import Offsets
+from tierlog.client.answers import Offsets, PartitionDescription
 
 PARALLEL: Final = 16
 
@@ -42,11 +43,15 @@ R = TypeVar("R")
 
 
 class TopicFacts(NamedTuple):
-    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some."""
+    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some.
+
+    `described`: those that the broker has, and that are sound.
+    """
 
     name: str
     topic_id: str
     partitions: tuple[int, ...]
+    described: Mapping[int, PartitionDescription] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,8 @@ class Catalog:
     def _topic(self, name: str) -> TopicFacts:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
-            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers))
+            described = {one.partition: one for one in topic.partitions}
+            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers), described)
         stored = self._stored_topics(name)
         if name not in stored:
             raise UnknownTopic(name)
@@ -156,8 +162,8 @@ class Catalog:
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
         """The same once a stream is under way: where it began, and on what, is of no matter.
 
-        A topic that it has read may be gone; where `begun` is None, any. For a partition that it
-        has read to the end only the broker is asked: a stream that waits looks many times a second.
+        A topic that it has read may be gone; where `begun` is None, any. Of a partition that it has
+        read to the end no more is asked than its topic: a stream that waits looks very often.
         """
         choice = self._options.choice
         if begun is None:
@@ -165,32 +171,12 @@ class Catalog:
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
             place = begun.place(pair[0].topic_id, (pair[0].name, pair[1]))
-            return self._read_to_its_end(*pair, place=place) or self._partition(*pair)
+            return _read_to_its_end(*pair, place=place) or self._partition(*pair)
 
         return in_parallel(look, self.chosen(may_be_gone=begun.topic_ids))
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
         return in_parallel(lambda pair: self._partition(*pair), chosen)
-
-    def _read_to_its_end(
-        self, topic: TopicFacts, partition: int, *, place: int | None
-    ) -> PartitionFacts | None:
-        """A partition that has nothing from `place` on, as its broker alone knows it."""
-        if place is None or not self._with_broker:
-            return None
-        offsets = self._connections.broker.offsets(topic.name, partition)
-        end = max(offsets.log_start_offset, self._readable_end(offsets))
-        if place < end:
-            return None
-        return PartitionFacts(
-            topic=topic.name,
-            topic_id=topic.topic_id,
-            partition=partition,
-            log_start_offset=offsets.log_start_offset,
-            end_offset=end,
-            cold_end_offset=end,
-            manifest=None,
-        )
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False
@@ -352,6 +338,28 @@ def _last_offset(manifest: Manifest) -> int:
     if manifest.segments:
         return manifest.segments[-1].last_offset
     return manifest.pages[-1].last_offset if manifest.pages else manifest.end_offset
+
+
+def _read_to_its_end(
+    topic: TopicFacts, partition: int, *, place: int | None
+) -> PartitionFacts | None:
+    """A partition that has nothing from `place` on, as its broker alone knows it.
+
+    Nothing is open there either: of two isolation levels both end at the high watermark.
+    """
+    told = topic.described.get(partition)
+    end = 0 if told is None else max(told.log_start_offset, told.high_watermark)
+    if told is None or place is None or place < end:
+        return None
+    return PartitionFacts(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        partition=partition,
+        log_start_offset=told.log_start_offset,
+        end_offset=end,
+        cold_end_offset=end,
+        manifest=None,
+    )
 
 
 def _facts_of(topic: TopicObject) -> TopicFacts:
