@@ -137,15 +137,9 @@ class ColdReads:
 
     def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         """Those that the cold tier's indexes name for [offset, end_offset)."""
-        found: list[AbortedTxn] = []
-        for entry in self.entries(offset):
-            named = self._reader.aborted_transactions(
-                entry, start_offset=offset, end_offset=end_offset
-            )
-            found += named.transactions
-            if named.complete:
-                break
-        return found
+        return self._reader.aborted_transactions(
+            self.entries(offset), start_offset=offset, end_offset=end_offset
+        )
 
     def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""

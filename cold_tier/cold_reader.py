@@ -34,6 +34,7 @@ from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
+from cold_tier.open_transactions import OpenTransactions
 from cold_tier.prefetch import Prefetcher
 from cold_tier.ranged_reader import ChunkRef, FetchCounts, RangedReader
 from cold_tier.read_ahead import ReadAhead
@@ -110,13 +111,6 @@ class _Answer:
         self.next_offset = next_offset
         self.left -= piece.size_bytes
         return True
-
-
-class AbortedTxns(NamedTuple):
-    """`complete`: transactions that overlap the range cannot be named by a later segment."""
-
-    transactions: tuple[AbortedTxn, ...]
-    complete: bool
 
 
 class ColdReader:
@@ -376,22 +370,27 @@ class ColdReader:
     # --- transactions -----------------------------------------------------------------------------
 
     def aborted_transactions(
-        self, segment: ColdSegment, *, start_offset: int, end_offset: int
-    ) -> AbortedTxns:
-        """Aborted transactions of the segment's index that overlap [start_offset, end_offset).
-
-        Where the answer is not complete, later segments may name more (their markers come later).
+        self, segments: Iterable[ColdSegment], *, start_offset: int, end_offset: int
+    ) -> list[AbortedTxn]:
+        """Those with records in [start_offset, end_offset), by the indexes of `segments`, which
+        begin with the one that holds `start_offset`; as many as can name one are looked at.
         """
-        section = self._indexes.section(segment, SectionKind.TXN_INDEX)
         found: list[AbortedTxn] = []
-        for entry in parse_txn_index(
-            section, base_offset=segment.base_offset, file=segment.indexes_key
-        ):
-            if entry.last_offset >= start_offset and entry.first_offset < end_offset:
-                found.append(entry)
-            if entry.last_stable_offset >= end_offset:
-                return AbortedTxns(tuple(found), complete=True)
-        return AbortedTxns(tuple(found), complete=False)
+        left = OpenTransactions(end_offset=end_offset)
+        for segment in segments:
+            section = self._indexes.section(segment, SectionKind.TXN_INDEX)
+            for entry in parse_txn_index(
+                section, base_offset=segment.base_offset, file=segment.indexes_key
+            ):
+                if entry.last_offset >= start_offset and entry.first_offset < end_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= end_offset:
+                    return found
+            base_offset, last_offset = segment.base_offset, segment.last_offset
+            producers = self._indexes.producers(segment)
+            if left.none_after(producers, base_offset=base_offset, last_offset=last_offset):
+                return found
+        return found
 
 
 def _skip_gap(table: ChunkTable, next_offset: int, *, end_offset: int) -> int:

@@ -19,14 +19,16 @@ from cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
 from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
+from cold_tier.open_transactions import Producers, parse_producers
 from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef
 from cold_tier.retry import RetryPolicy
-from record_format.errors import CorruptObject, UnknownFormatVersion
+from record_format.errors import CorruptObject, CorruptSnapshot, UnknownFormatVersion
 
 T = TypeVar("T")
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
+SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
 OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
 
 
@@ -116,6 +118,22 @@ class SegmentIndexes:
             return check_section(section, body, file=segment.indexes_key), len(body)
 
         return self._get((segment.indexes_key, int(kind)), load)
+
+    def producers(self, segment: ColdSegment) -> Producers | None:
+        """At the end of the segment; None where nothing good says it."""
+        file = segment.indexes_key
+        section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
+        if section is None or section.size_bytes > SNAPSHOT_MAX_BYTES:
+            return None
+
+        def load() -> tuple[Producers, int]:
+            body = self._fetch(file, section.position, section.end_position)
+            return parse_producers(check_section(section, body, file=file), file=file), len(body)
+
+        try:
+            return self._get((file, int(SectionKind.PRODUCER_SNAPSHOT)), load)
+        except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
+            return None
 
     def _fetch(self, key: str, start: int, end: int) -> bytes:
         def attempt() -> bytes:

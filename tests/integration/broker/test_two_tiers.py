@@ -53,6 +53,18 @@ def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
     assert log.read(0, max_bytes=8192).tier == "cold"
 
 
+def test_a_read_of_what_is_committed_does_not_ask_for_all_that_follows(house):
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", 800)
+    offload_all(house, "t")
+    house.restart()
+    log = house.broker.partition("t", 0)
+    assert log.cold.manifest.segment_count > 10
+    asked = house.store.ledger.requests("cold_read")
+    assert log.read(0, max_bytes=1, committed=True).tier == "cold"
+    assert house.store.ledger.requests("cold_read") - asked == 3  # table, chunk, producers
+
+
 def test_a_read_across_the_seam_is_mixed_and_whole(house):
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", 400)

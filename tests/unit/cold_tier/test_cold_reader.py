@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import os
 import random
@@ -26,6 +27,8 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownFormatVersion,
 )
+from record_format.index_layouts import AbortedTxn, pack_txn_index
+from record_format.producer_snapshot import ProducerEntry, format_snapshot
 from tests.fakes.cold_segments import FOLDER, KAFKA, Files, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 
@@ -458,11 +461,70 @@ def test_time_lookup_in_what_kafka_wrote_is_exact(store, reader):
 
 def test_aborted_transactions_come_from_the_bundle(store, reader):
     segment = kafka_segment(store, "compacted-txn-0", 328, 402)
-    found = reader.aborted_transactions(segment, start_offset=328, end_offset=402)
-    assert found.transactions
-    assert all(one.last_offset >= 328 for one in found.transactions)
+    found = reader.aborted_transactions([segment], start_offset=328, end_offset=402)
+    assert found
+    assert all(one.last_offset >= 328 for one in found)
     nothing = kafka_segment(store, "compacted-txn-0", 0, 274)
-    assert reader.aborted_transactions(nothing, start_offset=0, end_offset=9).transactions == ()
+    assert reader.aborted_transactions([nothing], start_offset=0, end_offset=9) == []
+
+
+A, B = 1 << 33, 2 << 33  # producers
+
+
+def run_of_segments(store, folder, *snapshots, aborted=()):
+    """Segments one behind the other: for each what producers have open at its end, by id, None
+    where it has no snapshot, and what was aborted by a marker in it, by its number.
+    """
+    made, base = [], 0
+    for number, begun in enumerate(snapshots):
+        written = write_segment(folder / str(number), base_offset=base, batches=3, seed=number)
+        files = dataclasses.replace(written.files, snapshot=folder / f"{number}.snapshot")
+        if begun is None:
+            files = dataclasses.replace(files, snapshot=None)
+        else:
+            entries = [ProducerEntry(one, 0, 0, base, 0, 1, 0, at) for one, at in begun.items()]
+            files.snapshot.write_bytes(format_snapshot(entries))
+        if number in dict(aborted):
+            first, last = dict(aborted)[number], written.files.last_offset
+            files = dataclasses.replace(files, txnindex=folder / f"{number}.txnindex")
+            files.txnindex.write_bytes(pack_txn_index([AbortedTxn(A, first, last, last + 1)]))
+        made.append(upload(store, dataclasses.replace(written, files=files)))
+        base = written.files.last_offset + 1
+    return made
+
+
+NONE, OPEN = -1, 0
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "looked_at"),
+    [
+        pytest.param([{}, {}, {}], 1, id="no producers"),
+        pytest.param([{A: NONE}, {}, {}], 1, id="none is in a transaction"),
+        pytest.param([{A: OPEN}, {A: NONE}, {}], 2, id="it ends in the next"),
+        pytest.param([{A: OPEN}, {A: 900}, {}], 2, id="and another begins"),
+        pytest.param([{A: OPEN, B: OPEN}, {A: NONE, B: OPEN}, {B: NONE}, {}], 3, id="two"),
+        pytest.param([{A: OPEN}, {}, {}], 3, id="its producer is not known any more"),
+        pytest.param([{A: 900}, {}, {}], 1, id="it begins behind the range"),
+        pytest.param([None, {}, {}], 3, id="nobody knows"),
+        pytest.param([{A: OPEN}, None, {A: NONE}, {}], 3, id="nobody knows later"),
+    ],
+)
+def test_aborted_transactions_are_looked_for_as_far_as_one_is_open(
+    store, reader, tmp_path, snapshots, looked_at
+):
+    """Else a reader of committed records asked for the indexes of all that follows, each time."""
+    segments = run_of_segments(store, tmp_path, *snapshots)
+    end_offset = segments[0].last_offset
+    assert not reader.aborted_transactions(segments, start_offset=0, end_offset=end_offset)
+    assert set(gets(store)) == {one.indexes_key for one in segments[:looked_at]}
+
+
+def test_a_marker_in_a_later_segment_is_found(store, reader, tmp_path):
+    snapshots = [{A: OPEN}, {A: OPEN}, {A: NONE}, {A: NONE}]
+    segments = run_of_segments(store, tmp_path, *snapshots, aborted={2: 0})
+    (found,) = reader.aborted_transactions(segments, start_offset=0, end_offset=3)
+    assert (found.producer_id, found.first_offset) == (A, 0)
 
 
 def test_an_error_keeps_no_file_open(store, cache, written):

@@ -1,0 +1,64 @@
+"""When no later segment can name an aborted transaction that has records in a range of offsets.
+
+* A transaction's marker, and with it the entry of a `.txnindex`, may come many segments after its
+  records. The producer snapshot at a segment's end says which transactions are open there: once all
+  that began in the range are over, nothing more can be named.
+* A transaction is over where the snapshot has its producer, and not it. A producer that is not
+  there may have been forgotten, or the snapshot may be made of less than there was.
+* Without a snapshot nothing is known, and all that follows is looked at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from record_format.producer_snapshot import parse_snapshot
+
+
+class Producers(NamedTuple):
+    """At the end of a segment. `ids`: of all, sorted; `begun`: where an open transaction begins."""
+
+    ids: array[int]
+    begun: Mapping[int, int]
+
+    def has_ended(self, producer_id: int, first_offset: int) -> bool:
+        if self.begun.get(producer_id) == first_offset:
+            return False
+        number = bisect_left(self.ids, producer_id)
+        return number < len(self.ids) and self.ids[number] == producer_id
+
+
+def parse_producers(snapshot: bytes, *, file: str) -> Producers:
+    """Raises CorruptSnapshot, UnknownFormatVersion."""
+    found = parse_snapshot(snapshot, file=file)
+    return Producers(
+        array("q", sorted(one.producer_id for one in found)),
+        {
+            one.producer_id: one.current_txn_first_offset
+            for one in found
+            if one.current_txn_first_offset >= 0
+        },
+    )
+
+
+class OpenTransactions:
+    """Those with records below `end_offset`, while one goes from segment to segment."""
+
+    def __init__(self, *, end_offset: int) -> None:
+        self._end_offset, self._is_known = end_offset, True
+        self._open: set[tuple[int, int]] = set()
+
+    def none_after(
+        self, producers: Producers | None, *, base_offset: int, last_offset: int
+    ) -> bool:
+        """Whether all are over at the end of this segment."""
+        if producers is not None:
+            self._open = {one for one in self._open if not producers.has_ended(*one)}
+        if base_offset < self._end_offset:
+            begun = producers.begun.items() if producers is not None else ()
+            self._open.update(one for one in begun if one[1] < self._end_offset)
+            self._is_known &= producers is not None
+        return self._is_known and not self._open and last_offset + 1 >= self._end_offset
