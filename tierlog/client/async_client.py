@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.codecs import NONE
-from record_format.errors import TierlogError, UnknownGroup
+from record_format.errors import RetriableError, TierlogError, UnknownGroup
 from tierlog.client import answers, calls, group_calls
 from tierlog.client.answers import ConfigValue
 from tierlog.client.async_producer import AsyncProducer
@@ -28,9 +28,10 @@ from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
+from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import WAITING, Connection, to_outcome, to_reply
+from tierlog.client.transport import AT_A_TIME, WAITING, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class AsyncClient:
         options = self._connection.options()
         self._http = httpx.AsyncClient(**options, transport=transport)
         self._waiting = httpx.AsyncClient(**options, transport=transport, limits=WAITING)
+        self._turns = asyncio.Semaphore(AT_A_TIME)
         self._reading_for: set[GroupPlace] = set()
         self._committing = asyncio.Lock()
 
@@ -335,7 +337,10 @@ class AsyncClient:
     # --- health
 
     async def is_alive(self) -> bool:
-        return await self.run(exchange(calls.is_alive(), NO_RETRIES))
+        try:
+            return await self.run(exchange(calls.is_alive(), NO_RETRIES))
+        except (RetriableError, UnexpectedAnswer):
+            return False
 
     async def readiness(self) -> answers.Readiness:
         return await self.run(exchange(calls.readiness(), NO_RETRIES))
@@ -362,7 +367,12 @@ class AsyncClient:
                 outcome = await self._transmit(step)
 
     async def _transmit(self, request: Request) -> Reply | Outcome:
-        http = self._waiting if request.extra_wait_s else self._http
+        if request.extra_wait_s:
+            return await self._send(self._waiting, request)
+        async with self._turns:
+            return await self._send(self._http, request)
+
+    async def _send(self, http: httpx.AsyncClient, request: Request) -> Reply | Outcome:
         try:
             response = await http.request(
                 request.method,

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.codecs import NONE
-from record_format.errors import TierlogError, UnknownGroup
+from record_format.errors import RetriableError, TierlogError, UnknownGroup
 from tierlog.client import answers, calls, group_calls
 from tierlog.client.answers import ConfigValue
 from tierlog.client.batching import Batching
@@ -27,6 +27,7 @@ from tierlog.client.cursor import PartitionCursor, partitions_of
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
+from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
@@ -368,7 +369,10 @@ class Client:
 
     def is_alive(self) -> bool:
         """Whether a broker answers; asks once."""
-        return self.run(exchange(calls.is_alive(), NO_RETRIES))
+        try:
+            return self.run(exchange(calls.is_alive(), NO_RETRIES))
+        except (RetriableError, UnexpectedAnswer):
+            return False
 
     def readiness(self) -> answers.Readiness:
         """Whether every partition serves, and if not why; asks once."""

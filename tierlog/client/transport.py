@@ -24,6 +24,9 @@ from tierlog.client.wire import Reply, Request
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
+# Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
+# request that waits for one, whenever an answer comes.
+AT_A_TIME: Final = 32
 # For requests that wait in the broker: one of them keeps no connection from others.
 WAITING: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

@@ -436,6 +436,41 @@ def test_the_asynchronous_client_speaks_the_same_calls():
     assert asyncio.run(read()) == [b"v"]
 
 
+def test_of_many_tasks_a_few_have_a_request_under_way():
+    """httpx's pool takes time in proportion to all that wait for it, at each answer."""
+    under_way, most = [], []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        under_way.append(request)
+        most.append(len(under_way))
+        await asyncio.sleep(0)
+        under_way.remove(request)
+        return httpx.Response(200, json={"topics": []})
+
+    async def ask() -> None:
+        async with tierlog.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            await asyncio.gather(*(client.list_topics() for _ in range(500)))
+
+    asyncio.run(ask())
+    assert (len(most), max(most)) == (500, 32)
+
+
+@pytest.mark.parametrize("status", [None, 502, 200])
+def test_whether_a_broker_is_alive_is_an_answer(status):
+    def answer(request: httpx.Request) -> httpx.Response:
+        if status is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(status, json={})
+
+    async def ask() -> bool:
+        async with tierlog.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            return await client.is_alive()
+
+    with tierlog.Client(transport=httpx.MockTransport(answer)) as client:
+        assert client.is_alive() is (status == 200)
+    assert asyncio.run(ask()) is (status == 200)
+
+
 def test_a_token_is_sent_and_a_bad_token_file_is_named(tmp_path):
     (tmp_path / "token").write_text(" secret\n")
     script = Script(ok({"topics": []}))
