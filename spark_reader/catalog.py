@@ -1,9 +1,7 @@
-"""What there is to read, asked of the broker and the bucket: topics, partitions and their ends.
+"""What there is to read, asked of the broker and the bucket: partitions, their ends and segments.
 
 Rules that keep it honest:
 
-* With a broker, it says which topics there are and under which id: the bucket may lack the newest
-  commits. Without one the bucket's topic objects do.
 * The manifest is loaded before the broker's offsets are asked: what moves to the bucket in between
   the broker serves all the same, and so hot and cold leave no gap between them.
 * Of a pinned partition nothing but its manifest version counts, neither the broker's end nor its
@@ -14,44 +12,25 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar
 
 from manifest.keys import PartitionKeys
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects, restorable
-from record_format.errors import MissingObject, UnknownManifestVersion, UnknownTopic
+from record_format.errors import MissingObject, UnknownManifestVersion
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
 from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import NO_LIMITS, ReadOptions, TopicChoice
+from spark_reader.options import NO_LIMITS, ReadOptions
+from spark_reader.side_by_side import in_parallel
 from spark_reader.stream_offsets import StreamOffsets
-from tierlog.client.answers import Offsets, PartitionDescription
-
-PARALLEL: Final = 16
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class TopicFacts(NamedTuple):
-    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some.
-
-    `described`: those that the broker has, and that are sound.
-    """
-
-    name: str
-    topic_id: str
-    partitions: tuple[int, ...]
-    described: Mapping[int, PartitionDescription] = MappingProxyType({})
+from spark_reader.topics import TopicFacts, Topics
+from tierlog.client.answers import Offsets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,85 +57,15 @@ class Catalog:
     def __init__(self, options: ReadOptions, *, patient: bool = False) -> None:
         self._options = options
         self._connections = Connections(options.access, patient)
+        self._topics = Topics(options, self._connections)
         self._with_broker = options.tier == "all"
-
-    # --- topics -----------------------------------------------------------------------------------
-
-    def chosen(self, *, may_be_gone: Container[str] = frozenset()) -> list[tuple[TopicFacts, int]]:
-        """The partitions that the options choose. Raises UnknownTopic, InvalidOption."""
-        choice = self._options.choice
-        chosen: list[tuple[TopicFacts, int]] = []
-        for topic in self._topics(choice, may_be_gone):
-            numbers = topic.partitions
-            if choice.partitions is not None:
-                numbers = choice.partitions[topic.name]
-                _check_partitions("assign", topic, numbers)
-            chosen += [(topic, number) for number in numbers]
-        return chosen
-
-    def _topics(self, choice: TopicChoice, may_be_gone: Container[str]) -> list[TopicFacts]:
-        if choice.pattern is not None:
-            names = [name for name in self._names() if choice.pattern.fullmatch(name)]
-            may_be_gone = names  # since they were listed: no option names them
-        else:
-            names = list(choice.topics or choice.partitions or ())
-
-        def look(name: str) -> TopicFacts | None:
-            try:
-                return self._topic(name)
-            except UnknownTopic:
-                if name in may_be_gone:
-                    return None
-                raise
-
-        return [topic for topic in in_parallel(look, names) if topic is not None]
-
-    def _names(self) -> list[str]:
-        """All topics but internal ones."""
-        if self._with_broker:
-            return [one.name for one in self._connections.broker.list_topics()]
-        return [name for name in sorted(self._stored_topics()) if not name.startswith("__")]
-
-    def _topic(self, name: str) -> TopicFacts:
-        if self._with_broker:
-            topic = self._connections.broker.describe_topic(name)
-            described = {one.partition: one for one in topic.partitions}
-            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers), described)
-        stored = self._stored_topics(name)
-        if name not in stored:
-            raise UnknownTopic(name)
-        return _facts_of(stored[name])
-
-    def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
-        objects = TopicObjects(self._connections.store)
-        ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
-        loaded = in_parallel(lambda pair: objects.load(*pair), ids)
-        return restorable([topic for topic in loaded if topic is not None]).topics
-
-    def _check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
-        """What an option says of a partition that is not read was meant for another."""
-        by_name = {topic.name: topic for topic, _ in chosen}
-        read = {(topic.name, partition) for topic, partition in chosen}
-        options = self._options
-        named = {
-            "startingOffsets or startingOffsetsByTimestamp": options.starting.named(),
-            "endingOffsets or endingOffsetsByTimestamp": options.ending.named(),
-            "manifestVersion": [(t, p) for t, of in options.manifest_versions.items() for p in of],
-        }
-        for option, pairs in named.items():
-            for name, partition in pairs:
-                if name not in by_name:
-                    raise InvalidOption(f"option {option}: topic {name!r} is not one that is read")
-                _check_partitions(option, by_name[name], (partition,))
-                if (name, partition) not in read:
-                    raise InvalidOption(f"option {option}: {name}-{partition} is not one assigned")
 
     # --- partitions -------------------------------------------------------------------------------
 
     def partitions(self) -> list[PartitionFacts]:
         """The facts of every chosen partition. Raises InvalidOption where options name others."""
-        chosen = self.chosen()
-        self._check_named(chosen)
+        chosen = self._topics.chosen()
+        self._topics.check_named(chosen)
         return self._facts(chosen)
 
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
@@ -167,13 +76,14 @@ class Catalog:
         """
         choice = self._options.choice
         if begun is None:
-            return self._facts(self.chosen(may_be_gone=choice.topics or choice.partitions or ()))
+            may_be_gone = choice.topics or choice.partitions or ()
+            return self._facts(self._topics.chosen(may_be_gone=may_be_gone))
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
             place = begun.place(pair[0].topic_id, (pair[0].name, pair[1]))
             return _read_to_its_end(*pair, place=place) or self._partition(*pair)
 
-        return in_parallel(look, self.chosen(may_be_gone=begun.topic_ids))
+        return in_parallel(look, self._topics.chosen(may_be_gone=begun.topic_ids))
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
         return in_parallel(lambda pair: self._partition(*pair), chosen)
@@ -362,27 +272,5 @@ def _read_to_its_end(
     )
 
 
-def _facts_of(topic: TopicObject) -> TopicFacts:
-    return TopicFacts(topic.name, topic.topic_id, tuple(range(topic.partitions)))
-
-
-def _check_partitions(option: str, topic: TopicFacts, numbers: Iterable[int]) -> None:
-    for number in numbers:
-        if number not in topic.partitions:
-            raise InvalidOption(
-                f"option {option}: there is no {topic.name}-{number}; "
-                f"the topic has {len(topic.partitions)} partitions"
-            )
-
-
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """`work` of each item, in their order; `PARALLEL` of them wait for the network together."""
-    listed = list(items)
-    if len(listed) < 2:
-        return list(map(work, listed))
-    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tierlog-plan") as pool:
-        return list(pool.map(work, listed))

@@ -12,7 +12,7 @@ from manifest.state import SegmentEntry
 from record_format.cut import Cut
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
-from spark_reader.catalog import Catalog, PartitionFacts, in_parallel
+from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import pieces
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
@@ -27,6 +27,7 @@ from spark_reader.plan import (
     plan_splits,
 )
 from spark_reader.ranges import DataLoss, LossPolicy, OffsetRange, Warn, resolve
+from spark_reader.side_by_side import in_parallel
 
 
 class Planner:

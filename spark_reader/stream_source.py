@@ -25,12 +25,13 @@ from pyspark.sql.streaming.datasource import (
 
 from manifest.versions import steady_ms
 from record_format.record_walk import I64_MAX
-from spark_reader.catalog import PartitionFacts, in_parallel
+from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import past_gap
 from spark_reader.options import ReadOptions
 from spark_reader.planner import Planner
 from spark_reader.prompt_acks import AcknowledgesItsTask
 from spark_reader.ranges import OffsetRange, resolve_start, within
+from spark_reader.side_by_side import in_parallel
 from spark_reader.source_partition import SplitPartition, say
 from spark_reader.stream_offsets import (
     Backlog,

@@ -23,10 +23,10 @@ from manifest.state import SegmentEntry
 from record_format import typed_json
 from record_format.findings import Checked, Findings, Problem, VerifyReport
 from spark_reader.access import Access, Connections
-from spark_reader.catalog import Catalog, TopicFacts
 from spark_reader.jobs.session import Progress, watched
 from spark_reader.options import parse_options
 from spark_reader.s3a import settings_of
+from spark_reader.topics import TopicFacts, Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,10 +54,11 @@ def verify(
     Raises UnknownTopic, InvalidOption, and Spark's errors; what is broken is in the answer.
     """
     options = parse_options({**source, "tier": "cold"}, streaming=False, s3a=settings_of(session))
-    store = Connections(options.access).store
+    connections = Connections(options.access)
+    store = connections.store
     found = Findings(-1)
     work: list[tuple[int, bytes]] = []
-    for topic, number in Catalog(options).chosen():
+    for topic, number in Topics(options, connections).chosen():
         check = ManifestCheck(store, _keys(topic, number), clock=clock)
         manifest = check.manifest()
         if manifest is not None:

@@ -17,6 +17,7 @@ from spark_reader.options import parse_options
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
+from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.client import Client
@@ -104,7 +105,7 @@ def test_an_unknown_topic_is_the_brokers_to_say(tiers):
 
 
 def test_a_topic_that_goes_after_it_was_listed_is_passed_over(tiers, monkeypatch):
-    monkeypatch.setattr(Catalog, "_names", lambda _: ["flight-gone", "flights"])
+    monkeypatch.setattr(Topics, "_names", lambda _: ["flight-gone", "flights"])
     run = Run(tiers, subscribePattern="flight.*")
     assert {split.topic for split in run.splits} == {"flights"}
 

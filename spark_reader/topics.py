@@ -1,0 +1,126 @@
+"""Which topics and partitions a read is of: what the options choose, compared with what there is.
+
+Rules that keep it honest:
+
+* With a broker, it says which topics there are and under which id: the bucket may lack the newest
+  commits. Without one the bucket's topic objects do.
+* A name that was given and is not there is an error, and so is what options say of a partition that
+  is not read: it was meant for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from record_format.errors import UnknownTopic
+from spark_reader.access import Connections
+from spark_reader.option_values import InvalidOption
+from spark_reader.options import ReadOptions
+from spark_reader.side_by_side import in_parallel
+from tierlog.client.answers import PartitionDescription
+
+
+class TopicFacts(NamedTuple):
+    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some.
+
+    `described`: those that the broker has, and that are sound.
+    """
+
+    name: str
+    topic_id: str
+    partitions: tuple[int, ...]
+    described: Mapping[int, PartitionDescription] = MappingProxyType({})
+
+
+class Topics:
+    """One look at the topics; nothing is kept from one query to the next."""
+
+    def __init__(self, options: ReadOptions, connections: Connections) -> None:
+        self._options, self._connections = options, connections
+        self._with_broker = options.tier == "all"
+
+    def chosen(self, *, may_be_gone: Container[str] = frozenset()) -> list[tuple[TopicFacts, int]]:
+        """The partitions that the options choose. Raises UnknownTopic, InvalidOption."""
+        choice = self._options.choice
+        chosen: list[tuple[TopicFacts, int]] = []
+        for topic in self._looked_up(may_be_gone):
+            numbers = topic.partitions
+            if choice.partitions is not None:
+                numbers = choice.partitions[topic.name]
+                _check_partitions("assign", topic, numbers)
+            chosen += [(topic, number) for number in numbers]
+        return chosen
+
+    def _looked_up(self, may_be_gone: Container[str]) -> list[TopicFacts]:
+        choice = self._options.choice
+        if choice.pattern is not None:
+            names = [name for name in self._names() if choice.pattern.fullmatch(name)]
+            may_be_gone = names  # since they were listed: no option names them
+        else:
+            names = list(choice.topics or choice.partitions or ())
+
+        def look(name: str) -> TopicFacts | None:
+            try:
+                return self._look_up(name)
+            except UnknownTopic:
+                if name in may_be_gone:
+                    return None
+                raise
+
+        return [topic for topic in in_parallel(look, names) if topic is not None]
+
+    def _names(self) -> list[str]:
+        """All topics but internal ones."""
+        if self._with_broker:
+            return [one.name for one in self._connections.broker.list_topics()]
+        return [name for name in sorted(self._stored_topics()) if not name.startswith("__")]
+
+    def _look_up(self, name: str) -> TopicFacts:
+        if self._with_broker:
+            topic = self._connections.broker.describe_topic(name)
+            described = {one.partition: one for one in topic.partitions}
+            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers), described)
+        stored = self._stored_topics(name)
+        if name not in stored:
+            raise UnknownTopic(name)
+        return _facts_of(stored[name])
+
+    def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
+        objects = TopicObjects(self._connections.store)
+        ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
+        loaded = in_parallel(lambda pair: objects.load(*pair), ids)
+        return restorable([topic for topic in loaded if topic is not None]).topics
+
+    def check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
+        """What an option says of a partition that is not read was meant for another."""
+        by_name = {topic.name: topic for topic, _ in chosen}
+        read = {(topic.name, partition) for topic, partition in chosen}
+        options = self._options
+        named = {
+            "startingOffsets or startingOffsetsByTimestamp": options.starting.named(),
+            "endingOffsets or endingOffsetsByTimestamp": options.ending.named(),
+            "manifestVersion": [(t, p) for t, of in options.manifest_versions.items() for p in of],
+        }
+        for option, pairs in named.items():
+            for name, partition in pairs:
+                if name not in by_name:
+                    raise InvalidOption(f"option {option}: topic {name!r} is not one that is read")
+                _check_partitions(option, by_name[name], (partition,))
+                if (name, partition) not in read:
+                    raise InvalidOption(f"option {option}: {name}-{partition} is not one assigned")
+
+
+def _facts_of(topic: TopicObject) -> TopicFacts:
+    return TopicFacts(topic.name, topic.topic_id, tuple(range(topic.partitions)))
+
+
+def _check_partitions(option: str, topic: TopicFacts, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        if number not in topic.partitions:
+            raise InvalidOption(
+                f"option {option}: there is no {topic.name}-{number}; "
+                f"the topic has {len(topic.partitions)} partitions"
+            )
