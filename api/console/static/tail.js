@@ -1,10 +1,12 @@
 // Live tail. Read by fetch, for an EventSource cannot send a token; resumed by the last event's id.
 //
-// Bounded: the newest KEEP records are kept and at most KEEP rows a frame are made, whatever arrives.
+// Bounded: the newest KEEP records are kept and at most KEEP rows a frame are made, whatever arrives;
+// of those that are not drawn yet (a pause, a hidden tab) KEEP_CHARS characters.
 // Records go into the page as text.
 "use strict";
 (() => {
   const KEEP = 500;
+  const KEEP_CHARS = 8 << 20;
   const MAX_TEXT = 2000;
   const RETRY_MS = 2000;
   // Characters that would not be seen, or would turn the text around them; as the server shows them.
@@ -20,6 +22,7 @@
       this.filter = root.querySelector("[data-tail-filter]");
       this.pause = root.querySelector("[data-tail-pause]");
       this.waiting = []; // newest last
+      this.held = 0; // characters in there
       this.seen = 0;
       this.paused = false;
       this.lastId = null;
@@ -88,7 +91,8 @@
       this.lastId = id;
       this.seen += 1;
       this.waiting.push(data);
-      if (this.waiting.length > KEEP) this.waiting.splice(0, this.waiting.length - KEEP);
+      this.held += data.length;
+      while (this.waiting.length > KEEP || (this.held > KEEP_CHARS && this.waiting.length > 1)) this.held -= this.waiting.shift().length;
       if (!this.paused) this.schedule();
       return true;
     }
@@ -104,6 +108,7 @@
     draw() {
       const filter = this.filter.value;
       const made = document.createDocumentFragment();
+      this.held = 0;
       for (const data of this.waiting.splice(0).reverse()) {
         const record = JSON.parse(data);
         const key = text(record, "key"), value = text(record, "value");
@@ -145,6 +150,7 @@
 
     clear() {
       this.waiting = [];
+      this.held = 0;
       this.rows.replaceChildren();
       this.root.querySelector("[data-tail-empty]").hidden = false;
     }

@@ -204,6 +204,22 @@ def test_a_flood_keeps_the_newest_rows_alone(browser: Chromium, house: House) ->
     assert browser.run(first) == "2999"
 
 
+def test_a_paused_tail_holds_few_large_records(browser: Chromium, house: House) -> None:
+    topic = house.topic("paused")
+    shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
+    browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
+    browser.run("document.querySelector('[data-tail-pause]').click()")
+    for n in range(12):
+        house.produce(topic, {"value": f"{n} " + "x" * 900_000})
+    tail = "document.querySelector('[data-tail]').tail"
+    browser.until(f"{tail}.seen === 12")
+    assert browser.run(f"{tail}.waiting.length") == 9, "of 8 Mi characters"
+    browser.run("document.querySelector('[data-tail-pause]').click()")
+    browser.until("document.querySelectorAll('[data-tail-rows] tr').length === 9")
+    first = "document.querySelector('[data-tail-rows] td.text:last-child').textContent.slice(0, 3)"
+    assert browser.run(first) == "11 "
+
+
 def test_leaving_the_tail_ends_its_stream(browser: Chromium, house: House) -> None:
     topic = house.topic("left")
     shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
