@@ -123,7 +123,7 @@ class ColdReads:
         self, timestamp: int, *, start_offset: int, end_offset: int
     ) -> tuple[int, int] | None:
         """As Partition.offset_for_timestamp, within [start_offset, end_offset)."""
-        for entry in self.entries(start_offset):
+        for entry in self.entries(start_offset, since_ms=timestamp):
             if entry.base_offset >= end_offset:
                 return None
             if 0 <= entry.max_timestamp < timestamp:
@@ -151,11 +151,15 @@ class ColdReads:
         """As `byte_range`, without waiting: None where not all of it is in the chunk cache."""
         return self._reader.cached_range(entry, start=start, end=end)
 
-    def entries(self, from_offset: int) -> Iterator[SegmentEntry]:
-        """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
+    def entries(self, from_offset: int, *, since_ms: int = -1) -> Iterator[SegmentEntry]:
+        """Entries of the manifest in force that end at or above `from_offset`, oldest first; pages
+        of it that are older than `since_ms` are not read.
+        """
         if self.manifest is None:
             return iter(())
-        return self._manifests.iter_entries(self.manifest, from_offset=from_offset)
+        return self._manifests.iter_entries(
+            self.manifest, from_offset=from_offset, since_ms=since_ms
+        )
 
     def oldest_first(self, from_offset: int) -> Iterator[SegmentEntry]:
         """As `entries`, for who looks at the first again and again: that one is remembered, as long

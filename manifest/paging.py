@@ -175,11 +175,14 @@ def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> Segment
 
 
 def iter_entries(
-    manifest: Manifest, *, pages: PageSource, from_offset: int = 0
+    manifest: Manifest, *, pages: PageSource, from_offset: int = 0, since_ms: int = -1
 ) -> Iterator[SegmentEntry]:
-    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way."""
+    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way, but
+    for those of which all records are older than `since_ms`.
+    """
     for page in manifest.pages:
-        if page.last_offset >= from_offset:
+        age = page.age_timestamp if isinstance(page, PageRef) else None
+        if page.last_offset >= from_offset and (age is None or age >= since_ms):
             yield from (e for e in live_entries(page, pages) if e.last_offset >= from_offset)
     yield from (e for e in manifest.segments if e.last_offset >= from_offset)
 

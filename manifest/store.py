@@ -206,9 +206,13 @@ class ManifestStore:
         """As `find`, asking nobody: None also where the entry's page is not in memory."""
         return find_entry(manifest, offset, pages=self._cache)
 
-    def iter_entries(self, manifest: Manifest, *, from_offset: int = 0) -> Iterator[SegmentEntry]:
-        """Live entries that end at or above `from_offset`, oldest first."""
-        return iter_entries(manifest, pages=self, from_offset=from_offset)
+    def iter_entries(
+        self, manifest: Manifest, *, from_offset: int = 0, since_ms: int = -1
+    ) -> Iterator[SegmentEntry]:
+        """Live entries that end at or above `from_offset`, oldest first; none of a page that is
+        older than `since_ms`.
+        """
+        return iter_entries(manifest, pages=self, from_offset=from_offset, since_ms=since_ms)
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -65,6 +65,19 @@ def test_overflow_moves_to_small_pages_and_those_to_full_ones(store: PlainStore)
     assert store.overwritten == []
 
 
+def test_pages_that_are_older_than_what_is_looked_for_are_not_read(store: PlainStore) -> None:
+    _, state = filled(store, INLINE_MAX + 4 * SMALL_PAGE, step=64)
+    assert len(state.pages) == 4
+    entries = list(manifest_store(store).iter_entries(state))
+    for number in (0, SMALL_PAGE - 1, SMALL_PAGE, 3 * SMALL_PAGE, len(entries) - 1):
+        wanted = entries[number].max_timestamp
+        manifests = manifest_store(store)
+        store.calls.clear()
+        found = manifests.iter_entries(state, since_ms=wanted)
+        assert next(one for one in found if one.max_timestamp >= wanted) == entries[number]
+        assert store.calls["get"] == (number < 4 * SMALL_PAGE)
+
+
 def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES - 200, step=100)
     for i in range(PAGE_ENTRIES - 200, PAGE_ENTRIES + 200):
