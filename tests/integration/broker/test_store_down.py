@@ -8,7 +8,7 @@ from broker import store_standing
 from broker.tier_sizes import tier_sizes
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
-from record_format.errors import ConfigurationError, OffsetTrimmed, StoreUnavailable
+from record_format.errors import ConfigurationError, InvalidConfig, OffsetTrimmed, StoreUnavailable
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -63,6 +63,21 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     assert partition.offsets().local_log_start_offset == 0
     house.broker.chores.janitor.run_round()
     assert partition.offsets().local_log_start_offset > 0
+
+
+def test_a_topic_is_altered_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    house.broker.create_topic("t", config=SMALL)
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.close()
+    house.broker = house.open(down=True, store_start_timeout_ms=200)
+    assert house.broker.partition("t", 0).cold.manifest.pages
+    house.broker.alter_topic("t", config={"retention.ms": 1 << 40})
+    for refused in ({"cleanup.policy": "compact"}, {"remote.storage.enable": "false"}):
+        with pytest.raises(InvalidConfig, match="in the bucket"):
+            house.broker.alter_topic("t", config=refused)
 
 
 def test_the_files_of_a_deleted_topic_go_also_while_the_store_is_down(house):
