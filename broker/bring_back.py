@@ -95,7 +95,18 @@ def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
 
 
 def has_cold_only(partition: Partition) -> bool:
-    return next(cold_only(partition), None) is not None
+    """Where the manifest itself says it no page is read: this is asked in each round."""
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    if manifest is None:
+        return False
+    log_start = partition.log.log_start_offset
+    live = (one for one in (*manifest.pages, *manifest.segments) if one.last_offset >= log_start)
+    oldest = next(live, None)
+    if oldest is None or oldest.base_offset >= partition.log.first_local_offset:
+        return False
+    if oldest.base_offset >= log_start or isinstance(oldest, SegmentEntry):
+        return True
+    return next(cold_only(partition), None) is not None  # the log start lies within a page
 
 
 def _until(stopping: Callable[[], bool], pieces: Iterator[bytes]) -> Iterator[bytes]:

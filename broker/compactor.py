@@ -136,11 +136,11 @@ class Compactor:
         for partition in list(self._partitions()):
             if self._bring_back is None or self._stopping.is_set():
                 return
-            if not self._may_work_on(partition) or not has_cold_only(partition):
-                continue
-            self._save_recovery_points()
-            self._forget(partition)
             try:
+                if not self._may_work_on(partition) or not has_cold_only(partition):
+                    continue
+                self._save_recovery_points()
+                self._forget(partition)
                 self._bring_back(partition, stopping=self._stopping.is_set)
             except Interrupted:
                 return
@@ -154,16 +154,18 @@ class Compactor:
         self._waits = {k: v for k, v in self._waits.items() if k in places}
         found = []
         for partition in live:
-            if self._may_work_on(partition) and not has_cold_only(partition):
+            if self._may_work_on(partition):
                 cleanable = self._look(partition)
                 if cleanable is not None:
                     found.append((partition, cleanable))
         return sorted(found, key=lambda one: one[1].dirty_ratio, reverse=True)
 
     def _look(self, partition: Partition) -> Cleanable | None:
-        """What is to be cleaned, where it is due."""
+        """What is to be cleaned, where it is due and all of it is here."""
         config = partition.log.config
         try:
+            if has_cold_only(partition):
+                return None
             cleanable = partition.log.sealed.cleanable(self._checkpoints.get(_place(partition)))
         except TierlogError as error:
             self._put_off(partition, error)

@@ -486,3 +486,18 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     assert len(missing) > 4
     assert cold_records(house, "t") == house.records("t")
     assert partition.log.sealed.mirrored
+
+
+def test_a_log_is_compacted_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    house.broker.partition("t", 0).log.roll(reason="test")
+    offload(house, "t")
+    house.broker.close()
+    house.broker = house.open(
+        down=True, store_start_timeout_ms=200, log_cleaner_backoff_ms=3_600_000
+    )
+    assert house.broker.partition("t", 0).cold.manifest.pages
+    compacted(house, "t")
