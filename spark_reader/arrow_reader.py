@@ -10,8 +10,10 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from spark_reader.planner import Planner
 from spark_reader.ranges import LossPolicy, Warn
 from spark_reader.reading import ReadRequest, read_split
 
-Option = str | int | float | bool | Mapping[str, object]
+Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 
 
 def read_arrow(
@@ -41,9 +43,10 @@ def read_arrow(
 
     `store` is the bucket's URL, or a path where it is a folder; `server` is the broker's URL:
     without it only what is in the bucket is read. `options` are those of the Spark source under the
-    same names (`startingTimestamp=`, `endingOffsets={"flights": {"0": 500}}`, `pin=`); `columns`
-    are among those of its schema, all but `headers` by default. With `failOnDataLoss=False`,
-    `on_data_loss` is told what is gone (default: to standard error).
+    same names (`startingTimestamp=`, `endingOffsets={"flights": {"0": 500}}`, `pin=`), times also
+    as datetimes with their offset from UTC, files as paths. `columns` are among those of its
+    schema, all but `headers` by default. With `failOnDataLoss=False`, `on_data_loss` is told what
+    is gone (default: to standard error).
 
     The plan is made now and reads what there is now; rows come as the reader is read. Raises
     InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
@@ -83,7 +86,11 @@ def _each(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _text(value: Option) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, (str, PathLike)):
+        return os.fspath(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value, default=datetime.isoformat)
 
 
 def _batches(

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_takes_the_options_of_the_spark_source(url):
     )
     offsets = [*range(100, 110), *range(250, 260)]
     assert reader.read_all()["offset"].to_pylist() == offsets
+    moment = datetime.fromtimestamp(0, UTC)
+    for times in (
+        {"startingTimestamp": moment},
+        {"startingOffsetsByTimestamp": {"many": {"0": moment, "1": moment}}},
+    ):
+        assert (
+            read_arrow("many", store=url, tokenFile=Path("t"), **times).read_all().num_rows == 437
+        )
+    with pytest.raises(InvalidOption, match="option startingTimestamp: '1970-01-01T00:00:00' is"):
+        read_arrow("many", store=url, startingTimestamp=moment.replace(tzinfo=None))
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
         read_arrow("many", store=url, startingOffset=1)
     with pytest.raises(InvalidOption, match="columns offsets: there are key"):
