@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class _Clients:
         from tierlog.client.exchange import RESTART_ATTEMPTS
 
         assert access.server is not None
-        token = _content(access.token_file)
+        token = _content(access.token_file or os.environ.get("TIERLOG_TOKEN_FILE"))
         with self._lock:
             kept, client = self._brokers.get((access, patient), (token, None))
             if client is None or kept != token:  # whoever has the old one ends with it

@@ -41,8 +41,13 @@ def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypa
     line = httpx.MockTransport(answer)
     monkeypatch.setattr(tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=line))
     file = tmp_path / "token"
-    access = Access(server="http://127.0.0.1:1", token_file=str(file))
-    for token in ("first", "first", "second"):
-        file.write_text(token)
-        assert Connections(access).broker.list_topics() == ()
-    assert seen == ["Bearer first", "Bearer first", "Bearer second"]
+    monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
+    for access in (
+        Access(server="http://127.0.0.1:1", token_file=str(file)),
+        Access(server="http://127.0.0.1:1"),
+    ):
+        for token in ("first", "first", "second"):
+            file.write_text(token)
+            assert Connections(access).broker.list_topics() == ()
+        assert seen == ["Bearer first", "Bearer first", "Bearer second"]
+        seen.clear()
