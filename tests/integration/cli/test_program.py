@@ -26,12 +26,16 @@ def test_help_names_every_command(offline):
         "topic",
         "produce",
         "consume",
+        "group",
         "storage",
+        "token",
         "dump",
         "doctor",
     ):
         assert f" {command} " in shown
-        assert "Usage" in offline.ok(command, "--help").decode()
+        of_command = offline.ok(command, "--help").decode()
+        assert "Usage" in of_command
+        assert "completion" not in of_command, "that is the program's"
     serve = offline.ok("serve", "--help").decode()
     for default in ("127.0.0.1:8640", "8MiB", "(86400000)", "(30)"):
         assert default in serve
