@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Create, list, revoke tokens. Where there is a tokens file, every call takes one.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
