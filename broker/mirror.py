@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import structlog
 
@@ -57,11 +58,8 @@ def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bo
             return False  # replaced once more: its mark is there again
         if files.last_offset >= cold.end_offset:
             return False
-        old = [
-            entry
-            for entry in cold.entries(files.base_offset)
-            if entry.base_offset <= files.last_offset
-        ]
+        reached = cold.entries(files.base_offset)
+        old = list(takewhile(lambda entry: entry.base_offset <= files.last_offset, reached))
         if not old or (len(old) == 1 and _same(partition, old[0], view)):
             return False
         if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:

@@ -77,7 +77,8 @@ def _listed(
             if entry.base_offset >= local_start:
                 break
             yield _cold_listing(entry, object_key=cold.full_key(entry.log_key))
-    covered = {entry.base_offset: entry for entry in cold.entries(local_start)} if cold else {}
+    start = max(from_offset, local_start)
+    covered = {entry.base_offset: entry for entry in cold.entries(start)} if cold else {}
     for view in local:
         if view.last_offset >= max(from_offset, view.base_offset):
             known = covered.get(view.base_offset)
