@@ -110,6 +110,10 @@ def test_cold_alone_needs_no_broker(spark, tiers):
         .collect()
     }
     assert ends == {p: tiers.cold_end("flights", p) - 1 for p in range(3)}
+    options = f"store '{tiers.store_url}', tier 'cold', subscribe 'flights'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW cold_flights USING tierlog OPTIONS ({options})")
+    grouped = spark.sql("SELECT partition, max(offset) FROM cold_flights GROUP BY partition")
+    assert dict(grouped.collect()) == ends
 
 
 def test_a_wrong_option_is_named_and_secrets_show_nowhere(spark, tiers):
