@@ -1,0 +1,227 @@
+"""Seeded steps on one partition's manifest: uploads, retention, trims, compaction, repairs, pins,
+and collections, some of which the store breaks off.
+
+After each step all that the manifest in force names is in the bucket, and all that a pin names but
+for what a trim has passed. In the end, without pins and after every grace, nothing else is there.
+A failure prints its seed; `TIERLOG_SEED` runs that one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Final, NamedTuple
+
+import pytest
+from msgspec.structs import replace as altered
+
+from manifest.garbage import Collector, GarbagePolicy
+from manifest.pins import Pins
+from manifest.repairs import drop_lost, swap_objects
+from manifest.state import Manifest, PageRef, SegmentEntry
+from manifest.store import DAY_MS, ManifestStore
+from manifest.transitions import add_segments, drop_expired, replace, trim
+from record_format.errors import (
+    MissingObject,
+    OutcomeUnknownError,
+    StoreUnavailable,
+    UnknownManifestVersion,
+)
+from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, Clock, claim, entry, manifest_store
+from tests.fakes.plain_store import Fault, PlainStore
+
+SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(12)
+STEPS: Final = 250
+SMALL: Final = {
+    "INLINE_MAX": 6,
+    "SMALL_PAGE": 3,
+    "PAGE_ENTRIES": 9,
+    "RUN_MAX": 3,
+    "REMOVED_MAX": 8,
+    "REMOVED_KEPT": 3,
+}
+
+
+class Named(NamedTuple):
+    """An object, and the last offset of what it holds."""
+
+    key: str
+    last_offset: int
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.random, self.clock = Random(seed), Clock()
+        self.store = PlainStore(clock=self.clock)
+        self.made = 0
+        self.pinned: dict[str, list[Named]] = {}
+        self.trimmed_before = 0
+        self.manifests: ManifestStore
+        self.pins: Pins
+        self.restart()
+        self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
+
+    def restart(self) -> None:
+        """Nothing is in memory."""
+        self.manifests = manifest_store(self.store, clock=self.clock, writer=self.name())
+        self.pins = Pins(self.manifests, clock=self.clock)
+
+    def name(self) -> str:
+        self.made += 1
+        return f"x{self.made}"
+
+    def uploaded(self, base_offset: int, *, records: int = SEGMENT_RECORDS) -> SegmentEntry:
+        made = entry(base_offset, records=records, unique=self.name())
+        for key in made.keys:
+            self.store.put(key, b"x")
+        return made
+
+    def entries(self) -> list[SegmentEntry]:
+        return list(self.manifests.iter_entries(self.state))
+
+    def commit(self, transition: Callable[[Manifest], Manifest]) -> None:
+        self.state = self.manifests.commit(self.state, transition)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        added = self.uploaded(self.state.end_offset)
+        self.commit(lambda state: add_segments(state, [added]))
+
+    def leave_an_orphan(self) -> None:
+        self.uploaded(self.random.randrange(0, self.state.end_offset + 1))
+
+    def _front(self) -> int:
+        entries = self.entries()
+        return self.random.choice(entries[: len(entries) // 2 + 1]).next_offset if entries else 0
+
+    def expire(self) -> None:
+        before, now_ms, pages = self._front(), self.clock(), self.manifests
+        self.commit(lambda state: drop_expired(state, before, pages=pages, now_ms=now_ms))
+
+    def trim(self) -> None:
+        before = max(0, self._front() - self.random.choice([0, SEGMENT_RECORDS // 2]))
+        now_ms, pages = self.clock(), self.manifests
+        self.trimmed_before = max(self.trimmed_before, before)
+        self.commit(lambda state: trim(state, before, pages=pages, now_ms=now_ms))
+
+    def compact(self) -> None:
+        entries, now_ms, pages = self.entries(), self.clock(), self.manifests
+        if entries:
+            first = self.random.randrange(len(entries))
+            old = entries[first : first + self.random.randint(1, 4)]
+            records = old[-1].next_offset - old[0].base_offset
+            new = self.uploaded(old[0].base_offset, records=records)
+            self.commit(lambda state: replace(state, old, [new], pages=pages, now_ms=now_ms))
+
+    def repair(self) -> None:
+        entries, now_ms, pages = self.entries(), self.clock(), self.manifests
+        if not entries:
+            return
+        old = self.random.choice(entries)
+        if self.random.random() < 0.4:
+            self.commit(lambda state: drop_lost(state, old, pages=pages, now_ms=now_ms))
+            return
+        again = self.uploaded(old.base_offset)
+        new = altered(old, log_key=again.log_key, indexes_key=again.indexes_key)
+        self.commit(lambda state: swap_objects(state, old, new, pages=pages, now_ms=now_ms))
+
+    def merge(self) -> None:
+        merging = self.manifests.merging(self.state)
+        if merging is not None:
+            self.commit(merging)
+
+    def pin(self) -> None:
+        name, version = self.name(), max(1, self.state.version - self.random.choice([0, 0, 3, 9]))
+        with suppress(MissingObject, UnknownManifestVersion):  # collected already, and it says so
+            self.pins.create(name, version)
+            manifest = self.manifests.load_version(version)
+            self.pinned[name] = named(self.manifests, manifest)
+
+    def unpin(self) -> None:
+        if self.pinned:
+            name = self.random.choice(sorted(self.pinned))
+            self.pins.delete(name)
+            del self.pinned[name]
+
+    def wait(self) -> None:
+        self.clock.now_ms += self.random.choice([1, DAY_MS // 3, DAY_MS, 2 * DAY_MS])
+
+    def collect(self) -> None:
+        collector = Collector(self.manifests, self.pins, GarbagePolicy(keep_min=3))
+        plan = collector.plan(self.state, now_ms=self.clock())
+        self.state = collector.apply(self.state, plan)
+
+    def collect_and_fail(self) -> None:
+        left = self.random.randint(0, 12)
+
+        def broken_off(_call: str, _key: str) -> Fault | None:
+            nonlocal left
+            left -= 1
+            return Fault.UNAVAILABLE if left < 0 else None
+
+        self.store.faults = broken_off
+        with suppress(StoreUnavailable, OutcomeUnknownError):
+            self.collect()
+        self.store.faults = lambda _call, _key: None
+        self.state = self.manifests.load(at_least=self.state.version) or self.state
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        fresh = manifest_store(self.store, clock=self.clock)
+        for one in named(fresh, self.state):
+            assert one.key in self.store.objects, "the manifest in force names it"
+        for name, pinned in self.pinned.items():
+            for one in pinned:
+                is_trimmed = one.last_offset < self.trimmed_before
+                assert is_trimmed or one.key in self.store.objects, f"pin {name} names it"
+
+
+def named(manifests: ManifestStore, manifest: Manifest) -> list[Named]:
+    refs = (page for page in manifest.pages if isinstance(page, PageRef))
+    pages = [Named(page.key, page.last_offset) for page in refs]
+    entries = manifests.iter_entries(manifest)
+    return pages + [Named(key, one.last_offset) for one in entries for key in one.keys]
+
+
+CHANCES: Final = {
+    World.offload: 30,
+    World.leave_an_orphan: 3,
+    World.expire: 6,
+    World.trim: 2,
+    World.compact: 6,
+    World.repair: 5,
+    World.merge: 6,
+    World.pin: 4,
+    World.unpin: 3,
+    World.wait: 8,
+    World.collect: 8,
+    World.collect_and_fail: 3,
+    World.restart: 2,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_that_is_named_goes_and_nothing_else_stays(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", value)
+    world = World(seed)
+    for step in world.random.choices(list(CHANCES), list(CHANCES.values()), k=STEPS):
+        step(world)
+        world.check()
+    while world.pinned:
+        world.unpin()
+    for _ in range(3):
+        world.clock.now_ms += 2 * DAY_MS
+        world.collect()
+    world.check()
+    wanted = {one.key for one in named(world.manifests, world.state)}
+    wanted |= {one.key for one in world.state.removed}
+    wanted |= {page.key for page in world.state.removed_pages}
+    folders = (KEYS.segments, KEYS.pages)
+    assert {key for key in world.store.objects if key.startswith(folders)} == wanted
