@@ -140,7 +140,8 @@ def _call(call: Call, schemas: openapi.Schemas) -> str:
     described = openapi.operation(call, schemas)
     text = f"{call.summary}. {call.description}".strip()
     open_ = call.path in OPEN_PATHS
-    scope = "No token" if open_ else f"Scope `{NEEDS[call.method, call.path].scope}`"
+    scopes = " or ".join(f"`{scope}`" for scope in NEEDS[call.method, call.path].scopes)
+    scope = "No token" if open_ else f"Scope {scopes}"
     parts = [f"\n### {call.method} {call.path}\n\n{text.rstrip('.')}. {scope}.\n"]
     given = [one for one in described["parameters"] if one["in"] != "path"]
     if given:

@@ -64,7 +64,7 @@ class Access:
         if call is None or grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
             return
         need = NEEDS.get(call, UNLISTED)
-        grant.check_scope(need.scope)
+        grant.check_scopes(need.scopes)
         if need.whole and grant.topics:
             raise Forbidden(f"a token for topics {grant.topics!r} may not ask about all of them")
         topic = exchange.params.get("topic")

@@ -24,10 +24,11 @@ class Grant(NamedTuple):
     scopes: frozenset[Scope]
     topics: str = ""
 
-    def check_scope(self, scope: Scope) -> None:
-        """Raises Forbidden."""
-        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
-            raise Forbidden(f"this call takes a token with the scope {scope}")
+    def check_scopes(self, scopes: tuple[Scope, ...]) -> None:
+        """Any of them will do. Raises Forbidden."""
+        if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
+            named = " or ".join(scopes)
+            raise Forbidden(f"this call takes a token with the scope {named}")
 
     def sees_topic(self, topic: str) -> bool:
         return topic.startswith(self.topics)

@@ -1,15 +1,17 @@
-"""Which scope each call takes, in one table.
+"""Which scopes each call takes, in one table: any of those named will do.
 
 * A call that is not in the table takes `admin`: a forgotten row shuts a door, never opens one.
 * `whole`: the call tells of all topics at once, so a token with a prefix of topics may not make it.
   The others are checked by the topic in their path, or topic by topic in their handlers.
 * HEAD is GET.
+* Who may produce to a topic may see how it is made, as with Kafka, where Write implies Describe: a
+  producer has to know the partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from api.console.static_names import STATIC_NAMES
 from api.http.docs_files import FILES as DOCS_FILES
@@ -18,9 +20,13 @@ from api.http.grants import Scope
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
 
-class Need(NamedTuple):
-    scope: Scope
-    whole: bool = False
+class Need:
+    """`whole` as above."""
+
+    __slots__ = ("scopes", "whole")
+
+    def __init__(self, *scopes: Scope, whole: bool = False) -> None:
+        self.scopes, self.whole = scopes, whole
 
 
 # The pages of the console and of the documentation, and their scripts, hold no facts, and must be
@@ -38,7 +44,7 @@ _SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
 NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", "/v1/topics"): Need(ADMIN),
     ("GET", "/v1/topics"): Need(READ),
-    ("GET", _TOPIC): Need(READ),
+    ("GET", _TOPIC): Need(READ, PRODUCE),
     ("PATCH", _TOPIC): Need(ADMIN),
     ("DELETE", _TOPIC): Need(ADMIN),
     ("POST", _TOPIC + "/records"): Need(PRODUCE),

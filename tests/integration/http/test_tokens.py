@@ -22,6 +22,7 @@ from broker.broker import Broker
 from broker.settings import BrokerSettings
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
+from tierlog.client import Client
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
@@ -163,6 +164,15 @@ def test_scopes_allow_what_they_name_and_admin_all(door: Door) -> None:
 
 
 TRIM = {"before_offset": 0}
+
+
+def test_who_may_produce_can_make_a_producer(door: Door) -> None:
+    """It asks how many partitions the topic has; of its records it learns nothing."""
+    token = door.make("writer", PRODUCE, topics="orders.")
+    with Client(door.url, token=token) as client, client.producer() as producer:
+        assert producer.send("orders.eu", "value", key="key").result().offset == 0
+    problem(door.call("GET", "/v1/topics/private", token), 403, "forbidden")
+    problem(door.call("GET", records_path("orders.eu"), token), 403, "forbidden")
 
 
 def test_several_scopes_are_all_there(door: Door) -> None:
