@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -49,11 +50,11 @@ class Connection:
 
     def options(self) -> dict[str, Any]:
         """What httpx.Client and httpx.AsyncClient both take. Raises ConfigurationError."""
-        url, token = self._url(), self._token()
+        url = self._url()
         ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
         return {
             "base_url": url,
-            "headers": {"authorization": f"Bearer {token}"} if token else {},
+            "auth": self._auth(),
             "timeout": self.timeout_s,
             "verify": _authority(ca_file) if ca_file else httpx.create_ssl_context(),
             # A proxy of the environment is for the world outside, not for this machine.
@@ -70,17 +71,40 @@ class Connection:
             return _server_url(self.server)
         return _server_url(self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
 
-    def _token(self) -> str:
+    def _auth(self) -> httpx.Auth | None:
         token, file = self.token, self.token_file
         if token is None and file is None:
             token = self.environment.get("TIERLOG_TOKEN")
             file = self.environment.get("TIERLOG_TOKEN_FILE") or None
         if token or file is None:
-            return _checked(token, "token") if token else ""
-        return _checked(_read(file), f"token file {file}")
+            return _Bearer(lambda: _checked(token, "token")) if token else None
+        return _Bearer(lambda: _checked(_read(file), f"token file {file}"))
 
     def timeout(self, request: Request) -> float:
         return self.timeout_s + request.extra_wait_s
+
+
+class _Bearer(httpx.Auth):
+    """A token, read anew when the broker does not know it: its file may have been written anew."""
+
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read, self._token = read, read()
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        sent = self._ask_with(request)
+        response = yield request
+        if response.status_code != httpx.codes.UNAUTHORIZED:
+            return
+        with suppress(ConfigurationError):  # then the answer is what it is
+            self._token = self._read()
+        if self._token != sent:
+            self._ask_with(request)
+            yield request
+
+    def _ask_with(self, request: httpx.Request) -> str:
+        token = self._token
+        request.headers["authorization"] = f"Bearer {token}"
+        return token
 
 
 def to_reply(response: httpx.Response) -> Reply:

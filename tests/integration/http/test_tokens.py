@@ -23,6 +23,7 @@ from broker.settings import BrokerSettings
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
 from tierlog.client import Client
+from tierlog.client.problems import Unauthorized
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
@@ -173,6 +174,23 @@ def test_who_may_produce_can_make_a_producer(door: Door) -> None:
         assert producer.send("orders.eu", "value", key="key").result().offset == 0
     problem(door.call("GET", "/v1/topics/private", token), 403, "forbidden")
     problem(door.call("GET", records_path("orders.eu"), token), 403, "forbidden")
+
+
+def test_a_client_goes_on_with_a_token_file_that_was_written_anew(
+    door: Door, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(door.make("first", READ) + "\n")
+    with Client(door.url, token_file=file) as client:
+        assert client.describe_topic("private").name == "private"
+        revoke_token(door.file, "first")
+        with pytest.raises(Unauthorized):
+            client.describe_topic("private")
+        file.unlink()
+        with pytest.raises(Unauthorized):
+            client.describe_topic("private")
+        file.write_text(door.make("second", READ))
+        assert client.describe_topic("private").name == "private"
 
 
 def test_several_scopes_are_all_there(door: Door) -> None:

@@ -1,4 +1,6 @@
-"""`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
+"""`import asyncio
+import asyncio
+import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
 
 import subprocess
 import sys
@@ -55,8 +57,16 @@ def test_files_are_given_as_text_too(tmp_path):
 @pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
 def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatch):
     def sent(**given):
-        client = kind(**given)
-        return repr(client).split()[1][:-1], client._http.headers.get("authorization")
+        asked = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(request.headers.get("authorization"))
+            return httpx.Response(200, json={"topics": []})
+
+        client = kind(transport=httpx.MockTransport(answer), **given)
+        if asyncio.iscoroutine(listing := client.list_topics()):
+            asyncio.run(listing)
+        return repr(client).split()[1][:-1], *asked
 
     for name in ("SERVER", "TOKEN", "TOKEN_FILE", "CA_FILE"):
         monkeypatch.delenv(f"TIERLOG_{name}", raising=False)
