@@ -1,7 +1,6 @@
-"""`import asyncio
-import asyncio
-import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
+"""`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
 
+import asyncio
 import subprocess
 import sys
 
