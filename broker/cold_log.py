@@ -17,6 +17,7 @@ import msgspec
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import ColdReads
+from broker.disk_reserve import told_when_full
 from broker.ownership import Ownership
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
@@ -91,13 +92,15 @@ class ColdLog(ColdReads):
 
     def upload(self, files: SegmentFiles) -> SegmentEntry:
         """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
-        both while it is `going_up`. Raises CorruptDataError where a file cannot be read.
+        both while it is `going_up`. Raises CorruptDataError where a file cannot be read, and
+        DiskFull where the process has no descriptor for it.
         """
         try:
-            uploaded = self._upload(
-                files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
-            )
-            modified_ms = files.log.stat().st_mtime_ns // 1_000_000
+            with told_when_full(files.log):
+                uploaded = self._upload(
+                    files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
+                )
+                modified_ms = files.log.stat().st_mtime_ns // 1_000_000
         except OSError as error:  # the store's are its own
             file = str(error.filename or files.log)
             raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error

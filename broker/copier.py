@@ -34,7 +34,6 @@ from record_format.errors import (
     ShuttingDown,
     TierlogError,
     UnknownSegment,
-    UnknownTopic,
 )
 
 log = structlog.get_logger(__name__)
@@ -172,7 +171,7 @@ class Copier:
         try:
             more = self._copy_next(partition, work)
         except (TierlogError, OSError) as error:
-            failure = error
+            failure = error if not partition.is_deleted else None  # with all that it has
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
             failure = bug
@@ -187,7 +186,7 @@ class Copier:
                 if failure:
                     work.not_before = time.monotonic() + self._backoff_s(work.failures)
                 self._changed.notify_all()
-        if failure is not None and not isinstance(failure, ShuttingDown | UnknownTopic):
+        if failure is not None and not isinstance(failure, ShuttingDown):
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
     def claim(self, partition: Partition) -> None:

@@ -24,7 +24,7 @@ import structlog
 from broker.partition import Partition
 from hot_tier.segment_views import SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, UnknownSegment
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
 
@@ -47,29 +47,35 @@ def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> 
 
 def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bool:
     """Whether the bucket got another object for this segment."""
-    cold, sealed = partition.cold, partition.log.sealed
-    assert cold is not None
+    sealed = partition.log.sealed
     with sealed.lock:  # nothing is replaced within
         if sealed.replacements != replacements:
             return False
         try:
-            files = sealed.files(view.base_offset)
-        except UnknownSegment:
-            return False  # replaced once more: its mark is there again
-        if files.last_offset >= cold.end_offset:
-            return False
-        reached = cold.entries(files.base_offset)
-        old = list(takewhile(lambda entry: entry.base_offset <= files.last_offset, reached))
-        if not old or (len(old) == 1 and _same(partition, old[0], view)):
-            return False
-        if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:
-            raise CorruptDataError(
-                f"has offsets {files.base_offset} to {files.last_offset}, and the bucket has one "
-                f"of offsets {old[0].base_offset} to {old[-1].last_offset}: is this an older copy "
-                "of the folder?",
-                file=str(files.log),
-            )
-        entry = cold.replace(old, files)
+            return _replace(partition, view)
+        except (UnknownSegment, OffsetTrimmed, CorruptDataError):
+            if view.base_offset in partition.log.base_offsets:
+                raise
+            return False  # retention took it just now
+
+
+def _replace(partition: Partition, view: SegmentView) -> bool:
+    cold, files = partition.cold, partition.log.sealed.files(view.base_offset)
+    assert cold is not None
+    if files.last_offset >= cold.end_offset:
+        return False
+    reached = cold.entries(files.base_offset)
+    old = list(takewhile(lambda entry: entry.base_offset <= files.last_offset, reached))
+    if not old or (len(old) == 1 and _same(partition, old[0], view)):
+        return False
+    if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:
+        raise CorruptDataError(
+            f"has offsets {files.base_offset} to {files.last_offset}, and the bucket has one "
+            f"of offsets {old[0].base_offset} to {old[-1].last_offset}: is this an older copy "
+            "of the folder?",
+            file=str(files.log),
+        )
+    entry = cold.replace(old, files)
     log.info(
         "compacted segment offloaded",
         partition=str(partition),

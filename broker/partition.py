@@ -79,7 +79,7 @@ class Partition:
         self.topic, self.number = log.topic, log.partition
         self._commits, self._check_room = commits, check_room
         self._waiters = Waiters()
-        self._is_deleted = False
+        self.is_deleted = False
         log.on_high_watermark.append(self._waiters.wake)
 
     def __str__(self) -> str:
@@ -98,11 +98,11 @@ class Partition:
     @property
     def is_over(self) -> bool:
         """Nothing will be served any more: whoever waits should ask, and be told why."""
-        return self._is_deleted or self.leadership_lost is not None
+        return self.is_deleted or self.leadership_lost is not None
 
     def check_leadership(self) -> None:
         """Raises UnknownTopic where it was deleted, FencedError where another broker owns it."""
-        if self._is_deleted:
+        if self.is_deleted:
             raise UnknownTopic(self.topic)
         reason = self.leadership_lost
         if reason:
@@ -213,7 +213,7 @@ class Partition:
         aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
-        if self._is_deleted:  # what was found by name may be of the next topic of its name
+        if self.is_deleted:  # what was found by name may be of the next topic of its name
             raise UnknownTopic(self.topic)
         if committed and self._seen() != seen:
             # Compaction, and who lets a segment go, forget an aborted transaction together with its
@@ -306,7 +306,7 @@ class Partition:
 
     def retire(self) -> None:
         """Its topic was deleted: refuse every call from now on, and wake all who wait."""
-        self._is_deleted = True
+        self.is_deleted = True
         if self.cold is not None:
             self.cold.ownership.retire()
         self.wake_all()

@@ -312,6 +312,26 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     assert cold_records(house, "t") == house.records("t")
 
 
+def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house, monkeypatch):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 400)
+    offload(house, "t")
+    house.broker.chores.copying.stop(10)
+    log = compacted(house, "t")
+    put_file = house.store.put_file
+
+    def trim_and_put(*given, **options):
+        house.broker.trim("t", 0, log.active_base_offset)
+        return put_file(*given, **options)
+
+    monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
+    copier = house.broker.chores.copier
+    copier.run_round()
+    assert copier.wait_until_idle(timeout_s=20)
+    assert house.broker.readiness().degraded == []
+    assert log.sealed.mirrored
+
+
 def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     """Else the value that it deleted is alone in the bucket, and comes back with the disk's
     tail.

@@ -2,6 +2,9 @@
 told where nobody has it.
 """
 
+import errno
+import os
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -221,3 +224,35 @@ def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeyp
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
     assert partition.cold.end_offset == 20
     assert [entry.base_offset for entry in partition.cold.entries(0)] == [10]
+
+
+def test_a_process_without_descriptors_lost_no_file(house, monkeypatch):
+    fill(house, 1)
+
+    def refused(*_given, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(house.store, "put_file", refused, raising=False)
+    partition = offload(house)
+    assert house.broker.readiness().degraded == []
+    monkeypatch.undo()
+    assert offload(house).cold.end_offset == 10
+    assert partition.cold.end_offset == 10
+
+
+def test_a_topic_that_is_deleted_while_it_goes_up_lost_no_file(house, monkeypatch):
+    fill(house, 1)
+    put_file = house.store.put_file
+
+    def delete_and_put(*given, **options):
+        house.broker.delete_topic("t")
+        house.broker._topics.remove_files()
+        return put_file(*given, **options)
+
+    monkeypatch.setattr(house.store, "put_file", delete_and_put, raising=False)
+    copier = house.broker.chores.copier
+    with capture_logs() as logs:
+        copier.run_round()
+        assert copier.wait_until_idle(timeout_s=20)
+    assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
+    assert house.broker.readiness().degraded == []
