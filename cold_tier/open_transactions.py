@@ -3,8 +3,9 @@
 * A transaction's marker, and with it the entry of a `.txnindex`, may come many segments after its
   records. The producer snapshot at a segment's end says which transactions are open there: once all
   that began in the range are over, nothing more can be named.
-* A transaction is over where the snapshot has its producer, and not it. A producer that is not
-  there may have been forgotten, or the snapshot may be made of less than there was.
+* A transaction is over where the snapshot has its producer, and in none, or in a later one. A
+  producer that is not there may have been forgotten. A snapshot may be made of less than there was:
+  then it begins a transaction too late, or lacks the producer.
 * Without a snapshot nothing is known, and all that follows is looked at.
 """
 
@@ -25,7 +26,8 @@ class Producers(NamedTuple):
     begun: Mapping[int, int]
 
     def has_ended(self, producer_id: int, first_offset: int) -> bool:
-        if self.begun.get(producer_id) == first_offset:
+        begun = self.begun.get(producer_id)
+        if begun is not None and begun <= first_offset:
             return False
         number = bisect_left(self.ids, producer_id)
         return number < len(self.ids) and self.ids[number] == producer_id

@@ -505,6 +505,7 @@ NONE, OPEN = -1, 0
         pytest.param([{A: OPEN}, {A: 900}, {}], 2, id="and another begins"),
         pytest.param([{A: OPEN, B: OPEN}, {A: NONE, B: OPEN}, {B: NONE}, {}], 3, id="two"),
         pytest.param([{A: OPEN}, {}, {}], 3, id="its producer is not known any more"),
+        pytest.param([{A: 2}, {A: OPEN}, {A: NONE}, {}], 3, id="the first knows it too late"),
         pytest.param([{A: 900}, {}, {}], 1, id="it begins behind the range"),
         pytest.param([None, {}, {}], 3, id="nobody knows"),
         pytest.param([{A: OPEN}, None, {A: NONE}, {}], 3, id="nobody knows later"),
