@@ -71,14 +71,16 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        self._process = os.getpid()
-        self._reading_for: set[GroupPlace] = set()
         options = self._connection.options()
         self._http = httpx.Client(**options, transport=self._transport)
         self._waiting = httpx.Client(**options, transport=self._transport, limits=WAITING)
+        self._reading_for: set[GroupPlace] = set()
+        self._process = os.getpid()  # last: until then nobody here takes the other side's for ours
 
     def close(self) -> None:
         """Commit what groups have read here, and give the connections back."""
+        if self._process != os.getpid():
+            return  # they are the other side's, whose threads may hold their lock for ever here
         for place in list(self._reading_for):
             with suppress(TierlogError):
                 self._commit(place)
@@ -266,10 +268,11 @@ class Client:
     def _consume_for(
         self, place: GroupPlace, turns: Turns
     ) -> Generator[ConsumedRecord, None, None]:
-        self._reading_for.add(place)
         try:
             while turn := turns.next_turn(time.monotonic()):
-                for record in turn.take(self.run(turn.steps)):
+                records = turn.take(self.run(turn.steps))
+                self._reading_for.add(place)  # of the side of a fork that reads on
+                for record in records:
                     place.hand_out(record)
                     yield record
                 if turn.cursor is not None:
@@ -280,12 +283,13 @@ class Client:
             with suppress(TierlogError):
                 self._commit(place)
             raise
+        else:
+            self._commit(place)
         finally:
             self._reading_for.discard(place)
-        self._commit(place)
 
     def _commit(self, place: GroupPlace) -> None:
-        if self._http.is_closed or self._process != os.getpid():
+        if self._http.is_closed or self._process != os.getpid() or place not in self._reading_for:
             return  # behind a fork it is the other side's place
         if (commit := place.commit()) is not None:
             self.call(commit)

@@ -130,6 +130,7 @@ def test_behind_a_fork_each_side_reads_its_own_answers(api: Api) -> None:
         if not child:
             try:
                 is_right = is_told_of(client, topics[1])
+                reading.close()
                 client.close()
                 os._exit(0 if is_right else 7)
             finally:

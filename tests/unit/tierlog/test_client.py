@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime
 
 import httpx
@@ -479,6 +480,36 @@ def test_a_token_is_sent_and_a_bad_token_file_is_named(tmp_path):
     assert script.requests[0].headers["authorization"] == "Bearer secret"
     with pytest.raises(errors.ConfigurationError, match="missing"):
         tierlog.Client(token_file=tmp_path / "missing")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_behind_a_fork_nothing_of_the_other_side_is_used_or_closed(tmp_path):
+    class Theirs(httpx.MockTransport):
+        def close(self):
+            if os.getpid() != made_by:
+                os._exit(7)
+
+    def send() -> None:
+        c.list_topics()
+        if os.getpid() != made_by:
+            os._exit(8)
+
+    made_by, file = os.getpid(), tmp_path / "token"
+    file.write_text("secret")
+    transport = Theirs(Script(ok({"topics": []})))
+    with tierlog.Client(token_file=file, transport=transport) as c:
+        child = os.fork()
+        if not child:
+            try:
+                file.unlink()  # so that it cannot connect
+                for _ in range(2):
+                    with pytest.raises(errors.ConfigurationError):
+                        send()
+                c.close()
+                os._exit(0)
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_no_records_are_no_batches():
