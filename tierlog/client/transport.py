@@ -33,12 +33,16 @@ WAITING: Final = httpx.Limits(max_connections=None, max_keepalive_connections=10
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _environment() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TIERLOG_")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Connection:
     """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone.
 
-    None: as the environment says (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), where it
-    says something. A token that is given in either way, also an empty one, is the only one.
+    None: as the environment says now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), where
+    it says something. A token that is given in either way, also an empty one, is the only one.
     """
 
     server: str | None = None
@@ -46,7 +50,7 @@ class Connection:
     token_file: str | Path | None = None
     ca_file: str | Path | None = None
     timeout_s: float = 30.0
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environment: Mapping[str, str] = field(default_factory=_environment)
 
     def options(self) -> dict[str, Any]:
         """What httpx.Client and httpx.AsyncClient both take. Raises ConfigurationError."""

@@ -1,6 +1,7 @@
 """`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -89,6 +90,30 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
     monkeypatch.setenv("TIERLOG_CA_FILE", "/none")
     with pytest.raises(tierlog.errors.ConfigurationError, match="CA file /none"):
         kind()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_the_environment_said_at_first_stays_also_behind_a_fork(monkeypatch):
+    def answer(request: httpx.Request) -> httpx.Response:
+        if os.getpid() != made_by:
+            os._exit(7 if request.headers.get("authorization") == "Bearer of-then" else 8)
+        return httpx.Response(200, json={"topics": []})
+
+    made_by = os.getpid()
+    monkeypatch.setenv("TIERLOG_SERVER", "broker:1")
+    monkeypatch.setenv("TIERLOG_TOKEN", "of-then")
+    with tierlog.Client(transport=httpx.MockTransport(answer)) as client:
+        monkeypatch.delenv("TIERLOG_SERVER")
+        monkeypatch.delenv("TIERLOG_TOKEN")
+        assert repr(client) == "<tierlog.Client http://broker:1>"
+        assert "of-then" not in repr(vars(client)), "as a traceback with variables shows it"
+        child = os.fork()
+        if not child:
+            try:
+                client.list_topics()
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 @pytest.mark.parametrize("token", ["hidden\nsecret", "hiddén", " \n"])
