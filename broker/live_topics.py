@@ -197,7 +197,8 @@ class LiveTopics:
             with suppress(OSError):  # the next start opens them, as the registry says
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
-                self._registry.put(topic.record)
+                # The bucket may have been told meanwhile.
+                self._registry.put(msgspec.structs.replace(topic.record, dirty=True))
             raise
 
     def delete(self, name: str) -> None:

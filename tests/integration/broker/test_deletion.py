@@ -175,6 +175,30 @@ def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, mo
     assert house.broker.list_topics() == []
 
 
+def test_what_the_bucket_was_told_of_partitions_that_did_not_come_is_taken_back(
+    house, monkeypatch
+) -> None:
+    """A restore would bring them."""
+    house.broker.create_topic("t")
+    house.restart()
+    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
+    house.restart()  # it begins with what the bucket was told
+    house.broker.chores.copying.stop(10)
+    bucket, registry = house.broker.bucket, house.broker.registry
+
+    def told_and_full(*_given, **_options):
+        bucket.settle(registry)
+        raise DiskFull("no room", retry_after_s=1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "open", told_and_full)
+        with pytest.raises(DiskFull):
+            house.broker.alter_topic("t", partitions=2)
+    bucket.settle(registry)
+    topic = TopicObjects(house.store).load("t", registry.by_name("t").topic_id)
+    assert topic.partitions == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [
