@@ -89,9 +89,9 @@ class TierlogStreamReader(
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = from_document(start)
         planner, facts = self._look(begun)
-        self._check_ids(begun, facts, planner)
-        self._check_gone(begun, facts, planner)
-        self._check_ends(begun, facts, planner)
+        losses = [*_replaced(begun, facts), *_gone(begun, facts), *_set_back(begun, facts)]
+        for one in losses:
+            planner.loss.report(one)
         backlogs = [
             self._backlog(one, begun)
             for name, one in facts.items()
@@ -100,7 +100,7 @@ class TierlogStreamReader(
         ]
         if isinstance(limit, ReadAllAvailable):
             ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
-        elif self._is_too_little(backlogs):
+        elif not losses and self._is_too_little(backlogs):
             return start
         else:
             ends = self._limited(backlogs, planner)
@@ -171,7 +171,8 @@ class TierlogStreamReader(
         facts = self._facts
         if any(name not in facts or facts[name].end_offset < o for name, o in ends.offsets.items()):
             planner, facts = self._look(None)
-        self._check_ids(ends, facts, planner)
+        for loss in _replaced(ends, facts):
+            planner.loss.report(loss)
         ranges: list[OffsetRange] = []
         for name, end_offset in ends.offsets.items():
             if (one := facts.get(name)) is None:
@@ -207,30 +208,33 @@ class TierlogStreamReader(
         self._is_answered = True
         return planner, self._facts
 
-    def _check_gone(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
-        gone = [
-            f"{topic}-{number}" for topic, number in begun.offsets if (topic, number) not in facts
-        ]
-        if gone:
-            planner.loss.report(f"the stream has read {', '.join(gone)}, and there is no such now")
 
-    def _check_ends(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
-        """A log that ends before the stream's place was set back, by a restore without a gap."""
-        for name, one in facts.items():
-            place = begun.place(one.topic_id, name)
-            if place is not None and place > one.end_offset:
-                planner.loss.report(
-                    f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {place}"
-                )
+# What is lost to a stream that has read `begun`, in words. It is told once, for the place that the
+# next batch ends at has none of it: so no minimum puts that batch off.
 
-    def _check_ids(self, begun: StreamOffsets, facts: Facts, planner: Planner) -> None:
-        ids = {one.topic: one.topic_id for one in facts.values()}
-        for topic, topic_id in begun.topic_ids.items():
-            if ids.get(topic, topic_id) != topic_id:
-                planner.loss.report(
-                    f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
-                    f"{topic_id})"
-                )
+
+def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
+    ids = {one.topic: one.topic_id for one in facts.values()}
+    for topic, topic_id in begun.topic_ids.items():
+        if ids.get(topic, topic_id) != topic_id:
+            yield (
+                f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
+                f"{topic_id})"
+            )
+
+
+def _gone(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
+    gone = [f"{topic}-{number}" for topic, number in begun.offsets if (topic, number) not in facts]
+    if gone:
+        yield f"the stream has read {', '.join(gone)}, and there is no such now"
+
+
+def _set_back(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
+    """A log that ends before the stream's place was set back, by a restore without a gap."""
+    for name, one in facts.items():
+        place = begun.place(one.topic_id, name)
+        if place is not None and place > one.end_offset:
+            yield f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {place}"
 
 
 def _by_name(facts: Iterable[PartitionFacts]) -> Facts:

@@ -294,6 +294,27 @@ def test_a_log_that_was_set_back_is_data_loss_and_goes_on_with_what_comes(own):
     assert rows(lenient, end, again) == [(p, o) for p in (0, 1) for o in range(50, 100)]
 
 
+def test_what_is_lost_is_told_once_also_where_a_batch_waits_for_a_minimum(own, capsys):
+    own.produce("t", 50)
+    own.create("t-gone", partitions=1)
+    given = {"subscribe": None, "subscribePattern": "t.*", "failOnDataLoss": "false"}
+    stream = reader(own, **given, minOffsetsPerTrigger="5000", maxTriggerDelay="1h")
+    limit = stream.getDefaultReadLimit()
+    end = stream.latestOffset(stream.initialOffset(), limit)
+    own.broker.delete_topic("t-gone")
+    end["t"]["offsets"]["0"] = 80  # it was set back
+    after = stream.latestOffset(end, limit)
+    assert set(after) == {"t"}
+    assert place(after) == {0: 50, 1: 50}
+    own.produce("t", 50)
+    assert stream.latestOffset(after, limit) == after, "what comes waits as always"
+    assert rows(stream, after, stream.latestOffset(after, ReadAllAvailable())) == [
+        (p, o) for p in (0, 1) for o in range(50, 100)
+    ]
+    said = capsys.readouterr().err
+    assert said.count("has read t-gone-0") == said.count("t-0: ends at 50") == 1
+
+
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
 def test_spark_restarts_from_its_checkpoint_without_loss_or_repeat(spark, own, tmp_path):
