@@ -149,10 +149,15 @@ class Cleaner:
 
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
         start = 0
-        if from_offset > segment.base_offset:
-            found = SegmentLookup(segment, self._state.files).find_offset(from_offset)
-            start = found.position if found else segment.end.size_bytes
-        read_at = segment.log_reader(self._state.files)
+        try:
+            if from_offset > segment.base_offset:
+                found = SegmentLookup(segment, self._state.files).find_offset(from_offset)
+                start = found.position if found else segment.end.size_bytes
+            read_at = segment.log_reader(self._state.files)
+        except (FileNotFoundError, OffsetTrimmed):
+            if segment in self._state.segments.items:
+                raise  # none of us took its file
+            raise Interrupted from None  # retention or a trim did
         try:
             for checked in checked_batches(read_at, start=start, end=segment.end.size_bytes):
                 if self._hooks.stopping():

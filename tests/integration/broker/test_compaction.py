@@ -6,12 +6,14 @@ import shutil
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker import mirror
 from broker.broker import Broker
 from broker.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
+from hot_tier import cleaner
 from hot_tier.append import Acks
 from hot_tier.cleaner import Interrupted
 from record_format.decode import iter_records
@@ -330,6 +332,24 @@ def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house,
     assert copier.wait_until_idle(timeout_s=20)
     assert house.broker.readiness().degraded == []
     assert log.sealed.mirrored
+
+
+def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeypatch):
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 200)
+    log = house.broker.partition("t", 0).log
+    log.roll(reason="test")
+    expanded = cleaner.expand
+
+    def trim_and_expand(*given):
+        house.broker.trim("t", 0, log.active_base_offset)
+        return expanded(*given)
+
+    monkeypatch.setattr(cleaner, "expand", trim_and_expand)
+    with capture_logs() as logs:
+        house.broker.chores.compactor.run_round()
+    assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
+    assert log.first_local_offset == log.active_base_offset
 
 
 def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
