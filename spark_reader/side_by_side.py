@@ -13,7 +13,9 @@ R = TypeVar("R")
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """`work` of each item, in their order; `PARALLEL` of them wait for the network together."""
+    """`work` of each item, in their order; `PARALLEL` of a call's wait for the network together,
+    and those of a call within a call beside them.
+    """
     listed = list(items)
     if len(listed) < 2:
         return list(map(work, listed))
