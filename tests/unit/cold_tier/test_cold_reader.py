@@ -531,7 +531,7 @@ def test_a_marker_in_a_later_segment_is_found(store, reader, tmp_path):
 def test_an_error_keeps_no_file_open(store, cache, written):
     """Not even until the next garbage collection: what is open takes room in the cache."""
     segment = upload(store, written)
-    reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=2, policy=QUICK))
+    reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=1, policy=QUICK))
     chunks = reader._indexes.get(segment).table.chunks
     store.fail("get_range", FailsBefore(), times=99, when=lambda key: len(gets(store, ".log")) > 1)
     gc.disable()
