@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from broker.data_folder import place_name
 from hot_tier.durable_file import write_durably
 from manifest.codec import decode_copy, encode_manifest
 from manifest.keys import PartitionKeys
@@ -49,7 +50,8 @@ class BucketNotes:
         write: Callable[[Path, bytes], None] = write_durably,
     ) -> None:
         self._write = write
-        self._path = data_dir / "tierlog" / "manifests" / f"{keys.topic_id}-{keys.partition}.json"
+        folder = data_dir / "tierlog" / "manifests"
+        self._path = folder / f"{place_name(keys.topic_id, keys.partition)}.json"
         self._sent_path = self._path.with_suffix(".claims")
         self.manifest = _read_copy(self._path, keys)
         self._sent = _read_sent(self._sent_path)
@@ -66,6 +68,10 @@ class BucketNotes:
         """
         copy = self.manifest
         return self._sent | {(copy.owner, copy.leader_epoch)} if copy else self._sent
+
+    def knows(self, manifest: Manifest) -> bool:
+        """Whether the folder asked for the epoch in force, or saw it so and went on from there."""
+        return (manifest.owner, manifest.leader_epoch) in self.recorded
 
     def note(self, manifest: Manifest) -> None:
         """It is in force: durably, then for readers."""

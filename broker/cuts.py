@@ -18,13 +18,11 @@ from typing import Final
 
 import msgspec
 
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, Place, parse_place, place_name
 from broker.partition import Partition
 from record_format import sealed_json, typed_json
 
 KIND: Final = "cuts"
-
-Place = tuple[str, int]  # topic id, partition
 
 
 class Cuts:
@@ -39,7 +37,7 @@ class Cuts:
     @property
     def ends(self) -> dict[Place, int]:
         """Where each log ended that groups have yet to follow."""
-        return {_place(name): end for name, end in self._noted.items() if end is not None}
+        return {parse_place(name): end for name, end in self._noted.items() if end is not None}
 
     def begin(self, place: Place) -> None:
         """Before anything is cut. Raises ShuttingDown, OSError."""
@@ -53,37 +51,30 @@ class Cuts:
         """At a start: see where those end that died under way, and forget topics that went."""
         if not self._noted:
             return
-        ends = {_name((one.log.topic_id, one.number)): one.log.log_end_offset for one in partitions}
+        ends = {
+            place_name(one.log.topic_id, one.number): one.log.log_end_offset for one in partitions
+        }
         with self._lock:
             self._save(
                 {
                     name: ends.get(name) if end is None else end
                     for name, end in self._noted.items()
-                    if _place(name)[0] in topic_ids
+                    if parse_place(name)[0] in topic_ids
                 }
             )
 
     def forget(self, done: Iterable[tuple[Place, int]]) -> None:
         """Groups have followed these ends. Raises ShuttingDown, OSError."""
-        gone = {(_name(place), end) for place, end in done}
+        gone = {(place_name(*place), end) for place, end in done}
         with self._lock:
             self._save({name: end for name, end in self._noted.items() if (name, end) not in gone})
 
     def _note(self, place: Place, end_offset: int | None) -> None:
         with self._lock:
-            self._save({**self._noted, _name(place): end_offset})
+            self._save({**self._noted, place_name(*place): end_offset})
 
     def _save(self, noted: dict[str, int | None]) -> None:
         if noted != self._noted:
             sealed = sealed_json.seal(msgspec.json.encode(noted), kind=KIND)
             self._folder.write(self._path, sealed)
             self._noted = noted
-
-
-def _name(place: Place) -> str:
-    return f"{place[0]}-{place[1]}"
-
-
-def _place(name: str) -> Place:
-    topic_id, _, number = name.rpartition("-")
-    return topic_id, int(number)

@@ -56,6 +56,8 @@ COMPACTION_REACHED = "tierlog/compaction-reached"
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
+Place = tuple[str, int]
+"""Topic id and partition: of a topic that was made anew under the name, it is another."""
 
 
 class FolderInUse(ConfigurationError):
@@ -74,6 +76,16 @@ def new_id() -> str:
         text = checkpoint_files.format_topic_id(uuid.uuid4())
         if not text.startswith("-"):
             return text
+
+
+def place_name(topic_id: str, partition: int) -> str:
+    """What files below `tierlog/` call a place."""
+    return f"{topic_id}-{partition}"
+
+
+def parse_place(name: str) -> Place:
+    topic_id, _, partition = name.rpartition("-")
+    return topic_id, int(partition)
 
 
 class DataFolder:

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.cuts import Cuts, Place
+from broker.cuts import Cuts
+from broker.data_folder import Place
 from broker.group_requests import NewOffset, check_group_name, check_offsets
 from broker.group_view import Committed, GroupView, TopicPartition
 from broker.offset_log import OffsetLog, Row, home_of
@@ -135,8 +136,7 @@ class Groups:
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
         with self._offsets.lock:
-            found = self._offsets.view.groups.get(group, {}) if self._offsets.view else {}
-            return sorted(found.items())
+            return sorted(self._offsets.known.groups.get(group, {}).items())
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Groups:
         """Every group by name, as `group` has it."""
         self.rebuild()
         with self._offsets.lock:
-            names = sorted(self._offsets.view.groups) if self._offsets.view else []
+            names = sorted(self._offsets.known.groups)
         for name in names:
             yield name, self._shown(self._committed(name))
 
@@ -181,7 +181,7 @@ class Groups:
         self.rebuild()
         with self._offsets.lock:
             self._offsets.settle_all()
-            found = self._offsets.view.groups.get(group) if self._offsets.view else None
+            found = self._offsets.known.groups.get(group)
             topic = self._topic_or_none(TOPIC)
             if not found or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
@@ -223,8 +223,7 @@ class Groups:
             self.rebuild()
             with self._offsets.lock:
                 self._offsets.settle_all()
-                if self._offsets.view is not None:
-                    self._take_back(self._offsets.view)
+                self._take_back(self._offsets.known)
             self._offsets.settle_debts()
             self._forget_cuts()
         except (TierlogError, OSError) as error:
@@ -272,8 +271,7 @@ class Groups:
         return rows
 
     def _check_room(self, rows: Sequence[Row]) -> None:
-        assert self._offsets.view is not None, "it was rebuilt"
-        known, kept = self._offsets.view.groups, self._offsets.view.count
+        known, kept = self._offsets.known.groups, self._offsets.known.count
         if kept + len(rows) <= self._commits_max:
             return
         new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)

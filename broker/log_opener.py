@@ -24,6 +24,7 @@ from broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
+    place_name,
 )
 from broker.holes import lost_before
 from broker.opened_log import OpenedLog
@@ -148,10 +149,10 @@ class LogOpener:
         config = LogConfig.parse(record.config)
         cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
         cold_end = cold.end_offset if cold else 0
-        place = (record.name, number)
+        place, name = (record.name, number), place_name(record.topic_id, number)
         checkpoint = flushed_end = self._recovery_points.pop(place, 0)
         # In the midst of a take-over files may have been cut since: everything is checked.
-        cut_since = at_start and self._take_overs.get(f"{record.topic_id}-{number}") is not None
+        cut_since = at_start and self._take_overs.get(name) is not None
         recovery_point = 0 if cut_since else checkpoint
         log_start = self._log_start(place, cold)
         opened_before = False
@@ -170,7 +171,7 @@ class LogOpener:
                 flushed_end=min(flushed_end, border),
                 log_start_offset=max(known, default=None),
                 start_offset=cold_end,
-                jitter_seed=f"{record.topic_id}-{number}",
+                jitter_seed=name,
                 disk=self._disk,
                 open_files=self._files,
             )
@@ -237,7 +238,7 @@ class LogOpener:
         self, record: TopicRecord, number: int, cold: ColdLog | None, reopen: Reopen
     ) -> TakeOver | None:
         """What is to be taken over: begun already, or another's and `--take-over` was given."""
-        name = f"{record.topic_id}-{number}"
+        name = place_name(record.topic_id, number)
         pending = self._take_overs.get(name)
         if pending is None and (cold is None or not self._settings.take_over):
             return None

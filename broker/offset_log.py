@@ -59,6 +59,12 @@ class OffsetLog:
         self.owed: dict[CommitKey, Commit | None] = {}  # None: a tombstone
         self._pending: deque[Pending] = deque()
 
+    @property
+    def known(self) -> GroupView:
+        """The view, after the log was read: once there, it stays."""
+        assert self.view is not None, "the log was not read yet"
+        return self.view
+
     def append(self, home: Partition, rows: Sequence[Row]) -> Pending:
         """Under the lock: the order of appends is the order of `_pending`."""
         batches = build_produced(
@@ -90,14 +96,13 @@ class OffsetLog:
         pending = self._pending.popleft()
         if pending.future.exception() is not None:
             return  # who appended it is told
-        assert self.view is not None, "nothing is appended before the view is there"
         record_offset = pending.future.result().base_offset
         for key, commit in pending.rows:
             self.owed.pop(key, None)
             if commit is None:
-                self.view.remove(key)
+                self.known.remove(key)
             else:
-                self.view.put(key, commit, record_offset=record_offset)
+                self.known.put(key, commit, record_offset=record_offset)
 
     def settle_debts(self) -> None:
         """Write what is owed; what cannot be written stays owed."""
@@ -112,9 +117,10 @@ class OffsetLog:
     def _start_debts(self) -> list[Pending]:
         self.settle_all()  # a commit that came since has settled its key's debt
         topic = self._topic()
+        if topic is None:
+            return []
         by_home: dict[Partition, list[Row]] = {}
-        for key in sorted(self.owed) if topic is not None else ():
-            assert topic is not None, "without the topic there are no keys"
+        for key in sorted(self.owed):
             by_home.setdefault(home_of(key.group, topic), []).append(Row(key, self.owed[key]))
         started = []
         for home, rows in by_home.items():

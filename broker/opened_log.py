@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.cold_log import ColdLog
+from broker.data_folder import place_name
 from broker.take_over import TakeOver
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart
@@ -18,7 +19,7 @@ class OpenedLog:
 
     @property
     def name(self) -> str:
-        return f"{self.log.topic_id}-{self.log.partition}"
+        return place_name(self.log.topic_id, self.log.partition)
 
     @property
     def next_offset(self) -> int:

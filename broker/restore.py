@@ -29,7 +29,7 @@ import structlog
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import producers_at_end, uses_bucket
-from broker.data_folder import folder_lock, new_id
+from broker.data_folder import folder_lock, new_id, place_name
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
 from broker.taken_epochs import write_epochs
@@ -161,7 +161,7 @@ class _Restore:
     def _topics(self) -> list[TopicObject]:
         """What the bucket has, and what only the old folder knows."""
         objects, found = TopicObjects(self._store), []
-        untold = dict(self._old.untold_topics) if self._old is not None else {}
+        untold = dict(self._old.untold) if self._old is not None else {}
         for name, topic_id in objects.scan():
             try:
                 topic = objects.load(name, topic_id)
@@ -193,7 +193,7 @@ class _Restore:
 
     def _untold_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
         """The topic as the old folder left it, where the bucket was to be told of that."""
-        if self._old is None or (record := self._old.untold_topics.get(topic.topic_id)) is None:
+        if self._old is None or (record := self._old.untold.get(topic.topic_id)) is None:
             return None
         if not all(self._old.is_newest_of(*one) for one in loaded):
             log.warning("old folder's state of a topic left: it is not the last", topic=topic.name)
@@ -206,11 +206,11 @@ class _Restore:
         number = manifests.keys.partition
         if manifest is not None:
             BucketNotes(self._data_dir, manifests.keys).note(manifest)
-        tail = self._tail(topic, number, manifest, manifests)
+        tail = self._tail(topic, manifest, manifests)
         self._plan(topic, number, manifest, tail)
         log.info(
             "partition restored",
-            partition=f"{topic.name}-{number}",
+            partition=str(manifests.keys),
             end_offset=manifest.end_offset if manifest else 0,
             tail_end_offset=tail.end_offset if tail else None,
         )
@@ -224,16 +224,12 @@ class _Restore:
         )
 
     def _tail(
-        self,
-        topic: TopicObject,
-        number: int,
-        manifest: Manifest | None,
-        manifests: ManifestStore,
+        self, topic: TopicObject, manifest: Manifest | None, manifests: ManifestStore
     ) -> Tail | None:
         if self._old is None:
             return None
         target = TailTarget(
-            folder=self._data_dir / f"{topic.name}-{number}",
+            folder=self._data_dir / str(manifests.keys),
             keys=manifests.keys,
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,
@@ -247,7 +243,7 @@ class _Restore:
         """What the first start does with the partition."""
         if not uses_bucket(LogConfig.parse(topic.config), manifest):
             return  # it has nothing in the bucket, and never will: there is nobody to fence
-        name = f"{topic.topic_id}-{number}"
+        name = place_name(topic.topic_id, number)
         whole = None
         if tail is not None and tail.epochs:
             self._epochs[name] = tail.epochs

@@ -34,6 +34,7 @@ from broker.data_folder import (
     HIGH_WATERMARKS,
     RECOVERY_POINTS,
     folder_lock,
+    place_name,
     read_checkpoint,
 )
 from broker.taken_epochs import read_epochs
@@ -72,7 +73,10 @@ class TailTarget(NamedTuple):
 
 
 class OldFolder:
-    """The data folder of a broker that is gone; locked until `close`."""
+    """The data folder of a broker that is gone; locked until `close`.
+
+    `untold`: by their ids, the topics of whose present state the bucket was not told yet.
+    """
 
     def __init__(self, path: Path, *, cluster_id: str) -> None:
         properties = path / "meta.properties"
@@ -93,19 +97,16 @@ class OldFolder:
         except CorruptSnapshot:  # they only say once more what the recovery points say
             self._high_watermarks = {}
         topics = TopicRegistry(path / "tierlog" / "topics.json").live()
-        self._untold = {topic.topic_id: topic for topic in topics if topic.dirty}
-
-    @property
-    def untold_topics(self) -> Mapping[str, TopicRecord]:
-        """By their ids, those of whose present state the bucket was not told yet."""
-        return self._untold
+        self.untold: Mapping[str, TopicRecord] = {
+            topic.topic_id: topic for topic in topics if topic.dirty
+        }
 
     def close(self) -> None:
         self._open.close()
 
     def partition_folder(self, keys: PartitionKeys) -> Path | None:
         """None where it is not there, or another topic's."""
-        folder = self.path / f"{keys.topic}-{keys.partition}"
+        folder = self.path / str(keys)
         metadata = folder / "partition.metadata"
         if not metadata.exists():
             return None
@@ -113,19 +114,14 @@ class OldFolder:
         return folder if checkpoint_files.format_topic_id(found) == keys.topic_id else None
 
     def own_epochs(self, keys: PartitionKeys) -> tuple[EpochStart, ...]:
-        return self._epochs.get(f"{keys.topic_id}-{keys.partition}", ())
-
-    def knows(self, keys: PartitionKeys, manifest: Manifest) -> bool:
-        """Whether it asked for the epoch in force, or saw it in force and went on from there."""
-        return (manifest.owner, manifest.leader_epoch) in self.notes(keys).recorded
+        return self._epochs.get(place_name(keys.topic_id, keys.partition), ())
 
     def is_newest_of(self, manifests: ManifestStore, manifest: Manifest | None) -> bool:
         """Whether nobody but it can have changed the partition since."""
         if manifest is None:
             return True
-        keys = manifests.keys
-        is_older = manifests.is_older(self.notes(keys).manifest, manifest)
-        return self.knows(keys, manifest) and not is_older
+        notes = self.notes(manifests.keys)
+        return notes.knows(manifest) and not manifests.is_older(notes.manifest, manifest)
 
     def notes(self, keys: PartitionKeys) -> BucketNotes:
         return BucketNotes(self.path, keys)
@@ -156,7 +152,8 @@ def take_tail(
     source = old.partition_folder(target.keys)
     if source is None:
         return Tail(whole=False, detail="the old folder does not have the partition")
-    if manifest is not None and not old.knows(target.keys, manifest):
+    notes = old.notes(target.keys)
+    if manifest is not None and not notes.knows(manifest):
         detail = (
             f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
             f"of owner {manifest.owner}"
@@ -171,7 +168,7 @@ def take_tail(
     missing = copied.recovery.cut_reason or _ends_too_soon(
         parting.end_offset(source), max(end_offset, old.reached(target.keys))
     )
-    if manifest is not None and manifests.is_older(old.notes(target.keys).manifest, manifest):
+    if manifest is not None and manifests.is_older(notes.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, parse_place
 from broker.opened_log import OpenedLog
 from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
@@ -67,7 +67,7 @@ class TakenEpochs:
             kept = {
                 name: history
                 for name, history in self._epochs.items()
-                if name.rpartition("-")[0] in topic_ids
+                if parse_place(name)[0] in topic_ids
             }
             if len(kept) != len(self._epochs):
                 self._save(kept)
