@@ -2,15 +2,13 @@
 
 * Secrets are in no repr, so that no plan, log line or error can show them.
 * Clients are opened once a process and kept to its end: an executor's Python worker serves many
-  tasks. A token file that was written anew is another token, from the next task on.
+  tasks.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +39,7 @@ class _Clients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[Access, ObjectStore] = {}
-        self._brokers: dict[tuple[Access, bool], tuple[bytes, Client]] = {}
+        self._brokers: dict[tuple[Access, bool], Client] = {}
 
     def store(self, access: Access) -> ObjectStore:
         assert access.store is not None
@@ -56,25 +54,22 @@ class _Clients:
         from tierlog.client.exchange import RESTART_ATTEMPTS
 
         assert access.server is not None
-        token = _content(access.token_file or os.environ.get("TIERLOG_TOKEN_FILE"))
         with self._lock:
-            kept, client = self._brokers.get((access, patient), (token, None))
-            if client is None or kept != token:  # whoever has the old one ends with it
-                client = Client(
+            if (access, patient) not in self._brokers:
+                self._brokers[access, patient] = Client(
                     access.server,
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
                     retries=RetryPolicy().at_least(RESTART_ATTEMPTS if patient else 1),
                 )
-                self._brokers[access, patient] = token, client
-            return client
+            return self._brokers[access, patient]
 
     def close(self) -> None:
         with self._lock:
             for store in self._stores.values():
                 store.close()
-            for _, broker in self._brokers.values():
+            for broker in self._brokers.values():
                 broker.close()
             self._stores.clear()
             self._brokers.clear()
@@ -82,13 +77,6 @@ class _Clients:
 
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
-
-
-def _content(file: str | None) -> bytes:
-    """Nothing of one that cannot be read: the client says what is wrong with it."""
-    with suppress(OSError):
-        return Path(file).read_bytes() if file else b""
-    return b""
 
 
 # One a process, as connections are: not a setting.

@@ -1,4 +1,4 @@
-"""Clients are kept for the life of a process or of their token, and closed at its end."""
+"""Clients are kept for the life of a process, and closed at its end."""
 
 import subprocess
 import sys
@@ -32,15 +32,15 @@ def test_a_process_that_read_leaves_no_connection_open(tmp_path):
 
 
 def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypatch):
-    seen = []
+    seen, file = [], tmp_path / "token"
 
     def answer(request):
         seen.append(request.headers["authorization"])
-        return httpx.Response(200, json={"topics": []})
+        is_known = seen[-1] == f"Bearer {file.read_text()}"
+        return httpx.Response(200 if is_known else 401, json={"topics": []})
 
     line = httpx.MockTransport(answer)
     monkeypatch.setattr(tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=line))
-    file = tmp_path / "token"
     monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
     for access in (
         Access(server="http://127.0.0.1:1", token_file=str(file)),
@@ -49,5 +49,5 @@ def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypa
         for token in ("first", "first", "second"):
             file.write_text(token)
             assert Connections(access).broker.list_topics() == ()
-        assert seen == ["Bearer first", "Bearer first", "Bearer second"]
+        assert seen == ["Bearer first", "Bearer first", "Bearer first", "Bearer second"]
         seen.clear()
