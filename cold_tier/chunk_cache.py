@@ -274,14 +274,6 @@ class ChunkCache:
         self._unlink(victims)
         return freed
 
-    def drop(self, unique: str) -> None:
-        """Forget a segment that is gone from the bucket."""
-        with self._room:
-            keys = [key for key in self._entries if key[0] == unique]
-            for key in keys:
-                self._forget(key)
-        self._unlink(keys)
-
     def close(self) -> None:
         """Nothing is written at the end: a start checks what it finds."""
 

@@ -99,10 +99,3 @@ class StoreLedger:
         return sum(
             usage.requests for (line, _), usage in self.usage().items() if purpose in {None, line}
         )
-
-    def cost(self, prices: PriceTable) -> dict[Purpose, float]:
-        """Dollars so far, by purpose; storage itself is not in it."""
-        costs: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
-        for (purpose, operation), usage in self.usage().items():
-            costs[purpose] += prices.of(operation, usage)
-        return costs

@@ -41,7 +41,7 @@ class BatchesInOrder:
     def __init__(self, segment: Segment, read_at: ReadAt, *, limit: int | None) -> None:
         """`limit`: the next segment begins there; runs end below it."""
         self._read_at, self._end = read_at, segment.end.size_bytes
-        self._base_offset = self._next_offset = segment.base_offset
+        self._next_offset = segment.base_offset
         self._last_offset = segment.base_offset + MAX_RELATIVE_OFFSET
         self._last_of_run = self._last_offset
         if limit is not None:

@@ -12,7 +12,7 @@ Rules that keep it honest:
 * Entries rise: offsets (and positions) strictly, timestamps not strictly with offsets strictly.
   What does not is corrupt. The offsets of one transaction index rise by last offset.
 * A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many
-  entries are valid may parse one. `drop_padding` finds the end of a file that a crash left.
+  entries are valid may parse one.
 """
 
 from __future__ import annotations
@@ -145,13 +145,6 @@ def pack_time_index(entries: Iterable[TimeEntry], *, base_offset: int) -> bytes:
 
 def pack_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
     return b"".join(map(pack_txn_entry, entries))
-
-
-def drop_padding(data: Buffer, *, entry_size: int) -> bytes:
-    """`data` up to its last entry that is not all zeros; a cut entry at the end is dropped."""
-    used = len(bytes(data).rstrip(b"\0"))
-    entries = min(-(-used // entry_size), len(data) // entry_size)
-    return bytes(data[: entries * entry_size])
 
 
 def _check_size(data: Buffer, entry_size: int, file: str) -> None:

@@ -23,7 +23,7 @@ from tierlog.client.exchange import Call, Repeat, headers, query
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import NewRecord, Value, decode_fetched, to_json
 from tierlog.client.times import Time, to_ms
-from tierlog.client.wire import JSON, OCTETS, RECORD_BATCHES, Place, Reply, Request
+from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request
 
 T = TypeVar("T")
 
@@ -145,17 +145,6 @@ def produce_batches(
     if all(header.base_sequence >= 0 for header in iter_headers(batches)):
         return Call(call.request, call.read, Repeat.HARMLESS)
     return call
-
-
-def produce_value(
-    topic: str, value: bytes, *, partition: int, key: str | None, acks: Acks
-) -> Call[answers.Produced]:
-    """One record's value as it is, however large the broker takes it."""
-    path = f"{_partition_path(topic, partition)}/records"
-    asked = query(acks=check_acks(acks), key=key)
-    request = Request("POST", path, asked, {"content-type": OCTETS}, value)
-    placed = request._replace(place=Place(topic, partition))
-    return Call(placed, reader(answers.Produced), Repeat.DUPLICATES)
 
 
 def produce_body(

@@ -104,13 +104,13 @@ def test_a_chunk_larger_than_the_cache_has_it_alone(tmp_path, limit_bytes):
     assert (usage.chunks, usage.cached_bytes) == (1, SIZE)
 
 
-def test_a_dropped_segment_stays_whole_for_who_has_it_open_and_counts_until_then(tmp_path):
+def test_a_chunk_forgotten_while_it_is_open_counts_until_it_is_closed(tmp_path):
     cache = make(tmp_path, chunks=2)
     held = fill(cache, 0)
-    cache.drop("seg")
-    assert not (tmp_path / "seg").exists()
+    (tmp_path / "seg" / "0").write_bytes(bytes(SIZE))
+    held.doubt()
+    assert cache.lookup(ref(0)) is None
     assert cache.usage().lingering_bytes == SIZE
-    assert os.pread(held.fd, SIZE, 0) == body_of(0)
     with pytest.raises(Throttled):
         cache.reserve(2 * SIZE)
     del held

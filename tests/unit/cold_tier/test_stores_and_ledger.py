@@ -143,9 +143,9 @@ def test_the_ledger_adds_up_and_costs_what_the_table_says():
     assert usage["offload", "put"] == (2000, 0, 10_000, 0)
     assert usage["cold_read", "get"] == (1, 1, 0, 2_000_000_000)
     assert (ledger.requests(), ledger.requests("cold_read")) == (2001, 1)
-    cost = ledger.cost(PriceTable(put_per_1000=1.0, get_per_1000=1.0, received_per_gb=0.5))
-    assert cost["offload"] == pytest.approx(2.0)
-    assert cost["cold_read"] == pytest.approx(1.001)
+    prices = PriceTable(put_per_1000=1.0, get_per_1000=1.0, received_per_gb=0.5)
+    assert prices.of("put", usage["offload", "put"]) == pytest.approx(2.0)
+    assert prices.of("get", usage["cold_read", "get"]) == pytest.approx(1.001)
 
 
 def test_delays_grow_have_jitter_and_end():
