@@ -34,7 +34,10 @@ def _section(name: str) -> str:
     found = msgspec.json.decode(path.read_bytes())
     machine = found["machine"]
     when = f"{found['measured_at'][:16].replace('T', ' ')} UTC"
-    where = f"{machine['cpus']} cores, load {machine['load'][0]:.1f}, Python {machine['python']}"
+    where = (
+        f"{machine['cpus']} cores ({machine['cpu']}), load {machine['load'][0]:.1f}, "
+        f"Python {machine['python']}"
+    )
     peer = found["peer"] or "peer"
     lines = [
         f"\n## {found['title']}\n`python -m bench {name}`; {when}, {where}.\n",

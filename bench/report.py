@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -116,6 +117,7 @@ def save(report: Report) -> Path:
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpus": os.cpu_count(),
+            "cpu": _cpu(),
             "kernel": platform.release(),
             "python": platform.python_version(),
             "load": os.getloadavg(),
@@ -125,6 +127,15 @@ def save(report: Report) -> Path:
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     return path
+
+
+def _cpu() -> str:
+    """Virtual machines often hide the name, but not the family."""
+    about = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"cpu family\s+: (\d+)\nmodel\s+: (\d+)\nmodel name\s+: (.+)", about)
+    if found is None:
+        return platform.machine()
+    return f"{found[3]}, family {found[1]}, model {found[2]}"
 
 
 def _cells(row: Row) -> list[str]:
