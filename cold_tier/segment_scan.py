@@ -14,7 +14,7 @@ from pathlib import Path
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
-from record_format.batch import HEADER_SIZE, BatchHeader, parse_header
+from record_format.batch import HEADER_SIZE, BatchHeader, Buffer, parse_header
 from record_format.batch_run import describe_run
 from record_format.errors import CorruptBatch
 
@@ -30,41 +30,49 @@ def scan_segment(
     """
     chunks: list[Chunk] = []
     whole_crc, position, next_offset = 0, 0, base_offset
+    memory = bytearray(min(max(chunk_bytes, HEADER_SIZE), size_bytes))  # one, for every chunk
     with path.open("rb", buffering=0) as file:
         while position < size_bytes:
             left = size_bytes - position
-            body = os.pread(file.fileno(), min(max(chunk_bytes, HEADER_SIZE), left), position)
+            body = _read(file.fileno(), position, memoryview(memory)[:left])
             first = _first_header(body, position, path)
             if first.size_bytes > len(body):
-                body = os.pread(file.fileno(), min(first.size_bytes, left), position)
-            chunk, body = _cut_chunk(body, position, next_offset=next_offset, file=str(path))
+                body = _read(
+                    file.fileno(), position, memoryview(bytearray(min(first.size_bytes, left)))
+                )
+            chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
             chunks.append(chunk)
-            whole_crc = crc32c_of(body, whole_crc)
+            whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
             position, next_offset = chunk.end_position, chunk.last_offset + 1
     return ChunkTable(
         chunks, base_offset=base_offset, log_size_bytes=size_bytes, log_crc32c=whole_crc
     )
 
 
-def _first_header(body: bytes, position: int, path: Path) -> BatchHeader:
+def _read(fd: int, position: int, memory: memoryview) -> memoryview:
+    """The file's bytes from `position` on, as far as they go and fit."""
+    return memory[: os.preadv(fd, [memory], position)].toreadonly()
+
+
+def _first_header(body: Buffer, position: int, path: Path) -> BatchHeader:
     if len(body) < HEADER_SIZE:
         raise CorruptBatch("the last batch is cut", file=str(path), position=position)
     return parse_header(body)
 
 
-def describe_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> Chunk:
+def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
     """The chunk table's entry for `body`, whole batches that lie at `position` in `file`.
 
     Every batch is checked. `next_offset`: what comes before it ends there. Raises CorruptBatch.
     """
-    chunk, _ = _cut_chunk(body, position, next_offset=next_offset, file=file)
+    chunk = _first_chunk(body, position, next_offset=next_offset, file=file)
     if chunk.size_bytes != len(body):
         raise CorruptBatch("the last batch is cut", file=file, position=chunk.end_position)
     return chunk
 
 
-def _cut_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> tuple[Chunk, bytes]:
-    """The entry for the whole batches at the front of `body`, and their bytes."""
+def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
+    """The entry for the whole batches at the front of `body`."""
     try:
         run = describe_run(body, next_offset=next_offset)
     except CorruptBatch as error:
@@ -72,8 +80,7 @@ def _cut_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> tu
         raise CorruptBatch(error.detail, file=file, position=at, offset=error.offset) from error
     if run is None:
         raise CorruptBatch("the last batch is cut", file=file, position=position)
-    whole = body if run.size_bytes == len(body) else body[: run.size_bytes]
-    chunk = Chunk(
+    return Chunk(
         position=position,
         size_bytes=run.size_bytes,
         first_offset=run.first_offset,
@@ -81,8 +88,7 @@ def _cut_chunk(body: bytes, position: int, *, next_offset: int, file: str) -> tu
         record_count=run.record_count,
         min_timestamp=run.min_timestamp,
         max_timestamp=run.max_timestamp,
-        crc32c=crc32c_of(whole),
+        crc32c=crc32c_of(memoryview(body)[: run.size_bytes]),
         has_gap=run.has_gap,
         has_transactions=run.has_transactions,
     )
-    return chunk, whole
