@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -12,6 +13,7 @@ import msgspec
 from bench.report import RESULTS, number
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "figures.md"
+_SECTION: Final = "\n## "
 _HEAD: Final = """# Figures
 
 Written by `python -m bench --page` out of the last run of each claim; do not edit. What is
@@ -22,15 +24,23 @@ are noisy: read ratios, and repeat a run before quoting it.
 
 
 def write(claims: Sequence[str]) -> Path:
-    """Write the page. A claim that was never measured here is named as such."""
-    PAGE.write_text("".join([_HEAD, *(_section(name) for name in claims)]))
+    """Write the page. What was not measured in this checkout stays as it is."""
+    before = dict(_sections(PAGE.read_text()))
+    PAGE.write_text("".join([_HEAD, *(_section(name, before) for name in claims)]))
     return PAGE
 
 
-def _section(name: str) -> str:
+def _sections(page: str) -> Iterator[tuple[str, str]]:
+    """By the claim's name."""
+    for section in page.split(_SECTION)[1:]:
+        if named := re.search(r"`python -m bench (\w+)`", section):
+            yield named[1], _SECTION + section
+
+
+def _section(name: str, before: Mapping[str, str]) -> str:
     path = RESULTS / f"{name}.json"
     if not path.exists():
-        return f"\n## {name}\nNot measured.\n"
+        return before.get(name, f"{_SECTION}{name}\nNot measured.\n")
     found = msgspec.json.decode(path.read_bytes())
     machine = found["machine"]
     when = f"{found['measured_at'][:16].replace('T', ' ')} UTC"
@@ -40,7 +50,7 @@ def _section(name: str) -> str:
     )
     peer = found["peer"] or "peer"
     lines = [
-        f"\n## {found['title']}\n`python -m bench {name}`; {when}, {where}.\n",
+        f"{_SECTION}{found['title']}\n`python -m bench {name}`; {when}, {where}.\n",
         f"| | unit | tierlog | {peer} | ratio | target | |",
         "|---|---|---|---|---|---|---|",
         *(_line(row) for row in found["rows"]),
