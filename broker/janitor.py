@@ -148,7 +148,7 @@ class Janitor:
             gone = partition.cold.collect(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
-        except TierlogError as error:
+        except (TierlogError, OSError) as error:
             log.warning("garbage collection waits", partition=str(partition), error=str(error))
             return
         except Exception:

@@ -31,6 +31,7 @@ from manifest.state import EpochStart, Manifest, SegmentEntry
 from record_format import sealed_json, typed_json
 from record_format.errors import (
     ConfigurationError,
+    CorruptDataError,
     ManifestConflict,
     StoreUnavailable,
 )
@@ -254,4 +255,12 @@ def _folder_for(folder: Path, epoch: int) -> Path:
     """
     own = topic_id_of([folder])
     paths = (folder.with_name(f"{folder.name}.diverged-{number}") for number in count(epoch))
-    return next(path for path in paths if topic_id_of([path]) in (own, None))
+    return next(path for path in paths if _may_hold(path, own))
+
+
+def _may_hold(path: Path, topic_id: str | None) -> bool:
+    """Whether what lies there, if anything, is of that topic."""
+    try:
+        return topic_id_of([path]) in (topic_id, None)
+    except CorruptDataError:
+        return False

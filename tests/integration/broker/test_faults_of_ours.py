@@ -1,9 +1,13 @@
 """An unexpected exception in the background is told, waits, and holds up no other partition."""
 
+import errno
+from dataclasses import replace
+
 import pytest
 from structlog.testing import capture_logs
 
 from broker import compactor, copier, janitor
+from manifest.garbage import GarbagePolicy
 from tests.integration.broker.test_compaction import COMPACT, fill
 
 
@@ -18,6 +22,13 @@ def two(house):
         fill(house, topic, 100)
         house.broker.partition(topic, 0).log.roll(reason="test")
     return house
+
+
+def raising(error):
+    def raises(*args, **kwargs):
+        raise error
+
+    return raises
 
 
 def breaking(partition_of):
@@ -72,3 +83,19 @@ def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
     assert [line["event"] for line in lines if line["log_level"] == "error"] == [
         "retention failed: a bug"
     ]
+
+
+def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, monkeypatch):
+    monkeypatch.setattr(janitor, "MIN_COLLECT_MS", 0)
+    two.broker.chores.janitor.policy = GarbagePolicy(grace_ms=0)
+    two.broker.chores.janitor._settings = replace(two.broker.settings, gc_grace_ms=0)
+    partition = two.broker.partition("a-broken", 0)
+    assert two.broker.offload("a-broken", wait_ms=20_000).remaining_segments == 0
+    two.broker.chores.copying.stop(10)
+    two.broker.trim("a-broken", 0, 50)
+    full = OSError(errno.ENOSPC, "no space left on device")
+    monkeypatch.setattr(partition.cold.notes, "_write", raising(full))
+    with capture_logs() as lines:
+        two.broker.chores.janitor.run_round()
+    events = [line["event"] for line in lines if line.get("partition") == str(partition)]
+    assert events == ["garbage collection waits"]

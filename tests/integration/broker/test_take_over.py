@@ -145,13 +145,20 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_what_an_earlier_topic_of_the_name_set_apart_is_not_written_over(parted):
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param(format_partition_metadata(uuid.uuid4()), id="an earlier topic of the name"),
+        pytest.param(b"rotten", id="nobody knows whose"),
+    ],
+)
+def test_what_was_set_apart_before_is_not_written_over(parted, metadata):
     house, _ = parted
     data, earlier = house.root / "data", []
     for epoch in range(4):
         folder = data / f"t-0.diverged-{epoch}"
         folder.mkdir()
-        (folder / "partition.metadata").write_bytes(format_partition_metadata(uuid.uuid4()))
+        (folder / "partition.metadata").write_bytes(metadata)
         earlier += [folder / path.name for path in (data / "t-0").glob("*.log")]
     for path in earlier:
         path.write_bytes(b"earlier")
