@@ -132,6 +132,7 @@ class _Restore:
         self._pending: dict[str, Pending] = {}
         self._epochs: dict[str, tuple[EpochStart, ...]] = {}
         self._unreadable: list[OtherTopic] = []
+        self._deletions: list[TopicRecord] = []  # to be finished
         self._manifest_options = StoreOptions(clock=options.clock)
 
     def run(self, cluster_id: str) -> RestoreReport:
@@ -149,7 +150,7 @@ class _Restore:
                 restored.append(whole)
             except CorruptManifest as bad:
                 self._leave(topic.name, topic.topic_id, bad)
-        self._write_folder(cluster_id, [_record(topic) for topic in restored])
+        self._write_folder(cluster_id, [*map(_record, restored), *self._deletions])
         left = [
             OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
             for one in (*others, *older)
@@ -165,6 +166,8 @@ class _Restore:
         for name, topic_id in objects.scan():
             try:
                 topic = objects.load(name, topic_id)
+                if topic is not None and self._take_deletion(topic):
+                    topic = msgspec.structs.replace(topic, deleted=True)
             except CorruptManifest as bad:
                 self._leave(name, topic_id, bad)
                 continue
@@ -172,6 +175,20 @@ class _Restore:
                 found.append(topic)
                 untold.pop(topic_id, None)
         return found + [record.as_object() for record in untold.values()]
+
+    def _take_deletion(self, topic: TopicObject) -> bool:
+        """Whether the old folder deleted it: then the new one finishes that."""
+        record = self._old.deleted.get(topic.topic_id) if self._old is not None else None
+        if record is None:
+            return False
+        loaded = self._loaded(topic, range(record.partitions))
+        if not self._is_newest_of(topic, loaded):
+            return False
+        for manifests, manifest in loaded:
+            if manifest is not None:
+                BucketNotes(self._data_dir, manifests.keys).note(manifest)
+        self._deletions.append(record)
+        return True
 
     def _leave(self, name: str, topic_id: str, bad: CorruptManifest) -> None:
         log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
@@ -193,12 +210,16 @@ class _Restore:
 
     def _untold_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
         """The topic as the old folder left it, where the bucket was to be told of that."""
-        if self._old is None or (record := self._old.untold.get(topic.topic_id)) is None:
-            return None
-        if not all(self._old.is_newest_of(*one) for one in loaded):
+        record = self._old.untold.get(topic.topic_id) if self._old is not None else None
+        return record.as_object() if record and self._is_newest_of(topic, loaded) else None
+
+    def _is_newest_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> bool:
+        """Whether the old folder's state of the topic is the last there was."""
+        assert self._old is not None, "it says something of the topic"
+        is_newest = all(self._old.is_newest_of(*one) for one in loaded)
+        if not is_newest:
             log.warning("old folder's state of a topic left: it is not the last", topic=topic.name)
-            return None
-        return record.as_object()
+        return is_newest
 
     def _partition(
         self, topic: TopicObject, manifests: ManifestStore, manifest: Manifest | None

@@ -12,7 +12,8 @@
 |                                                             | on, and no gap is needed           |
 
 * Of topics, too, the bucket may know less: one that it was not told of yet is taken whole, and
-  partitions or configuration that it was not told of yet, unless others wrote to it since.
+  partitions, configuration or a deletion that it was not told of yet, unless others wrote to it
+  since.
 
 * The old folder is locked and only read; a broker that has it open keeps it from being taken.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
@@ -22,7 +23,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from broker.data_folder import (
     read_checkpoint,
 )
 from broker.taken_epochs import read_epochs
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topic_registry import TopicRegistry
 from hot_tier import parting
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
@@ -75,7 +76,8 @@ class TailTarget(NamedTuple):
 class OldFolder:
     """The data folder of a broker that is gone; locked until `close`.
 
-    `untold`: by their ids, the topics of whose present state the bucket was not told yet.
+    By their ids, `untold`: topics of whose present state the bucket was not told yet, and
+    `deleted`: those whose deletion was not finished.
     """
 
     def __init__(self, path: Path, *, cluster_id: str) -> None:
@@ -96,10 +98,9 @@ class OldFolder:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
         except CorruptSnapshot:  # they only say once more what the recovery points say
             self._high_watermarks = {}
-        topics = TopicRegistry(path / "tierlog" / "topics.json").live()
-        self.untold: Mapping[str, TopicRecord] = {
-            topic.topic_id: topic for topic in topics if topic.dirty
-        }
+        topics = TopicRegistry(path / "tierlog" / "topics.json")
+        self.untold = {topic.topic_id: topic for topic in topics.live() if topic.dirty}
+        self.deleted = {topic.topic_id: topic for topic in topics.deleted()}
 
     def close(self) -> None:
         self._open.close()

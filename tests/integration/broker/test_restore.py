@@ -374,6 +374,41 @@ def test_a_change_by_a_folder_that_others_came_after_is_left(lost, tmp_path, ope
     assert new.broker.topic("t").config.retention_ms == 10**11
 
 
+def delete_unseen(house):
+    """While the store is down."""
+    house.broker = house.open(down=True)
+    house.broker.delete_topic("t")
+
+
+def test_a_deletion_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
+    delete_unseen(lost)
+    lost.broker.create_topic("t", config=CONFIG)
+    lost.produce("t", [b"of the next topic of the name"])
+    lost.broker.close()
+    topic_id = topic_id_of(lost)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    (other,) = new.report.others
+    assert (other.name, other.deleted) == ("t", True)
+    assert topic_id_of(new) == topic_id
+    assert [one.value for one in new.records("t")] == [b"of the next topic of the name"]
+    new.wait_for(lambda: not new.broker.registry.deleted())
+    claim(new)
+    assert list(TopicObjects(store_of(new)).scan()) == [("t", topic_id)]
+
+
+def test_a_deletion_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
+    other = Restored(tmp_path / "other", lost)
+    claim(other)
+    other.broker.close()
+    delete_unseen(lost)
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert new.report.others == []
+    assert len(new.records("t")) == 80
+
+
 def test_a_tail_of_another_cluster_is_refused(lost, tmp_path):
     other = House(tmp_path / "other")
     other.broker.close()
