@@ -52,8 +52,8 @@ class Holes:
             return None
         try:
             gap = partition.log.sealed.gap_behind(base_offset)
-        except (UnknownSegment, OffsetTrimmed):
-            return None  # it went meanwhile
+        except (UnknownSegment, OffsetTrimmed, CorruptDataError):
+            return None  # it went meanwhile, or who reads it says what it lacks
         if gap is None or self._is_explained(partition, gap):
             return None
         return gap

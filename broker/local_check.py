@@ -117,6 +117,13 @@ def _is_same(view: SegmentView, now: SegmentView) -> bool:
     )
 
 
+def is_lost(partition: Partition, view: SegmentView) -> bool:
+    """Whether its file is gone, and compaction is not just putting another in its place."""
+    before = partition.log.sealed.replacements
+    is_missing = not view.path.exists()
+    return is_missing and before % 2 == 0 and before == partition.log.sealed.replacements
+
+
 def _problem(
     partition: Partition,
     view: SegmentView,
@@ -137,13 +144,14 @@ def _problem(
     if entry is not None and comparable and entry.size_bytes != view.size_bytes:
         detail = f"{view.size_bytes} bytes here, {entry.size_bytes} in the manifest"
         return _Problem(ProblemKind.TIERS_DIFFER, detail)
+    lost = _Problem(ProblemKind.SEGMENT_CORRUPT, "the file is missing")
     if not deep:
-        return None
+        return lost if is_lost(partition, view) else None
     size_bytes = partition.log.active_flushed_bytes if view.active else view.size_bytes
     try:
         table = scan_segment(view.path, base_offset=view.base_offset, size_bytes=size_bytes)
     except FileNotFoundError:
-        return None  # retention let it go meanwhile
+        return lost if is_lost(partition, view) else None
     except CorruptDataError as bad:
         return _Problem(ProblemKind.SEGMENT_CORRUPT, bad)
     found.checked.records += table.record_count

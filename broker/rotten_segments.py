@@ -27,6 +27,7 @@ import msgspec
 import structlog
 
 from broker.holes import Holes
+from broker.local_check import is_lost
 from broker.local_repair import copy_segment, unused
 from broker.partition import Partition
 from broker.repair_step import Action, RepairStep
@@ -70,8 +71,12 @@ class RottenSegments:
         views = [view for view in self._partition.log.segments() if view.sealed]
         waiting = [view for view in views if view.last_offset >= cold_end_offset]
         for view in views if deep else waiting[:1]:
+            is_waiting = view.last_offset >= cold_end_offset
+            if is_lost(self._partition, view):
+                yield self._missing(view) if is_waiting else self._set_aside(view, bucket)
+                continue
             lost = self._lost(view.base_offset, cold_end_offset)
-            if lost and view.last_offset >= cold_end_offset:
+            if lost and is_waiting:
                 yield self._drop_batches(view, lost)
             elif lost:
                 yield self._set_aside(view, bucket)
@@ -108,6 +113,10 @@ class RottenSegments:
             f"{view.path}: {what}, and the bucket lacks it: offsets {spans or 'none'} are "
             "lost, all else stays; --accept-loss does it",
         )
+
+    def _missing(self, view: SegmentView) -> RepairStep:
+        detail = f"{view.path} is missing: put it back, or restart the broker and repair then"
+        return self._step(Action.NONE, view, detail)
 
     def _set_aside(self, view: SegmentView, bucket: InBucket) -> RepairStep:
         if not bucket.has(view):

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import UnknownSegment
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import FileSlice, OpenFile
 
 
@@ -53,7 +54,8 @@ class _LocalFacts(NamedTuple):
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
-    Facts of a local segment that were never counted are counted now: it may read the segment.
+    Facts of a local segment that were never counted are counted now: it may read the segment. Of
+    one that cannot be read they stay None.
     """
     return _listed(partition, from_offset, _counted_facts)
 
@@ -120,10 +122,15 @@ def _local_listing(
     )
 
 
-def _counted_facts(partition: Partition, view: SegmentView, _: SegmentEntry | None) -> _LocalFacts:
+def _counted_facts(
+    partition: Partition, view: SegmentView, entry: SegmentEntry | None
+) -> _LocalFacts:
     log = partition.log
-    facts = log.segment_facts(view.base_offset) if view.record_count is None else view
-    crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
+    try:
+        facts = log.segment_facts(view.base_offset) if view.record_count is None else view
+        crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
+    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went meanwhile, or is damaged
+        return _known_facts(partition, view, entry)
     return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
 
 
@@ -145,7 +152,8 @@ def _known(timestamp: int) -> int | None:
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 
-    Raises UnknownSegment, also of one that lies below the log start and is still to be deleted.
+    Raises UnknownSegment, also of one that lies below the log start and is still to be deleted;
+    CorruptDataError.
     """
     partition.check_leadership()
     log = partition.log
@@ -155,7 +163,8 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
             if view.active:
                 return SegmentBytes(log.active_flushed_bytes, None, "hot", OpenFile(view.path))
             if view.last_offset >= log_start:
-                return _hot_bytes(log, log.sealed.open(base_offset))
+                with suppress(UnknownSegment, OffsetTrimmed):  # it left the disk just now
+                    return _hot_bytes(log, log.sealed.open(base_offset))
     entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
     if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")

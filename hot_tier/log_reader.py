@@ -2,7 +2,8 @@
 
 * A read begins with the batch that holds its offset and ends with a whole batch below `end_offset`.
 * A segment whose index proves wrong gets a new one, once; a batch that proves wrong is an error.
-* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it.
+* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is
+  gone and was not deleted is CorruptDataError; what lies before it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from hot_tier.file_names import LOG
+from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
 from hot_tier.open_files import Files
@@ -21,8 +22,14 @@ from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
 from record_format.batch import BatchHeader, check_crc, parse_header
 from record_format.decode import decode_batch
-from record_format.errors import CorruptBatch, CorruptIndex, OffsetPastEnd, OffsetTrimmed
-from record_format.file_slice import FileSlice
+from record_format.errors import (
+    CorruptBatch,
+    CorruptDataError,
+    CorruptIndex,
+    OffsetPastEnd,
+    OffsetTrimmed,
+)
+from record_format.file_slice import FileSlice, OpenFile
 from record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")
@@ -57,7 +64,12 @@ def read(
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
         limits = (left_bytes, end_offset)
-        found = _slice(state, files or state.files, segment, next_offset, limits)
+        try:
+            found = _slice(state, files or state.files, segment, next_offset, limits)
+        except CorruptDataError:
+            if not slices:
+                raise
+            break
         if found is None:
             continue  # no batch here: the segment ends in offsets that compaction removed
         piece, first, end = found
@@ -128,7 +140,7 @@ def _known_end(
 def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T]) -> T:
     """The answer of `look_up`, with a new index where the old one is wrong.
 
-    Raises OffsetTrimmed where the segment was deleted meanwhile.
+    Raises OffsetTrimmed where the segment was deleted meanwhile, CorruptDataError.
     """
     try:
         try:
@@ -142,10 +154,23 @@ def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T
                 rebuild_indexes(state, segment)
             return look_up()
     except FileNotFoundError:
-        raise _deleted(state, segment) from None
+        raise _gone(state, segment) from None
 
 
-def _deleted(state: LogState, segment: Segment) -> OffsetTrimmed:
+def file_of(state: LogState, segment: Segment) -> OpenFile:
+    """A segment's `.log`. Raises as `_gone`."""
+    try:
+        return state.files.open(segment.name(LOG))
+    except FileNotFoundError:
+        raise _gone(state, segment) from None
+
+
+def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed | CorruptDataError:
+    """What to raise where the file of a segment is not there: it was deleted, or is lost. A segment
+    leaves the log before its files do.
+    """
+    if segment in state.segments.items and not state.shut:
+        return CorruptDataError("is missing: the file was lost", file=segment.name(suffix))
     return OffsetTrimmed(
         f"segment {segment.base_offset} was deleted",
         log_start_offset=state.log_start_offset,
@@ -252,7 +277,7 @@ def aborted_transactions(state: LogState, offset: int, *, end_offset: int) -> li
         try:
             entries = read_entries(segment)
         except FileNotFoundError:
-            raise _deleted(state, segment) from None
+            raise _gone(state, segment, TRANSACTION_INDEX) from None
         for entry in entries:
             if entry.last_offset >= offset and entry.first_offset < end_offset:
                 found.append(entry)

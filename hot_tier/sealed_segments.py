@@ -21,8 +21,9 @@ from hot_tier.cleanable import Cleanable, find_cleanable
 from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
 from hot_tier.index_rebuild import rebuild_indexes
-from hot_tier.log_reader import largest_timestamp
+from hot_tier.log_reader import file_of, largest_timestamp
 from hot_tier.log_state import LogState
+from hot_tier.open_files import reader_of
 from hot_tier.producer_snapshots import mend_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.salvage import Salvage
@@ -55,12 +56,14 @@ class SealedSegments:
     # --- taking what is there ---------------------------------------------------------------------
 
     def crc32c(self, base_offset: int) -> int:
-        """CRC-32C of a `.log`; reads it whole the first time. Raises UnknownSegment."""
+        """CRC-32C of a `.log`; reads it whole the first time. Raises UnknownSegment, OffsetTrimmed
+        (both: it went), CorruptDataError.
+        """
         return steady(self._state, lambda: self._crc32c(self._find(base_offset)))
 
     def _crc32c(self, segment: Segment) -> int:
         if segment.crc32c is None:
-            read_at = segment.log_reader(self._state.files)
+            read_at = reader_of(file_of(self._state, segment), self._state.files.pread)
             value = 0
             for position in range(0, segment.end.size_bytes, READ_BYTES):
                 size = min(READ_BYTES, segment.end.size_bytes - position)
@@ -69,12 +72,12 @@ class SealedSegments:
         return segment.crc32c
 
     def open(self, base_offset: int) -> OpenedSegment:
-        """A segment's bytes, open. Raises UnknownSegment, FileNotFoundError (deleted)."""
+        """A segment's bytes, open. Raises as `crc32c`."""
         return steady(self._state, lambda: self._open(self._find(base_offset)))
 
     def _open(self, segment: Segment) -> OpenedSegment:
         crc = self._crc32c(segment)
-        return OpenedSegment(segment.end.size_bytes, crc, self._state.files.open(segment.name(LOG)))
+        return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
 
     def opened(self, base_offset: int) -> OpenedSegment | None:
         """The same where its file is open and its checksum known: without waiting for the disk."""

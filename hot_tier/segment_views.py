@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hot_tier.file_names import LOG
-from hot_tier.log_reader import largest_timestamp
+from hot_tier.log_reader import file_of, largest_timestamp
 from hot_tier.log_state import LogState
+from hot_tier.open_files import reader_of
 from hot_tier.record_times import least_timestamp
 from hot_tier.segment import Segment
-from record_format.errors import UnknownSegment
+from record_format.batch import NO_TIMESTAMP
+from record_format.errors import CorruptDataError, UnknownSegment
 from record_format.file_slice import OpenFile
 
 
@@ -89,7 +91,7 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
         size_bytes=size_bytes,
         record_count=segment.record_count,
         min_timestamp=segment.min_timestamp,
-        max_timestamp=largest_timestamp(state, segment),
+        max_timestamp=_largest_timestamp(state, segment),
         active=active,
         sealed=not active and next_offset <= flushed,
         path=segment.path(LOG),
@@ -97,8 +99,18 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
     )
 
 
+def _largest_timestamp(state: LogState, segment: Segment) -> int:
+    """-1 also where the segment is damaged: that keeps nobody from a look at all of them."""
+    try:
+        return largest_timestamp(state, segment)
+    except CorruptDataError:
+        return NO_TIMESTAMP
+
+
 def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
-    """Facts of any local segment. Raises UnknownSegment, CorruptBatch."""
+    """Facts of any local segment. Raises UnknownSegment, OffsetTrimmed (both: it went),
+    CorruptDataError.
+    """
     segments = state.segments
     number = segments.number_of(base_offset)
     if number < 0 or segments.bases[number] != base_offset:
@@ -107,7 +119,7 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
     end = segment.end
     count, least = segment.record_count, segment.min_timestamp
     if count is None or (least is None and count):
-        read_at = segment.log_reader(state.files)
+        read_at = reader_of(file_of(state, segment), state.files.pread)
         count, least = least_timestamp(read_at, size_bytes=end.size_bytes, file=segment.path(LOG))
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least

@@ -4,10 +4,12 @@ told where nobody has it.
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.segment_listing import iter_segments
 from hot_tier.log import PartitionLog
 from record_format.errors import CorruptDataError, DiskFull
 
@@ -204,10 +206,65 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
         partition = offload(house)
     assert not [line for line in logs if "bug" in line["event"]]
     (told,) = house.broker.readiness().degraded
-    assert ("segment 0 was deleted" if restarted else f"{0:020d}.log: cannot be read") in told
+    assert f"{0:020d}.log: {'is missing' if restarted else 'cannot be read'}" in told
     if restarted:
-        with pytest.raises(CorruptDataError, match="the file of offset 0 is gone"):
+        with pytest.raises(CorruptDataError, match="the file was lost"):
             partition.read(0, max_bytes=1)
+
+
+def rot_the_last_batch(path):
+    """Its length: the time index leads there."""
+    data = bytearray(path.read_bytes())
+    data[len(data) * 4 // 5 + 8] ^= 0x7F
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, rot_the_last_batch])
+def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
+    """Found by who looks at all segments, after a start that knows them by their names."""
+    for topic in ("t", "u"):
+        house.broker.create_topic(topic, config=CONFIG)
+        house.broker.chores.copying.stop(10)
+        for segment in range(4):
+            for batch in range(5):
+                house.produce(topic, [b"x" * 60] * 2, at=10 * segment + 2 * batch)
+            house.broker.partition(topic, 0).log.roll(reason="test")
+    house.restart()
+    house.broker.chores.copying.stop(10)
+    harm(house.root / "data" / "t-0" / f"{20:020d}.log")
+    for _ in range(2):  # claimed, or not yet
+        partition = offload(house)
+    assert partition.cold.end_offset == 20
+    assert house.broker.partition("u", 0).cold.end_offset == 40
+    house.broker.storage_report()
+    assert [one.base_offset for one in iter_segments(partition)] == [0, 10, 20, 30]
+    (told,) = house.broker.readiness().degraded
+    assert f"{20:020d}.log" in told
+    for deep in (False, True):
+        problems = house.broker.verify("t", deep=deep).problems
+        assert [one.base_offset for one in problems] == (
+            [20] if deep or harm is Path.unlink else []
+        )
+    (step,) = house.broker.repair("t", deep=True)
+    assert step.base_offset == 20
+    if harm is Path.unlink:
+        assert partition.read(0, max_bytes=1 << 20).next_offset == 20
+    with capture_logs() as logs:
+        house.broker.chores.janitor.run_round()
+    assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
+
+
+def test_a_lost_file_that_the_bucket_has_is_read_there_after_a_repair(house):
+    fill(house, 4)
+    offload(house)
+    house.restart()
+    (house.root / "data" / "t-0" / f"{10:020d}.log").unlink()
+    (problem,) = house.broker.verify("t").problems
+    assert (problem.base_offset, problem.detail) == (10, "the file is missing")
+    (step,) = house.broker.repair("t", apply=True, deep=True)
+    assert (step.action, step.done) == ("set-aside", True)
+    assert offsets(house) == list(range(40))
+    assert house.broker.verify("t", deep=True).ok
 
 
 def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeypatch):

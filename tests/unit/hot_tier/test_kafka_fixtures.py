@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier.transaction_index import read_entries
 from record_format.checkpoint_files import (
     format_topic_id,
     parse_epoch_checkpoint,
     parse_offset_checkpoint,
     parse_partition_metadata,
 )
-from record_format.errors import OffsetTrimmed
+from record_format.errors import CorruptDataError, OffsetTrimmed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/partition.metadata"))
@@ -156,12 +157,25 @@ def test_a_copy_of_a_running_broker_s_folder_recovers(open_fixture, records_of, 
 
 
 def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tier(
-    open_fixture, tmp_path
+    open_fixture, monkeypatch
 ):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
-    for index in (tmp_path / "t-0").glob("*.txnindex"):
-        index.rename(index.with_name(index.name + ".deleted"))
+    log.roll(reason="test")
+
+    def deleted_first(segment):
+        log.delete_local(log.log_end_offset)
+        return read_entries(segment)
+
+    monkeypatch.setattr("hot_tier.log_reader.read_entries", deleted_first)
     with pytest.raises(OffsetTrimmed, match="was deleted"):
+        log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
+
+
+def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
+    log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
+    for index in (tmp_path / "t-0").glob("*.txnindex"):
+        index.unlink()
+    with pytest.raises(CorruptDataError, match=r"txnindex: is missing"):
         log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
 
 
