@@ -6,6 +6,8 @@
 * A pin is created once and never changed; to move one, delete it and create it.
 * Who pins looks afterwards that everything is there and that nothing was forgotten: collection may
   have been under way. It forgets first, then looks for pins, then deletes.
+* Versions go without being forgotten first, a day after their successor came: only those are pinned
+  whose successor is not half as old.
 * A trim and the deletion of a topic override pins.
 """
 
@@ -20,7 +22,7 @@ import msgspec
 from manifest.keys import JSON, base_offset_of, is_pin_name
 from manifest.paging import names_object
 from manifest.state import Manifest, PageRef
-from manifest.store import ManifestStore, random_name
+from manifest.store import DAY_MS, ManifestStore, random_name
 from record_format import sealed_json, typed_json
 from record_format.errors import (
     CorruptManifest,
@@ -30,11 +32,13 @@ from record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
     TierlogError,
+    UnknownManifestVersion,
 )
 
 KIND_PIN = "pin"
 PIN_MAX_BYTES = 64 * 1024
 PINS_MAX = 1000
+PINNED_WITHIN_MS = DAY_MS // 2
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,9 +75,10 @@ class Pins:
         return [pin for pin in read if pin is not None]
 
     def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
-        """Pin `version`. Raises InvalidRequest (bad or taken name), UnknownManifestVersion,
-        MissingObject (something of it was collected already). A pin that could not be checked is
-        withdrawn: a second try would find its name taken.
+        """Pin `version`, in force not long ago. Raises InvalidRequest (bad or taken name),
+        UnknownManifestVersion (also where it is too old), MissingObject (something of it was
+        collected already). A pin that could not be checked is withdrawn: a second try would find
+        its name taken.
         """
         if not is_pin_name(name):
             raise InvalidRequest(f"{name!r} is no name for a pin: 1 to 128 of [a-zA-Z0-9._-]")
@@ -88,6 +93,7 @@ class Pins:
         )
         self._write(pin)
         try:
+            self._check_recent(pin)
             self._check_whole(version)
         except TierlogError:
             with suppress(StoreUnavailable):
@@ -129,6 +135,15 @@ class Pins:
         yield from (page.key for page in manifest.pages if isinstance(page, PageRef))
         for entry in self._manifests.iter_entries(manifest):
             yield from entry.keys
+
+    def _check_recent(self, pin: Pin) -> None:
+        """By the store's clock alone, and by when the pin came there: who pins may stand still."""
+        there = self._objects.head(self._keys.pin(pin.name))
+        successor = next(iter(self._manifests.history(after=pin.version, limit=1)), None)
+        if there and successor and there.modified_ms - successor.modified_ms > PINNED_WITHIN_MS:
+            raise UnknownManifestVersion(
+                f"version {pin.version} is about to be collected: pin one that is newer"
+            )
 
     def _check_whole(self, version: int) -> None:
         for key in self.missing_objects(version):

@@ -150,7 +150,9 @@ class World:
         self.clock.now_ms += self.random.choice([1, DAY_MS // 3, DAY_MS, 2 * DAY_MS])
 
     def collect(self) -> None:
-        collector = Collector(self.manifests, self.pins, GarbagePolicy(keep_min=3))
+        collector = Collector(
+            self.manifests, self.pins, GarbagePolicy(grace_ms=DAY_MS // 3, keep_min=3)
+        )
         plan = collector.plan(self.state, now_ms=self.clock())
         self.state = collector.apply(self.state, plan)
 
