@@ -68,11 +68,12 @@ def _check_borders(
             kind = ProblemKind.GAP if left.last_offset < right.base_offset else ProblemKind.OVERLAP
             detail = f"ends in offset {left.last_offset}, the next begins at {right.base_offset}"
             found.add(kind, detail, file=str(left.path), base_offset=left.base_offset)
-    local_start, log_start = views[0].base_offset, partition.log.log_start_offset
-    if manifest is None:
-        covered = log_start
-    else:
-        covered = max(manifest.end_offset, log_start)
+    local_start, covered = views[0].base_offset, partition.log.log_start_offset
+    if partition.cold is not None:
+        # As it is now: what left the disk since `manifest` was loaded was in the bucket by then.
+        manifest = partition.cold.manifest or manifest
+    if manifest is not None:
+        covered = max(manifest.end_offset, covered)
     hole = (covered, local_start) if covered < local_start else None
     if manifest is not None and hole is not None:
         hole = uncovered(manifest, *hole)

@@ -289,3 +289,19 @@ def test_a_report_is_bounded(monkeypatch):
     whole.merge(found)
     report = whole.report()
     assert (len(report.problems), report.problems_left_out, report.ok) == (3, 2, False)
+
+
+def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(filled, monkeypatch):
+    """A deep look at the bucket takes hours; what is on disk is looked at after it."""
+    check = verify.check_partition
+
+    def check_for_long(*given):
+        found = check(*given)
+        filled.produce("t", [b"more"] * 10)
+        filled.broker.offload("t", wait_ms=20_000)
+        filled.broker.partition("t", 0).log.delete_local(211)
+        return found
+
+    monkeypatch.setattr(verify, "check_partition", check_for_long)
+    report = filled.broker.verify("t")
+    assert report.ok, report.problems
