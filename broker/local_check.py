@@ -148,7 +148,7 @@ def _problem(
     lost = _Problem(ProblemKind.SEGMENT_CORRUPT, "the file is missing")
     if not deep:
         return lost if is_lost(partition, view) else None
-    size_bytes = partition.log.active_flushed_bytes if view.active else view.size_bytes
+    size_bytes = partition.log.flushed_bytes(view)
     try:
         table = scan_segment(view.path, base_offset=view.base_offset, size_bytes=size_bytes)
     except FileNotFoundError:

@@ -161,7 +161,7 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     for view in log.segments():
         if view.base_offset == base_offset:
             if view.active:
-                return SegmentBytes(log.active_flushed_bytes, None, "hot", OpenFile(view.path))
+                return SegmentBytes(log.flushed_bytes(view), None, "hot", OpenFile(view.path))
             if view.last_offset >= log_start:
                 with suppress(UnknownSegment, OffsetTrimmed):  # it left the disk just now
                     return _hot_bytes(log, log.sealed.open(base_offset))

@@ -198,11 +198,14 @@ class PartitionLog:
     def active_base_offset(self) -> int:
         return self._state.segments.bases[-1]
 
-    @property
-    def active_flushed_bytes(self) -> int:
-        """How much of the active segment lies below the high watermark."""
-        flushed, active = self._state.flushed, self._state.segments.items[-1]
-        return flushed.position if flushed.base_offset == active.base_offset else 0
+    def flushed_bytes(self, view: SegmentView) -> int:
+        """How much of a segment lies below the high watermark; one that was active may not be so
+        any more.
+        """
+        flushed = self._state.flushed
+        if flushed.base_offset == view.base_offset:
+            return flushed.position
+        return view.size_bytes if view.last_offset < flushed.offset else 0
 
     @property
     def first_append_ms(self) -> int | None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from broker import verify
+from broker import local_check, verify
 from broker.verify import find_topic, verify_bucket
 from cold_tier import segment_check
 from cold_tier.folder import FolderStore
@@ -305,3 +305,20 @@ def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(fill
     monkeypatch.setattr(verify, "check_partition", check_for_long)
     report = filled.broker.verify("t")
     assert report.ok, report.problems
+
+
+def test_the_active_segment_may_be_rolled_while_others_are_read(filled, monkeypatch):
+    log, scan = filled.broker.partition("t", 0).log, local_check.scan_segment
+    assert log.segments()[-1].size_bytes
+
+    def roll_first(path, **given):
+        if not rolled:
+            rolled.append(log.roll(reason="test"))
+            filled.produce("t", [b"one more"])
+        return scan(path, **given)
+
+    rolled = []
+    monkeypatch.setattr(local_check, "scan_segment", roll_first)
+    report = filled.broker.verify("t", deep=True)
+    assert report.ok, report.problems
+    assert rolled
