@@ -1,7 +1,8 @@
 """Checks the local segments of one partition, and that both tiers say the same where both speak.
 
-* Shallow: borders and sizes. Deep: every batch of every local segment, that they reach to the next
-  segment (where nothing compacts), and its CRC-32C against the manifest's.
+* Shallow: borders and sizes, and that the files are there. Deep: every batch of every local
+  segment, that they reach to the next segment where nothing explains a hole (`holes`), and its
+  CRC-32C against the manifest's.
 * The log goes on while it is checked. A segment that went meanwhile is no finding; of the active
   one only what is flushed is read. Nor is one that compaction replaced, here and in the bucket,
   while it was looked at: what differs is looked at again, against the manifest then in force.
@@ -13,8 +14,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from broker.holes import missing
 from broker.partition import Partition
 from cold_tier.segment_scan import scan_segment
+from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView
 from manifest.invariants import uncovered
 from manifest.state import Manifest, SegmentEntry
@@ -25,6 +28,9 @@ LOOKS: Final = 3  # a busy compactor could go on for ever
 
 InForce = Callable[[SegmentEntry], SegmentEntry | None]
 """What the manifest in force has now where that entry was."""
+
+FindHole = Callable[[Partition, int], Gap | None]
+"""The hole behind a sealed segment that nothing explains: see `holes`."""
 
 
 class _Problem(NamedTuple):
@@ -43,6 +49,7 @@ def check_local(
     entries: Sequence[SegmentEntry],
     *,
     deep: bool,
+    find_hole: FindHole,
     in_force: InForce = as_it_was,
 ) -> Findings:
     """`manifest` and `entries` as the bucket had them."""
@@ -53,7 +60,10 @@ def check_local(
     for view in views:
         found.checked.local_segments += 1
         entry = cold.get(view.base_offset)
-        _check_view(partition, view, entry, found, manifest=manifest, deep=deep, in_force=in_force)
+        _check_view(partition, view, entry, found, deep=deep, in_force=in_force)
+        if deep and view.sealed and (hole := find_hole(partition, view.base_offset)) is not None:
+            at, file = view.base_offset, str(view.path)
+            found.add(ProblemKind.GAP, missing(hole), file=file, base_offset=at)
     return found
 
 
@@ -88,13 +98,12 @@ def _check_view(
     entry: SegmentEntry | None,
     found: Findings,
     *,
-    manifest: Manifest | None,
     deep: bool,
     in_force: InForce,
 ) -> None:
     """What is wrong counts only where a fresh look at both sides shows the same two."""
     for look in range(1, LOOKS + 1):
-        problem = _problem(partition, view, entry, found, manifest=manifest, deep=deep)
+        problem = _problem(partition, view, entry, found, deep=deep)
         if problem is None:
             return
         now = next(
@@ -131,7 +140,6 @@ def _problem(
     entry: SegmentEntry | None,
     found: Findings,
     *,
-    manifest: Manifest | None,
     deep: bool,
 ) -> _Problem | None:
     # Between a swap of compaction's and its commit the bucket has what was there before.
@@ -160,10 +168,4 @@ def _problem(
     if entry is not None and comparable and table.log_crc32c != entry.log_crc32c:
         detail = f"CRC-32C {table.log_crc32c:08x} here, {entry.log_crc32c:08x} in the manifest"
         return _Problem(ProblemKind.TIERS_DIFFER, detail)
-    last_offset = table.chunks[-1].last_offset if table.chunks else view.base_offset - 1
-    if last_offset < view.last_offset and not (view.active or partition.log.config.compacts):
-        following = view.last_offset + 1
-        if manifest is None or uncovered(manifest, last_offset + 1, following) is not None:
-            detail = f"its batches end in offset {last_offset}, the next begin at {following}"
-            return _Problem(ProblemKind.GAP, detail)
     return None

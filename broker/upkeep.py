@@ -27,7 +27,7 @@ from broker.repair_step import Action, RepairStep
 from broker.rotten_segments import RottenSegments
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
-from broker.verify import check_topic_object, verify_topic
+from broker.verify import Looking, check_topic_object, verify_topic
 from manifest.garbage import GarbagePlan
 from record_format.errors import ConfigurationError, Throttled
 from record_format.findings import VerifyReport
@@ -81,7 +81,8 @@ class Upkeep:
             store = self._bucket.standing.checked_store() if self._bucket is not None else None
             record = self._registry.by_name(topic.record.name)
             settled = record is not None and not record.dirty
-            return verify_topic(topic, store, settled=settled, deep=deep, clock=self._clock)
+            looking = Looking(deep, self._clock, self._chores.holes.find)
+            return verify_topic(topic, store, looking, settled=settled)
         finally:
             self._verifying.release()
 

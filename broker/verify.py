@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from broker.bucket_check import (
     CheckOptions,
@@ -18,7 +19,7 @@ from broker.bucket_check import (
     entry_in_force,
     no_progress,
 )
-from broker.local_check import check_local
+from broker.local_check import FindHole, check_local
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord
 from broker.topics import Topic
@@ -33,8 +34,16 @@ from record_format.findings import Findings, ProblemKind, VerifyReport
 Clock = Callable[[], int]
 
 
+class Looking(NamedTuple):
+    """How a broker's partitions are looked at."""
+
+    deep: bool
+    clock: Clock
+    find_hole: FindHole
+
+
 def verify_topic(
-    topic: Topic, store: ObjectStore | None, *, settled: bool, deep: bool, clock: Clock
+    topic: Topic, store: ObjectStore | None, looking: Looking, *, settled: bool
 ) -> VerifyReport:
     """Both tiers of every partition. `settled`: the bucket was told the topic's present state.
 
@@ -48,7 +57,7 @@ def verify_topic(
         local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))
         found.merge(local)
     for _, partition in sorted(topic.partitions.items()):
-        found.merge(_check_partition(partition, topic.record, store, deep=deep, clock=clock))
+        found.merge(_check_partition(partition, topic.record, store, looking))
     return found.report()
 
 
@@ -56,12 +65,11 @@ def _check_partition(
     partition: Partition,
     record: TopicRecord,
     store: ObjectStore | None,
-    *,
-    deep: bool,
-    clock: Clock,
+    looking: Looking,
 ) -> Findings:
+    deep, clock, find_hole = looking
     if store is None or partition.cold is None:
-        found = check_local(partition, None, [], deep=deep)
+        found = check_local(partition, None, [], deep=deep, find_hole=find_hole)
         found.checked.partitions += 1
         return found
     seen = partition.cold.manifest
@@ -71,7 +79,9 @@ def _check_partition(
     if manifest is None and seen is not None:
         return found  # said already; what the disk has can be compared with nothing
     in_force = partial(entry_in_force, ManifestStore(store, keys, StoreOptions(clock=clock)))
-    found.merge(check_local(partition, manifest, entries, deep=deep, in_force=in_force))
+    found.merge(
+        check_local(partition, manifest, entries, deep=deep, find_hole=find_hole, in_force=in_force)
+    )
     return found
 
 

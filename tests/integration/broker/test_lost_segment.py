@@ -133,6 +133,15 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     offload(house)
     partition = offload(house)
     assert partition.cold.end_offset == (50 if was == "compact" else 10)
+    assert house.broker.verify("t", deep=True).ok is (was == "compact")
+
+
+def test_what_compaction_left_out_is_no_loss_without_a_bucket_either(house):
+    fill(house, 5, **{"cleanup.policy": "compact", "remote.storage.enable": "false"})
+    lose(house, 20)
+    house.broker.chores.compactor._checkpoints.save({("t", 0): 50})
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    assert house.broker.verify("t", deep=True).ok
 
 
 def test_without_a_bucket_it_is_told(house):

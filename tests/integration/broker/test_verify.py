@@ -206,16 +206,15 @@ def test_offsets_that_no_local_file_has_any_more_are_named(house, damage):
     house.broker.close()
     if damage == "lost":
         gone.path.unlink()
-        named, detail = before, f"end in offset {before.last_offset}"
+        named, first = before, gone.base_offset
     else:
         last = [] if damage == "emptied" else list(iter_headers(gone.path.read_bytes()))[:-1]
         gone.path.write_bytes(gone.path.read_bytes()[: last[-1].end_position if last else 0])
-        ends = last[-1].last_offset if last else gone.base_offset - 1
-        named, detail = gone, f"end in offset {ends}"
+        named, first = gone, last[-1].next_offset if last else gone.base_offset
     house.broker = house.open()
     (problem,) = house.broker.verify("t", deep=True).problems
     assert (problem.kind, problem.file) == ("gap", str(named.path))
-    assert f"{detail}, the next begin at {after.base_offset}" in problem.detail
+    assert f"offsets {first} to {after.base_offset - 1} are missing" in problem.detail
 
 
 def test_tiers_that_say_different_things_are_named(filled):
