@@ -3,6 +3,8 @@
 * The options of the source have the names of the other commands; any other of its options goes
   through `--option NAME=VALUE`.
 * Without `--server` the bucket alone is read.
+* Without `--token-file` whoever asks the broker, here or on an executor, reads the environment that
+  it has, as `tierlog.Client` does.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from record_format.errors import ConfigurationError
+from tierlog.cli.client_options import TokenFile
 from tierlog.cli.offline import EndpointOption, RegionOption
 
 if TYPE_CHECKING:
@@ -59,10 +61,6 @@ PartitionsOption = Annotated[
     list[int] | None,
     typer.Option("--partition", "-p", min=0, help="One or more; all by default."),
 ]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", envvar="TIERLOG_TOKEN_FILE", help="File that holds a token."),
-]
 FromTimeOption = Annotated[
     str | None,
     typer.Option("--from-time", metavar="TIME", help="From the first record at or after it."),
@@ -84,7 +82,7 @@ class SourceOptions:
     server: ServerOption = None
     s3_endpoint: EndpointOption = None
     s3_region: RegionOption = None
-    token_file: TokenFileOption = None
+    token_file: TokenFile = None
     option: SourceOption = None
     master: MasterOption = None
     conf: ConfOption = None

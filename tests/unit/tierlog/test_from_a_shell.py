@@ -10,6 +10,7 @@ import pytest
 
 import tierlog
 from tierlog import client as client_module
+from tierlog.cli.main import COMMANDS, load_command
 from tierlog.client import calls
 
 
@@ -90,6 +91,15 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
     monkeypatch.setenv("TIERLOG_CA_FILE", "/none")
     with pytest.raises(tierlog.errors.ConfigurationError, match="CA file /none"):
         kind()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_takes_a_variable_for_a_flag_that_the_client_reads_in_an_order(name):
+    commands = [load_command(name)]
+    for command in commands:
+        commands.extend(getattr(command, "commands", {}).values())
+        variables = {option.name: option.envvar for option in command.params}
+        assert not {"TIERLOG_TOKEN", "TIERLOG_TOKEN_FILE"} & set(variables.values()), command.name
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
