@@ -51,9 +51,10 @@ class _Clients:
     def broker(self, access: Access, *, patient: bool) -> Client:
         # A read of the bucket alone does not pay for it.
         from tierlog.client import Client, RetryPolicy
-        from tierlog.client.exchange import RESTART_ATTEMPTS
+        from tierlog.client.exchange import ENDLESS, RESTART_S
 
         assert access.server is not None
+        lasting = RetryPolicy(attempts=ENDLESS, deadline_s=RESTART_S)
         with self._lock:
             if (access, patient) not in self._brokers:
                 self._brokers[access, patient] = Client(
@@ -61,7 +62,7 @@ class _Clients:
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
-                    retries=RetryPolicy().at_least(RESTART_ATTEMPTS if patient else 1),
+                    retries=lasting if patient else None,
                 )
             return self._brokers[access, patient]
 

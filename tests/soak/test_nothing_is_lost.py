@@ -10,6 +10,7 @@ folder restored out of the bucket alone:
 * the compacted topic's last value of each key is the last that was acknowledged.
 """
 
+import math
 import os
 import random
 import secrets
@@ -37,6 +38,7 @@ MINUTES = float(os.environ.get("TIERLOG_SOAK_MINUTES", "10"))
 PARTITIONS, PRODUCERS, KEYS = 3, 4, 300
 BURST = 200  # records that a producer sends before it waits for all of them
 PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5)
+BATCHING = tierlog.Batching(delivery_timeout_s=math.inf)
 WAITING = Limits(wait_ms=500)
 STREAM = {"segment.bytes": 1 << 20, "local.retention.bytes": 2 << 20, "retention.ms": -1}
 TABLE = {
@@ -84,7 +86,7 @@ class World:
         """Numbered records, a burst at a time: `number`-`count` with a filling of its own."""
         dice, count, sent = random.Random(f"{self.seed}-{number}"), 0, []
         partition = number % PARTITIONS
-        with self.client() as client, client.producer() as producer:
+        with self.client() as client, client.producer(BATCHING) as producer:
             while self.writing.is_set():
                 for _ in range(BURST):
                     filling = dice.randbytes(dice.randrange(10, 400))
@@ -99,7 +101,7 @@ class World:
 
     def put_keys(self) -> None:
         dice, count = random.Random(f"{self.seed}-keys"), 0
-        with self.client() as client, client.producer() as producer:
+        with self.client() as client, client.producer(BATCHING) as producer:
             while self.writing.is_set():
                 for _ in range(BURST):
                     key, value = b"key-%d" % dice.randrange(KEYS), b"%d" % count

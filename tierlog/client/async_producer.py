@@ -142,7 +142,13 @@ class AsyncProducer:
             raise
 
     async def _send(self, pending: Pending) -> None:
-        steps = deliver(pending, self._sequences, self._batching, self._client.retries)
+        steps = deliver(
+            pending,
+            self._sequences,
+            self._batching,
+            self._client.retries,
+            now_ms=self._clock(),
+        )
         try:
             await self._client.run(steps)
         except BaseException as error:

@@ -20,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from random import randrange
 from typing import Final, NamedTuple
@@ -45,7 +45,15 @@ from tierlog.client.answers import (
     TopicDescription,
 )
 from tierlog.client.calls import Acks, check_acks
-from tierlog.client.exchange import RESTART_ATTEMPTS, AnswerLost, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import (
+    ENDLESS,
+    RESTART_S,
+    AnswerLost,
+    BrokerUnreachable,
+    RetryPolicy,
+    Steps,
+    exchange,
+)
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
@@ -69,8 +77,8 @@ Delivery = Future[Placed]
 class Batching:
     """How records are gathered. `batch_bytes` is before compression.
 
-    `attempts`: of one batch, while the broker answered the one before; a minute and a half, as long
-    as a restart may take. What waits behind a batch that failed has the client's own.
+    `delivery_timeout_s`: how long after a batch was due it is tried again, where the broker had
+    answered the one before; as Kafka's delivery.timeout.ms.
     """
 
     linger_ms: int = 5
@@ -78,7 +86,7 @@ class Batching:
     buffer_bytes: int = 32 << 20
     compression: str = "none"
     acks: Acks = "all"
-    attempts: int = RESTART_ATTEMPTS
+    delivery_timeout_s: float = RESTART_S
 
     def __post_init__(self) -> None:
         if self.compression not in CODEC_IDS:
@@ -202,7 +210,7 @@ class Sequences:
 
     def __init__(self) -> None:
         self.identity: ProducerIdentity | None = None
-        self.is_answered = False  # when a batch was sent last
+        self.is_answered: bool | None = None  # when a batch was sent last; None: none was
         self._next: dict[TopicPartition, int] = {}
 
     def next_of(self, place: TopicPartition) -> int:
@@ -217,11 +225,21 @@ class Sequences:
 
 
 def deliver(
-    pending: Pending, sequences: Sequences, batching: Batching, policy: RetryPolicy
+    pending: Pending,
+    sequences: Sequences,
+    batching: Batching,
+    policy: RetryPolicy,
+    *,
+    now_ms: int,
 ) -> Steps[None]:
     """Send one batch and settle its deliveries; never raises for what they can be told."""
-    patient = policy.at_least(batching.attempts) if sequences.is_answered else policy
+    timeout_s = batching.delivery_timeout_s
+    left_s = timeout_s - (now_ms - pending.due_ms) / 1000
+    attempts = ENDLESS if sequences.is_answered else policy.attempts
+    patient = replace(policy, attempts=attempts, deadline_s=left_s)
     try:
+        if left_s <= 0 and sequences.is_answered is False:
+            raise BrokerUnreachable(f"not tried: no answer to the one before it in {timeout_s:g} s")
         if sequences.identity is None:
             sequences.identity = yield from exchange(calls.init_producer(), patient)
         call = calls.produce_batches(
@@ -234,7 +252,7 @@ def deliver(
     except TierlogError as error:
         if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending.records) > 1:
             for part in _parts(pending, error):
-                yield from deliver(part, sequences, batching, policy)
+                yield from deliver(part, sequences, batching, policy, now_ms=now_ms)
             return
         if not _changed_nothing(error):
             sequences.give_up()

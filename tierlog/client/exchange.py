@@ -1,4 +1,4 @@
-"""One call as a value, and the conversation it takes: no sockets, no sleeping, no clock in here.
+"""One call as a value, and the conversation it takes: no sockets and no sleeping in here.
 
 Rules that keep it honest:
 
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from record_format.errors import OutcomeUnknownError, RetriableError
@@ -81,26 +83,27 @@ class Call(Generic[T]):
     answered_by: frozenset[int] = frozenset()
 
 
-RESTART_ATTEMPTS: Final = 30  # a minute and a half, as long as a broker's restart may take
+RESTART_S: Final = 120.0  # as long as a broker's restart may take; Kafka's delivery.timeout.ms
+ENDLESS: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and after how long. A `Retry-After` above `max_pause_s` ends the attempts."""
+    """How often, after how long, and for how long: no attempt begins later than `deadline_s` after
+    the first. A `Retry-After` above `max_pause_s` ends the attempts.
+    """
 
     attempts: int = 5
     first_pause_s: float = 0.1
     max_pause_s: float = 5.0
+    deadline_s: float = inf
     jitter: Callable[[], float] = field(default=random.random)
+    clock: Callable[[], float] = field(default=time.monotonic)
 
     def pause_s(self, attempt: int) -> float:
         """Before attempt number `attempt` + 1; between half and all of an exponential step."""
         step = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.max_pause_s)
         return step * (0.5 + self.jitter() / 2)
-
-    def at_least(self, attempts: int) -> RetryPolicy:
-        """For those who know that the broker is there, and may be on its way back."""
-        return replace(self, attempts=max(self.attempts, attempts))
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
@@ -116,7 +119,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
     AnswerLost where an earlier copy may have been done.
     """
-    attempt = 0
+    attempt, began_s = 0, policy.clock()
     lost: AnswerLost | None = None
     while True:
         attempt += 1
@@ -126,7 +129,8 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         wait_s = policy.pause_s(attempt)
         if isinstance(outcome, Reply):
             wait_s = max(wait_s, retry_after_s(outcome))
-        last = attempt >= policy.attempts or wait_s > policy.max_pause_s
+        late = policy.clock() + wait_s > began_s + policy.deadline_s
+        last = late or attempt >= policy.attempts or wait_s > policy.max_pause_s
         if last or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome) from lost
         if attempt % TELL_EVERY == 0:

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from tierlog.client import calls
 from tierlog.client.answers import TOPIC_KNOWN_MS, TopicDescription
 from tierlog.client.cursor import PartitionCursor
-from tierlog.client.exchange import RetryPolicy, Steps, exchange
+from tierlog.client.exchange import ENDLESS, RetryPolicy, Steps, exchange
 from tierlog.client.records import ConsumedRecord
 
 FOLLOW_WAIT_MS: Final = 10_000
 ROUND_MS: Final = 500
-ENDLESS: Final = 2**63
 
 
 class Turn(NamedTuple):
@@ -52,7 +53,9 @@ class Turns:
     def policy(self) -> RetryPolicy:
         """For all that a reader of these asks. One try alone stays one."""
         patient = any(one.follow and one.is_answered for one in self._queue)
-        return self._retries.at_least(ENDLESS if patient and self._retries.attempts > 1 else 1)
+        if not patient or self._retries.attempts == 1:
+            return self._retries
+        return replace(self._retries, attempts=ENDLESS, deadline_s=inf)
 
     def next_turn(self, now_s: float) -> Turn | None:
         if (look := self._look(now_s)) is not None:

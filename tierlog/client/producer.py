@@ -182,7 +182,13 @@ class Producer:
 
     def _work(self) -> None:
         while (pending := self._next()) is not None:
-            steps = deliver(pending, self._sequences, self._batching, self._client.retries)
+            steps = deliver(
+                pending,
+                self._sequences,
+                self._batching,
+                self._client.retries,
+                now_ms=self._clock(),
+            )
             try:
                 self._client.run(steps)
             except BaseException as error:  # a bug, or its client was closed

@@ -233,6 +233,15 @@ def test_reads_are_repeated_until_the_attempts_are_used_up():
     assert len(script.requests) == 3
 
 
+def test_reads_are_not_repeated_behind_the_deadline():
+    script, now_s = Script(httpx.ReadTimeout), iter(range(0, 1000, 30))
+    policy = RetryPolicy(first_pause_s=0.0, deadline_s=60, clock=lambda: next(now_s))
+    transport = httpx.MockTransport(script)
+    with tierlog.Client(retries=policy, transport=transport) as c, pytest.raises(BrokerUnreachable):
+        c.list_topics()
+    assert len(script.requests) == 3
+
+
 def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
     script = Script(problem(503, "store-unavailable", retry_after="60"))
     with client(script) as c, pytest.raises(errors.StoreUnavailable) as caught:

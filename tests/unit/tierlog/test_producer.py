@@ -136,13 +136,29 @@ def test_a_broker_that_was_there_is_waited_for():
     assert broker.identities == 1
 
 
-def test_a_broker_that_does_not_come_back_is_waited_for_once():
-    broker = TinyBroker(None, *["lost"] * 40)
-    with client(broker) as c, c.producer(Batching(batch_bytes=100)) as producer:
+@pytest.mark.parametrize("try_s", [0.5, 30])
+def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_old(try_s):
+    """A try takes long where the broker is frozen: it is counted by time, not by tries."""
+    broker, now_s = TinyBroker(None, *["lost"] * 1000), [0.0]
+
+    def timed(request: httpx.Request) -> httpx.Response:
+        now_s[0] += try_s if broker.faults[0] else 0
+        return broker(request)
+
+    policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
+    batching = Batching(batch_bytes=100, delivery_timeout_s=120)
+    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+        producer = Producer(c, batching, clock=lambda: int(now_s[0] * 1000))
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(6)]
+        assert producer.flush()
+        assert 120 <= now_s[0] <= 120 + try_s
+        del broker.faults[:-1]
+        broker.faults[0] = None
+        sent.append(producer.send("t", b"anew", partition=0))
+        producer.close()
     kinds = [type(one.exception(0)).__name__ for one in sent]
-    assert kinds == ["NoneType", *["BrokerUnreachable"] * 4, "NoneType"]  # 30, 3, 3 and 3 attempts
-    assert broker.faults == []
+    assert kinds == ["NoneType", *["BrokerUnreachable"] * 5, "NoneType"]
+    assert "not tried" in str(sent[2].exception(0))
 
 
 def test_a_batch_that_is_too_large_for_its_topic_goes_in_parts():
