@@ -5,7 +5,7 @@ Rules that keep it honest:
 * One batch of a partition is under way at a time, so records stay in the order they were sent in.
 * Every batch carries the producer's identity and a sequence, so that it may be sent again after a
   lost answer and is appended once (`exchange` does so).
-* Where it stays unknown whether a batch was appended, its records fail with what is known, and the
+* Where it stays unknown whether a batch was appended, its records fail with `AnswerLost`, and the
   identity is given up: a sequence is never used for other records.
 * What waits is bounded by `buffer_bytes`; who sends too fast waits for room.
 * Who stops waiting for a record (`cancel`, a timeout around `await`) stops only that: it goes out.
@@ -254,12 +254,15 @@ def deliver(
             for part in _parts(pending, error):
                 yield from deliver(part, sequences, batching, policy, now_ms=now_ms)
             return
+        sequences.is_answered = isinstance(error, RequestError)
+        was_sent = sequences.identity is not None
         if not _changed_nothing(error):
             sequences.give_up()
-        sequences.is_answered = isinstance(error, RequestError)
-        refused = (len(pending.records), *pending.place, error)
+        if was_sent and isinstance(error.__cause__, AnswerLost):
+            error = AnswerLost(f"{error}; a copy of it may have been appended")
+        failed = (len(pending.records), *pending.place, error)
         # For those who never look at their futures.
-        log.warning("a batch of %d was not appended to %s-%d: %s", *refused)
+        log.warning("a batch of %d for %s-%d failed: %s", *failed)
         for delivery in pending.deliveries:
             delivery.set_exception(error)
         return

@@ -8,7 +8,8 @@ Rules that keep it honest:
   (`Unsent`), or the broker refused it and said so. A broken connection in between is
   `OutcomeUnknownError`, for the caller to settle; so is what a gateway says for the broker, and a
   broker that stopped in the middle of it.
-* What is sent again may be refused though its first copy was done: then `AnswerLost` is the cause.
+* A write that is sent again may be refused, or find nobody, though a copy was done: then
+  `AnswerLost` is the cause.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     """Yield what to do next, be sent what came of it, return the call's answer.
 
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
-    AnswerLost where an earlier copy may have been done.
+    AnswerLost where a copy of a write may have been done.
     """
     attempt, began_s = 0, policy.clock()
     lost: AnswerLost | None = None
@@ -126,6 +127,12 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         outcome = yield call.request
         if isinstance(outcome, Reply) and _is_answer(outcome, call):
             return call.read(outcome)
+        if (
+            _may_be_done(outcome)
+            and call.request.method != "GET"
+            and call.repeat is Repeat.HARMLESS
+        ):
+            lost = AnswerLost(f"the answer to copy {attempt} of this request was lost")
         wait_s = policy.pause_s(attempt)
         if isinstance(outcome, Reply):
             wait_s = max(wait_s, retry_after_s(outcome))
@@ -135,8 +142,6 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
             raise _failure(call, outcome) from lost
         if attempt % TELL_EVERY == 0:
             log.warning("asked %d times, and go on: %s", attempt, _failure(call, outcome))
-        if _may_be_done(outcome):
-            lost = AnswerLost(f"the answer to copy {attempt} of this request was lost")
         yield Pause(wait_s)
 
 

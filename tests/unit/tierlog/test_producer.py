@@ -14,7 +14,7 @@ import tierlog
 from record_format import errors
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
-from tierlog.client import Batching, BrokerUnreachable, RetryPolicy, answers
+from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, answers
 from tierlog.client.batching import Accumulator, Outgoing, Partitioner
 from tierlog.client.producer import Producer
 
@@ -121,7 +121,7 @@ def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
         second = producer.send("t", "fits", partition=0)
     with pytest.raises(errors.RecordTooLarge):
         first.result(0)
-    assert "a batch of 1 was not appended to t-0: record-too-large" in caplog.text
+    assert "a batch of 1 for t-0 failed: record-too-large" in caplog.text
     assert second.result(0).offset == 0
     assert broker.identities == 1
 
@@ -157,7 +157,7 @@ def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_o
         sent.append(producer.send("t", b"anew", partition=0))
         producer.close()
     kinds = [type(one.exception(0)).__name__ for one in sent]
-    assert kinds == ["NoneType", *["BrokerUnreachable"] * 5, "NoneType"]
+    assert kinds == ["NoneType", "AnswerLost", *["BrokerUnreachable"] * 4, "NoneType"]
     assert "not tried" in str(sent[2].exception(0))
 
 
@@ -187,7 +187,7 @@ def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
         first = producer.send("t", "a", partition=0)
         producer.flush()
         second = producer.send("t", "b", partition=0)
-    with pytest.raises((BrokerUnreachable, errors.ProducerFenced)):
+    with pytest.raises((AnswerLost, errors.ProducerFenced)):
         first.result(0)
     assert second.result(0).partition == 0
     assert broker.identities == 2
@@ -201,10 +201,22 @@ def test_a_sequence_whose_repeat_is_refused_is_not_used_again(fault, refusal):
         first = [producer.send("t", value, partition=0) for value in "ab"]
         producer.flush()
         second = [producer.send("t", value, partition=0) for value in "cd"]
-    assert all(isinstance(one.exception(0), errors.RequestError) for one in first)
+    assert all(isinstance(one.exception(0), AnswerLost) for one in first), "they were appended"
+    assert refusal[1] in str(first[0].exception(0))
     assert [one.result(0).offset for one in second] == [2, 3]
     assert broker.logs[0] == [b"a", b"b", b"c", b"d"]
     assert broker.identities == 2
+
+
+def test_a_batch_that_never_left_may_be_sent_again():
+    def nobody(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/producers":
+            raise httpx.ReadError("gone", request=request)
+        return httpx.Response(200, json=described())
+
+    with client(nobody) as c, c.producer() as producer:
+        sent = producer.send("t", "a")
+    assert isinstance(sent.exception(0), BrokerUnreachable)
 
 
 def test_a_broker_that_stops_in_the_middle_of_a_batch_is_asked_again():
