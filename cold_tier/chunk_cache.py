@@ -38,13 +38,12 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.eviction import EvictionOrder
 from cold_tier.ranged_reader import ChunkKey, ChunkRef
 from record_format.errors import ConfigurationError, DiskFull, Throttled
-from record_format.file_slice import OpenFile
+from record_format.file_slice import OUT_OF_FILES, OpenFile
 
 FILLING: Final = ".filling"
 RENAME_ATTEMPTS: Final = 20
 CHECK_BYTES: Final = 1 << 20
 KEPT_OPEN_MAX: Final = 256
-OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class CacheUsage(NamedTuple):

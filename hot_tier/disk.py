@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hot_tier.spare_descriptors import SpareDescriptors
+from record_format.file_slice import OUT_OF_FILES
 
 if sys.platform == "darwin":
     import fcntl
@@ -25,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No room, or no descriptor: the call did nothing, and may succeed later.
-REFUSED_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+REFUSED_ERRNOS = OUT_OF_FILES | {errno.ENOSPC, errno.EDQUOT}
 
 
 _spare: Final = SpareDescriptors()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
@@ -142,6 +143,7 @@ def _cache(cache: ChunkCacheReport) -> Iterator[Family]:
     yield gauge("tierlog_chunk_cache_bytes", states)
 
 
+@cache
 def _version() -> str:
     try:
         return version("tierlog")

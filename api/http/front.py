@@ -16,8 +16,10 @@ import asyncio
 import itertools
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import structlog
@@ -39,14 +41,16 @@ from api.http.exchange import Exchange, Receive, Send
 from api.http.refusals import CutByStop, MethodNotAllowed
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
-from record_format.errors import TierlogError
-from record_format.file_slice import FileSlice
+from record_format.errors import Throttled, TierlogError
+from record_format.file_slice import OUT_OF_FILES, FileSlice
 
 log = structlog.get_logger(__name__)
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _READING: Final = frozenset(("GET", "HEAD"))
+_READ_BY_POST: Final = "/v1/fetch"
+_TELL_EVERY_S: Final = 60.0
 _BEGUN: Final = "tierlog.begun"  # in the scope: what came of the request's first steps
 
 
@@ -79,6 +83,7 @@ class TierlogApp(FastAPI):
         super().__init__(**kwargs)
         self.context, self.table = context, table
         self._ids = RequestIds()
+        self._told_of_files_s = -inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -206,7 +211,9 @@ class TierlogApp(FastAPI):
         return call
 
     def _refusal(self, exchange: Exchange, error: Exception) -> Answer:
-        writing = exchange.method not in _READING
+        writing = exchange.method not in _READING and exchange.template != _READ_BY_POST
+        if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
+            error = self._out_of_files(error)
         problem = problems.to_problem(
             error,
             request_id=exchange.request_id,
@@ -217,6 +224,14 @@ class TierlogApp(FastAPI):
         if problem.status >= 500:
             self._log(exchange, error, problem.code)
         return Answer(problem.status, problem.headers, problem.body())
+
+    def _out_of_files(self, error: OSError) -> Throttled:
+        """Logged now and then, not for each of the many whom it concerns."""
+        now_s = time.monotonic()
+        if now_s - self._told_of_files_s >= _TELL_EVERY_S:
+            self._told_of_files_s = now_s
+            log.error("no descriptor left for reads", error=str(error))
+        return Throttled(f"no descriptor left for what is to be read: {error.strerror}")
 
     def _log(self, exchange: Exchange, error: Exception, code: str) -> None:
         log.error(

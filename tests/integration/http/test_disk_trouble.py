@@ -3,6 +3,9 @@
 import errno
 import os
 
+import pytest
+from structlog.testing import capture_logs
+
 from hot_tier.disk import Disk
 from tests.integration.http.conftest import Api, problem
 
@@ -70,3 +73,29 @@ def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) ->
     assert api.values(topic, "after", partition=1)["base_offset"] == 1
     assert api.delete(f"/v1/topics/{topic}").status_code == 204
     assert api.get("/readyz").json()["ready"]
+
+
+def test_a_read_that_finds_no_descriptor_left_may_be_asked_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(segment_bytes=1024, remote_storage_enable=False)
+    for value in range(4):
+        api.values(topic, str(value) * 900)
+    files = api.broker.partition(topic, 0).log._state.files
+    files.forget_all(api.broker.partition(topic, 0).log._state.folder)
+
+    def none_left(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(files, "open", none_left)
+    many = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
+    with capture_logs() as logs:
+        refused = [api.get(f"/v1/topics/{topic}/partitions/0/records?offset=0") for _ in range(3)]
+        refused.append(api.post("/v1/fetch", json=many))
+    for answer in refused:
+        problem(answer, 429, "throttled")
+        assert int(answer.headers["retry-after"]) > 0
+    told = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
+    assert told == ["no descriptor left for reads"]
+    monkeypatch.undo()
+    assert len(api.fetch(topic).json()["records"]) == 4
