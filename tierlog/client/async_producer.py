@@ -59,6 +59,7 @@ class AsyncProducer:
         self._sequences = Sequences()
         self._changed = asyncio.Condition()
         self._flushing = 0
+        self._turn_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._failure: BaseException | None = None
@@ -83,7 +84,10 @@ class AsyncProducer:
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
         async with self._changed:
-            await self._changed.wait_for(lambda: self._waiting.has_room(record.size_bytes))
+            if now_ms != self._turn_ms:  # or a loop over `send` would keep all else from running
+                self._turn_ms = now_ms
+                await asyncio.sleep(0)
+            await self._changed.wait_for(lambda: self._waiting.has_room(record))
             self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)

@@ -7,7 +7,8 @@ Rules that keep it honest:
   lost answer and is appended once (`exchange` does so).
 * Where it stays unknown whether a batch was appended, its records fail with `AnswerLost`, and the
   identity is given up: a sequence is never used for other records.
-* What waits is bounded by `buffer_bytes`; who sends too fast waits for room.
+* What waits is bounded by `buffer_bytes`, what Python takes for it included; who sends too fast
+  waits for room.
 * Who stops waiting for a record (`cancel`, a timeout around `await`) stops only that: it goes out.
 * What cannot be a record is refused in `outgoing`, where it is handed in: inside a batch it would
   fail its neighbours.
@@ -60,6 +61,8 @@ from tierlog.client.times import Time, time_of_record
 log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
+# What Python keeps for a record that waits, its future above all: of small ones it is nearly all.
+OBJECTS_BYTES: Final = 2048
 
 
 class Placed(NamedTuple):
@@ -123,6 +126,10 @@ class Pending:
     deliveries: list[Delivery] = field(default_factory=list)
     size_bytes: int = HEADER_SIZE
 
+    @property
+    def held_bytes(self) -> int:
+        return self.size_bytes - HEADER_SIZE + len(self.records) * OBJECTS_BYTES
+
 
 class Accumulator:
     """What waits, by partition. Not thread-safe: whoever drives it holds a lock, or is one task."""
@@ -133,9 +140,10 @@ class Accumulator:
         self._under_way: dict[TopicPartition, Pending] = {}
         self.held_bytes = 0
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_room(self, record: Outgoing) -> bool:
         """A record larger than the buffer has room where nothing else is held."""
-        return not self.held_bytes or self.held_bytes + size_bytes <= self._batching.buffer_bytes
+        held_bytes = self.held_bytes + record.size_bytes + OBJECTS_BYTES
+        return not self.held_bytes or held_bytes <= self._batching.buffer_bytes
 
     def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> Delivery:
         queue = self._queues.setdefault(place, deque())
@@ -148,7 +156,7 @@ class Accumulator:
         pending.records.append(record)
         pending.deliveries.append(delivery)
         pending.size_bytes += size
-        self.held_bytes += size
+        self.held_bytes += size + OBJECTS_BYTES
         return delivery
 
     def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending | None:
@@ -173,7 +181,7 @@ class Accumulator:
         del self._under_way[pending.place]
         if not self._queues[pending.place]:
             del self._queues[pending.place]
-        self.held_bytes -= pending.size_bytes - HEADER_SIZE
+        self.held_bytes -= pending.held_bytes
 
     def fail_all(self, error: BaseException) -> None:
         """For who can send no more: of all that waits and is under way, nobody waits for ever."""
@@ -189,7 +197,7 @@ class Accumulator:
             )
         for queue in self._queues.values():
             while queue:
-                self.held_bytes -= queue.popleft().size_bytes - HEADER_SIZE
+                self.held_bytes -= queue.popleft().held_bytes
 
     def next_due_ms(self) -> int | None:
         """When something becomes due by lingering; None where nothing waits."""

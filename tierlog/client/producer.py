@@ -113,9 +113,8 @@ class Producer:
         if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
             self._learn(topic, now_ms)
         with self._changed:
-            size = record.size_bytes
             if not self._changed.wait_for(
-                lambda: self._waiting.has_room(size), self._room_timeout_s
+                lambda: self._waiting.has_room(record), self._room_timeout_s
             ):
                 raise Throttled(f"no room for a record within {self._room_timeout_s} s")
             self._check_open()
