@@ -32,9 +32,8 @@ from cold_tier.batch_finder import (
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk, ChunkTable
-from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
-from cold_tier.open_transactions import OpenTransactions
+from cold_tier.open_transactions import aborted_transactions
 from cold_tier.prefetch import Prefetcher
 from cold_tier.ranged_reader import ChunkRef, FetchCounts, RangedReader
 from cold_tier.read_ahead import ReadAhead
@@ -43,7 +42,7 @@ from record_format.batch import BatchHeader, parse_header
 from record_format.decode import expand, walk_batch
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
 from record_format.file_slice import FileSlice, OpenFile
-from record_format.index_layouts import AbortedTxn, parse_txn_index
+from record_format.index_layouts import AbortedTxn
 
 __all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
 
@@ -375,22 +374,11 @@ class ColdReader:
         """Those with records in [start_offset, end_offset), by the indexes of `segments`, which
         begin with the one that holds `start_offset`; as many as can name one are looked at.
         """
-        found: list[AbortedTxn] = []
-        left = OpenTransactions(end_offset=end_offset)
-        for segment in segments:
-            section = self._indexes.section(segment, SectionKind.TXN_INDEX)
-            for entry in parse_txn_index(
-                section, base_offset=segment.base_offset, file=segment.indexes_key
-            ):
-                if entry.last_offset >= start_offset and entry.first_offset < end_offset:
-                    found.append(entry)
-                if entry.last_stable_offset >= end_offset:
-                    return found
-            base_offset, last_offset = segment.base_offset, segment.last_offset
-            producers = self._indexes.producers(segment)
-            if left.none_after(producers, base_offset=base_offset, last_offset=last_offset):
-                return found
-        return found
+        return aborted_transactions(
+            map(self._indexes.transactions, segments),
+            start_offset=start_offset,
+            end_offset=end_offset,
+        )
 
 
 def _skip_gap(table: ChunkTable, next_offset: int, *, end_offset: int) -> int:

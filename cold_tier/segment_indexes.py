@@ -19,16 +19,18 @@ from cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
 from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
-from cold_tier.open_transactions import Producers, parse_producers
+from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef
 from cold_tier.retry import RetryPolicy
 from record_format.errors import CorruptObject, CorruptSnapshot, UnknownFormatVersion
+from record_format.index_layouts import parse_txn_index
 
 T = TypeVar("T")
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
+PRODUCERS: Final = -1  # what is kept of a segment's snapshot; others by the kind of their section
 OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
 
 
@@ -119,7 +121,15 @@ class SegmentIndexes:
 
         return self._get((segment.indexes_key, int(kind)), load)
 
-    def producers(self, segment: ColdSegment) -> Producers | None:
+    def transactions(self, segment: ColdSegment) -> SegmentTransactions:
+        """Raises CorruptTxnIndex too."""
+        file = segment.indexes_key
+        section = self.section(segment, SectionKind.TXN_INDEX)
+        aborted = parse_txn_index(section, base_offset=segment.base_offset, file=file)
+        producers = self._producers(segment)
+        return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
+
+    def _producers(self, segment: ColdSegment) -> Producers | None:
         """At the end of the segment; None where nothing good says it."""
         file = segment.indexes_key
         section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
@@ -131,7 +141,7 @@ class SegmentIndexes:
             return parse_producers(check_section(section, body, file=file), file=file), len(body)
 
         try:
-            return self._get((file, int(SectionKind.PRODUCER_SNAPSHOT)), load)
+            return self._get((file, PRODUCERS), load)
         except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
             return None
 

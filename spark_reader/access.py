@@ -12,10 +12,11 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import S3Options, open_store
+from cold_tier.segment_indexes import SegmentIndexes
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -33,20 +34,31 @@ class Access:
     ca_file: str | None = None
 
 
+INDEXES_BYTES: Final = 64 << 20  # chunk tables of about a terabyte
+INDEX_LOADS: Final = 32  # at once, however many partitions are planned together
+
+
+class _Bucket(NamedTuple):
+    store: ObjectStore
+    indexes: SegmentIndexes
+
+
 class _Clients:
     """The stores and brokers that this process talks to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stores: dict[Access, ObjectStore] = {}
+        self._buckets: dict[Access, _Bucket] = {}
         self._brokers: dict[tuple[Access, bool], Client] = {}
 
-    def store(self, access: Access) -> ObjectStore:
+    def bucket(self, access: Access) -> _Bucket:
         assert access.store is not None
         with self._lock:
-            if access not in self._stores:
-                self._stores[access] = open_store(access.store, access.s3, must_exist=True)
-            return self._stores[access]
+            if access not in self._buckets:
+                store = open_store(access.store, access.s3, must_exist=True)
+                indexes = SegmentIndexes(store, limit_bytes=INDEXES_BYTES, loads_max=INDEX_LOADS)
+                self._buckets[access] = _Bucket(store, indexes)
+            return self._buckets[access]
 
     def broker(self, access: Access, *, patient: bool) -> Client:
         # A read of the bucket alone does not pay for it.
@@ -68,11 +80,11 @@ class _Clients:
 
     def close(self) -> None:
         with self._lock:
-            for store in self._stores.values():
-                store.close()
+            for bucket in self._buckets.values():
+                bucket.store.close()
             for broker in self._brokers.values():
                 broker.close()
-            self._stores.clear()
+            self._buckets.clear()
             self._brokers.clear()
 
 
@@ -101,7 +113,12 @@ class Connections:
 
     @cached_property
     def store(self) -> ObjectStore:
-        return _clients.store(self.access)
+        return _clients.bucket(self.access).store
+
+    @cached_property
+    def indexes(self) -> SegmentIndexes:
+        """What was read of segments that never change is kept, within a limit."""
+        return _clients.bucket(self.access).indexes
 
     @cached_property
     def broker(self) -> Client:

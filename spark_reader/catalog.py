@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import chain
 
+from cold_tier.open_transactions import aborted_transactions
 from manifest.keys import PartitionKeys
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
@@ -27,7 +29,8 @@ from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NO_LIMITS, ReadOptions
-from spark_reader.side_by_side import in_parallel
+from spark_reader.plan import ChunkPiece
+from spark_reader.side_by_side import ahead, in_parallel
 from spark_reader.stream_offsets import StreamOffsets
 from spark_reader.topics import TopicFacts, Topics
 from tierlog.client.answers import Offsets
@@ -147,8 +150,7 @@ class Catalog:
         last = list(manifests.iter_entries(manifest, from_offset=_last_offset(manifest)))
         if not last:
             return manifest.end_offset
-        store = self._connections.store
-        begun = cold_index.first_open_transaction(store, cold_index.read_index(store, last[-1]))
+        begun = cold_index.first_open_transaction(self._connections.indexes, last[-1])
         return manifest.end_offset if begun is None else min(begun, manifest.end_offset)
 
     def _manifest(self, topic: TopicFacts, partition: int) -> tuple[Manifest | None, bool]:
@@ -187,28 +189,41 @@ class Catalog:
                 return
             yield entry
 
-    def indexes(
+    def chunks(
         self, entries: Iterable[SegmentEntry], *, missing: Callable[[MissingObject], None]
-    ) -> list[cold_index.SegmentIndex]:
-        """Those that there are; `missing` is told of each other one."""
-        store = self._connections.store
+    ) -> list[ChunkPiece]:
+        """Those of the segments whose index is there; `missing` is told of each other one."""
 
-        def read(entry: SegmentEntry) -> cold_index.SegmentIndex | MissingObject:
+        def read(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:
-                return cold_index.read_index(store, entry)
+                return list(cold_index.pieces(self._connections.indexes, entry))
             except MissingObject as error:
                 return error
 
-        found = in_parallel(read, entries)
-        for one in found:
+        found: list[ChunkPiece] = []
+        for one in ahead(read, entries):
             if isinstance(one, MissingObject):
                 missing(one)
-        return [one for one in found if not isinstance(one, MissingObject)]
+            else:
+                found += one
+        return found
 
-    def aborted(self, indexes: Iterable[cold_index.SegmentIndex]) -> list[AbortedTxn]:
-        store = self._connections.store
-        found = in_parallel(lambda one: cold_index.aborted_transactions(store, one), indexes)
-        return [transaction for one in found for transaction in one]
+    def aborted(
+        self, facts: PartitionFacts, *, start_offset: int, end_offset: int
+    ) -> list[AbortedTxn]:
+        """The transactions with records in [start_offset, end_offset). Raises MissingObject.
+
+        The marker of one may lie in a later segment than its records, also behind
+        `cold_end_offset`: that is where another one begins which is open still.
+        """
+        assert facts.manifest is not None, "without one nothing is cold"
+        read, cold_end = self._connections.indexes.transactions, facts.manifest.end_offset
+        within = list(self.entries(facts, start=start_offset, end=end_offset))
+        behind = self.entries(facts, start=within[-1].next_offset, end=cold_end)
+        with closing(ahead(read, within)) as first:
+            return aborted_transactions(
+                chain(first, map(read, behind)), start_offset=start_offset, end_offset=end_offset
+            )
 
     def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
         """The first readable record at or after `timestamp`; None where all are older."""
@@ -220,6 +235,7 @@ class Catalog:
         else:
             offset = cold_index.first_at_time(
                 self._connections.store,
+                self._connections.indexes,
                 self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
                 timestamp=timestamp,
                 log_start_offset=facts.log_start_offset,

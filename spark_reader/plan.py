@@ -33,6 +33,7 @@ class ChunkPiece(NamedTuple):
     last_offset: int
     min_timestamp: int | None
     max_timestamp: int | None
+    has_transactions: bool
 
 
 class TailPiece(NamedTuple):

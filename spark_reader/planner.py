@@ -13,7 +13,6 @@ from record_format.cut import Cut
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
-from spark_reader.cold_index import pieces
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
 from spark_reader.plan import (
@@ -110,24 +109,21 @@ class Planner:
 
         entries = self.catalog.entries(facts, start=start, end=end)
         held = (one for one in entries if may_hold(one, cut))
-        indexes = self.catalog.indexes(held, missing=missing)
-        chunks = [piece for index in indexes for piece in pieces(index)]
-        if self._options.isolation == "read_uncommitted" or not chunks:
+        chunks = self.catalog.chunks(held, missing=missing)
+        in_transactions = [chunk for chunk in chunks if chunk.has_transactions]
+        if self._options.isolation == "read_uncommitted" or not in_transactions:
             return chunks, []
-
-        def missing_markers(error: MissingObject) -> None:
+        first, last = in_transactions[0], in_transactions[-1]
+        try:
+            return chunks, self.catalog.aborted(
+                facts, start_offset=first.first_offset, end_offset=min(end, last.last_offset + 1)
+            )
+        except MissingObject as error:
             # Not by `failOnDataLoss`: rows would not be gone, but wrong.
             raise DataLoss(
                 f"{facts.topic}-{facts.partition}: {error}; without it aborted records cannot be "
                 "told from committed ones, option isolationLevel=read_uncommitted reads both"
-            )
-
-        # The marker of a transaction may lie in a later segment than its records, also behind
-        # `cold_end_offset`: that is where another one begins which is open still.
-        assert facts.manifest is not None, "without one nothing is cold"
-        first = chunks[0].first_offset
-        later = self.catalog.entries(facts, start=first, end=facts.manifest.end_offset)
-        return chunks, self.catalog.aborted(self.catalog.indexes(later, missing=missing_markers))
+            ) from error
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:

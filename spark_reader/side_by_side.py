@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 PARALLEL: Final = 16
@@ -12,12 +13,21 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """`work` of each item, in their order; `PARALLEL` of a call's wait for the network together,
-    and those of a call within a call beside them.
+def ahead(work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+    """`work` of each item, in their order; up to `PARALLEL` of them wait for the network together,
+    and those of a call within a call beside them. An error is raised where it is reached.
     """
-    listed = list(items)
-    if len(listed) < 2:
-        return list(map(work, listed))
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tierlog-plan") as pool:
-        return list(pool.map(work, listed))
+        begun: deque[Future[R]] = deque()
+        for item in items:
+            begun.append(pool.submit(work, item))
+            if len(begun) == PARALLEL:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+
+
+def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """All of it at once: as `ahead`, but for one item alone no thread is begun."""
+    listed = list(items)
+    return list(map(work, listed) if len(listed) < 2 else ahead(work, listed))

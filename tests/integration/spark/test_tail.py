@@ -7,10 +7,13 @@ import threading
 import pytest
 
 from broker.damaged import Damaged
+from cold_tier.object_keys import parse_segment
+from cold_tier.segment_indexes import SegmentIndexes
 from record_format.arrow_columns import COLUMNS
 from record_format.control import marker_key, marker_value
 from record_format.encode import encode_batch
 from record_format.errors import CorruptDataError, UnknownTopic
+from spark_reader import access
 from spark_reader.catalog import Catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
@@ -278,6 +281,49 @@ def test_what_was_aborted_is_left_out_though_its_marker_lies_far_behind_an_open_
         tiers.offload("txn")
         for way in ways:
             assert Run(tiers, **read, **way).rows() == {}
+
+
+def test_aborted_transactions_are_looked_for_while_one_is_open_and_only_where_there_are_any(
+    tmp_path, monkeypatch
+):
+    folder = KafkaFolder(tmp_path / "txn-0")
+    folder.roll()
+    folder.put(b"plain")
+    folder.put(b"aborted", producer_id=1, base_sequence=0)
+    folder.roll()
+    folder.put(b"between")
+    folder.roll()
+    folder.end(1, committed=False)
+    for _ in range(3):
+        folder.roll()
+        folder.put(b"plain")
+    with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
+        tiers.offload("txn")
+        fetch, asked = SegmentIndexes._fetch, set()
+
+        def noted(indexes, key, *place):
+            asked.add(parse_segment(key).base_offset)
+            return fetch(indexes, key, *place)
+
+        monkeypatch.setattr(SegmentIndexes, "_fetch", noted)
+        monkeypatch.setattr(access, "_clients", access._Clients())
+        last = 6  # by its producers the end of what is stable in the bucket
+        for start, end, offsets, segments in (
+            (0, 2, [0], {0, 2, 3, last}),
+            (2, 3, [2], {2, last}),
+            (3, 5, [4], {3, 4, last}),
+            (0, -1, [0, 2, 4, 5, 6], {0, 2, 3, 4, 5, last}),
+        ):
+            bounds = {
+                "startingOffsets": {"txn": {"0": start}},
+                "endingOffsets": {"txn": {"0": end}},
+            }
+            bounds = {name: json.dumps(bound) for name, bound in bounds.items()}
+            run = Run(tiers, subscribe="txn", isolationLevel="read_committed", **bounds)
+            assert [row[0] for row in run.rows()["txn", 0]] == offsets
+            assert asked == segments
+            asked.clear()
+            access._clients.close()  # nothing is kept
 
 
 def test_the_tail_begins_inside_a_chunk_where_a_transaction_was_open(tmp_path):

@@ -11,7 +11,7 @@ from manifest.transitions import record_gap, trim
 from record_format.arrow_columns import COLUMNS
 from record_format.cut import Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
-from spark_reader import cold_index
+from spark_reader import access
 from spark_reader.jobs.replay_plan import cut_steps, options_of
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
@@ -220,7 +220,7 @@ def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path, monkeypatch):
 
     store.delete([trimmed.segments[-1].log_key])
     store.delete([trimmed.segments[-2].log_key, trimmed.segments[-2].indexes_key])
-    monkeypatch.setattr(cold_index, "_kept", cold_index._Kept())
+    monkeypatch.setattr(access, "_clients", access._Clients())
     with pytest.raises(DataLoss, match=r"t-0: .*\.indexes"):
         Read(url, subscribe="t")
     rest = Read(url, subscribe="t", failOnDataLoss="false")
@@ -238,15 +238,16 @@ def test_committed_rows_are_not_read_without_all_that_was_aborted(tmp_path, monk
     committed = Read(url, **given).offsets()
     marks = tmp_path / third.indexes_key
     marks.rename(tmp_path / "away")
-    for bounds in ({}, early):
-        monkeypatch.setattr(cold_index, "_kept", cold_index._Kept())
-        with pytest.raises(DataLoss, match=r"t-0: .*\.indexes.*=read_uncommitted"):
-            Read(url, **given, **bounds)
-    Read(url, subscribe="t", failOnDataLoss="false", **early)
+    monkeypatch.setattr(access, "_clients", access._Clients())
+    with pytest.raises(DataLoss, match=r"t-0: .*\.indexes.*=read_uncommitted"):
+        Read(url, **given)
+    # None is open where the second one ends, so that nothing behind it is asked.
+    before = [offset for offset in committed if offset < third.base_offset]
+    assert Read(url, **given, **early).offsets() == before
     # Of the first one no row is read, so that nothing need be left out of it.
     (tmp_path / "away").rename(marks)
     store.delete([first.indexes_key])
-    monkeypatch.setattr(cold_index, "_kept", cold_index._Kept())
+    monkeypatch.setattr(access, "_clients", access._Clients())
     rest = Read(url, **given)
     assert rest.offsets() == [offset for offset in committed if offset >= second.base_offset]
     assert len(rest.lost) == 1

@@ -17,7 +17,9 @@ MIB = 1 << 20
 
 def chunk(number, *, records=100, size=8 * MIB, times=(None, None), first=None):
     first = number * records if first is None else first
-    return ChunkPiece("a.log", number, number * size, size, 0, first, first + records - 1, *times)
+    return ChunkPiece(
+        "a.log", number, number * size, size, 0, first, first + records - 1, *times, False
+    )
 
 
 def work(chunks=(), tail=(), start=0, end=None, partition=0):
