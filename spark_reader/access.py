@@ -68,6 +68,7 @@ class _Clients:
         assert access.server is not None
         lasting = RetryPolicy(attempts=ENDLESS, deadline_s=RESTART_S)
         with self._lock:
+            patient |= (access, True) in self._brokers  # it answered an earlier task
             if (access, patient) not in self._brokers:
                 self._brokers[access, patient] = Client(
                     access.server,
