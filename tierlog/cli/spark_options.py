@@ -143,14 +143,18 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:
-    return {"spark.log.level": "ERROR", **config}
+    """A task that fails is told in full for each attempt; what ends the command is its one line."""
+    return {"spark.log.level": "FATAL", **config}
+
+
+_OUR_ERRORS = ("record_format.", "spark_reader.", "tierlog.")
 
 
 def _last_line(text: str) -> str:
     """Of a Python traceback inside Spark's error, what it says at its end."""
     before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
     lines = [line.strip() for line in before_java.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("record_format.", "spark_reader."))]
+    told = [line for line in lines if line.startswith(_OUR_ERRORS)]
     if told:  # without the name of the class
         return told[-1].partition(": ")[2] or told[-1]
     return (lines or [text])[-1]

@@ -186,6 +186,12 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         assert report.problems[0].object_key.endswith(logs[1].name)
 
 
+def test_what_ends_a_job_in_its_tasks_is_one_line(spark, tiers, tmp_path, capsys):
+    to = ("--to-topic", "copy", "--to-server", "http://127.0.0.1:1", "--notes", str(tmp_path))
+    assert run_command(("replay", "flights", "--store", tiers.store_url, *to)) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("tierlog: cannot reach the broker: ")
+
+
 def test_stats_from_a_time_are_a_table_and_none_past_the_last_record(spark, tiers, capsys):
     asked = ("stats", "flights", "--store", tiers.store_url)
     later = ("--from-time", "2100-01-01T00:00:00Z", "--output", "json")
