@@ -14,3 +14,9 @@ class Cut(NamedTuple):
     end_offset: int = I64_MAX
     start_timestamp: int = I64_MIN
     last_timestamp: int = I64_MAX
+
+    def may_hold(self, min_timestamp: int | None, max_timestamp: int | None) -> bool:
+        """Whether one of such records may be wanted for its time; a bound not known is None."""
+        is_too_new = min_timestamp is not None and min_timestamp > self.last_timestamp
+        is_too_old = max_timestamp is not None and max_timestamp < self.start_timestamp
+        return not is_too_new and not is_too_old

@@ -1,4 +1,8 @@
-"""What the bucket says of a partition's segments: chunks, first records of a time, transactions."""
+"""What the bucket says of a partition's segments: chunks, first records of a time, transactions.
+
+Rule: what is not known of times is looked into. They are in no order, so the rows' own are looked
+at once more when they are read.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,13 @@ def chunk_ref(piece: ChunkPiece) -> ChunkRef:
     )
 
 
+def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
+    """Whether a segment may hold a row of the time range."""
+    # -1: no record has a time, or it is not known.
+    max_timestamp = None if entry.max_timestamp == -1 else entry.max_timestamp
+    return cut.may_hold(entry.min_timestamp, max_timestamp)
+
+
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:
     """Where the oldest transaction begins that is open at the segment's end; None: none is."""
     data = indexes.section(entry, SectionKind.PRODUCER_SNAPSHOT)
@@ -62,12 +73,10 @@ def first_at_time(
     """
     cut = Cut(start_offset=log_start_offset, start_timestamp=timestamp)
     for entry in entries:
-        # -1: no time is known of it, or no record has one.
-        if entry.max_timestamp != -1 and entry.max_timestamp < timestamp:
-            continue
-        for piece in pieces(indexes, entry):
-            is_older = piece.max_timestamp is not None and piece.max_timestamp < timestamp
-            if piece.last_offset < log_start_offset or is_older:
+        for piece in pieces(indexes, entry) if may_hold(entry, cut) else ():
+            if piece.last_offset < log_start_offset:
+                continue
+            if not cut.may_hold(piece.min_timestamp, piece.max_timestamp):
                 continue
             if (found := _first_offset(store, piece, cut)) is not None:
                 return found

@@ -6,14 +6,12 @@ Rules that keep it honest:
   that two splits may share a chunk and no row is read twice.
 * Cuts go by bytes, at chunks; inside a chunk only where records or a minimum of splits ask for it.
   The tail has no chunks: it is cut by offsets, as if its bytes lay evenly.
-* A chunk is skipped by time only where both its bounds are known: what is not known is read.
-  Timestamps are in no order, so the rows' own times are looked at once more when they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from record_format.cut import Cut
@@ -120,19 +118,15 @@ class _Unit(NamedTuple):
     size_bytes: int
 
 
-def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits, cut: Cut) -> list[Split]:
-    """The splits, partition by partition in offset order; empty where nothing is to be read.
-
-    `cut` narrows by offset and time what the options asked for (pushed filters).
-    """
-    narrowed = [_narrow(one, cut) for one in work]
-    units = [list(_units(one, cut)) for one in narrowed]
+def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits) -> list[Split]:
+    """The splits, partition by partition in offset order; empty where nothing is to be read."""
+    units = [list(_units(one)) for one in work]
     total = sum(unit.size_bytes for one in units for unit in one)
     target = limits.split_bytes or default_split_bytes(total)
     if limits.min_splits:
         target = min(target, max(1, -(-total // limits.min_splits)))
     splits: list[Split] = []
-    for one, its_units in zip(narrowed, units, strict=True):
+    for one, its_units in zip(work, units, strict=True):
         fine = list(_cut_fine(its_units, target, limits))
         splits += [_split(one, pack) for pack in _pack(fine, target, limits.max_records)]
     return splits
@@ -146,16 +140,11 @@ def default_split_bytes(total_bytes: int) -> int:
     return max(MIN_SPLIT_BYTES, min(MAX_SPLIT_BYTES, total_bytes // _FEW_SPLITS))
 
 
-def _narrow(work: PartitionWork, cut: Cut) -> PartitionWork:
-    start = max(work.start_offset, cut.start_offset)
-    return replace(work, start_offset=start, end_offset=min(work.end_offset, cut.end_offset))
-
-
-def _units(work: PartitionWork, cut: Cut) -> Iterator[_Unit]:
+def _units(work: PartitionWork) -> Iterator[_Unit]:
     for chunk in work.chunks:
         start = max(work.start_offset, chunk.first_offset)
         end = min(work.end_offset, work.cold_end_offset, chunk.last_offset + 1)
-        if start < end and not _is_outside(chunk, cut):
+        if start < end:
             yield _Unit(chunk, start, end, chunk.size_bytes)
     for piece in work.tail:
         start = max(work.start_offset, piece.start_offset)
@@ -164,13 +153,6 @@ def _units(work: PartitionWork, cut: Cut) -> Iterator[_Unit]:
             share = (end - start) / (piece.end_offset - piece.start_offset)
             size = max(1, int(piece.size_bytes * share)) if piece.size_bytes else 0
             yield _Unit(None, start, end, size)
-
-
-def _is_outside(chunk: ChunkPiece, cut: Cut) -> bool:
-    """Whether it surely holds no row of the time range."""
-    too_new = chunk.min_timestamp is not None and chunk.min_timestamp > cut.last_timestamp
-    too_old = chunk.max_timestamp is not None and chunk.max_timestamp < cut.start_timestamp
-    return too_new or too_old
 
 
 def _cut_fine(units: Sequence[_Unit], target: int, limits: SplitLimits) -> Iterator[_Unit]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from manifest.state import SegmentEntry
 from record_format.cut import Cut
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
 from spark_reader.catalog import Catalog, PartitionFacts
+from spark_reader.cold_index import may_hold
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
 from spark_reader.plan import (
@@ -76,7 +76,7 @@ class Planner:
             min_splits=self._options.min_partitions,
             max_records=self._options.max_records_per_partition,
         )
-        splits = plan_splits(work, limits, filters.cut)
+        splits = plan_splits(work, limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
 
@@ -99,7 +99,7 @@ class Planner:
         )
 
     def _cold(self, facts: PartitionFacts, cut: Cut) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
-        """The chunks of the segments that may hold rows of the cut, and what was aborted there."""
+        """The chunks that may hold rows of the cut, and what was aborted in them."""
         start, end = cut.start_offset, cut.end_offset
         if start >= end:
             return [], []
@@ -109,7 +109,11 @@ class Planner:
 
         entries = self.catalog.entries(facts, start=start, end=end)
         held = (one for one in entries if may_hold(one, cut))
-        chunks = self.catalog.chunks(held, missing=missing)
+        chunks = [
+            chunk
+            for chunk in self.catalog.chunks(held, missing=missing)
+            if cut.may_hold(chunk.min_timestamp, chunk.max_timestamp)
+        ]
         in_transactions = [chunk for chunk in chunks if chunk.has_transactions]
         if self._options.isolation == "read_uncommitted" or not in_transactions:
             return chunks, []
@@ -137,14 +141,6 @@ class Planner:
                 reached = piece_end
         if reached < end:  # a gap that no manifest told of, or a log that was set back since
             yield TailPiece(reached, end, 0)
-
-
-def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
-    """Whether a segment may hold a row of the time range; what is not known may."""
-    too_new = entry.min_timestamp is not None and entry.min_timestamp > cut.last_timestamp
-    # -1: no record has a time, or it is not known.
-    too_old = entry.max_timestamp != -1 and entry.max_timestamp < cut.start_timestamp
-    return not too_new and not too_old
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:

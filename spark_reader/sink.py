@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -104,14 +104,16 @@ def _refuse_if_mistyped(name: str) -> None:
 
 
 class Sink:
-    """What both writers share. Picklable."""
+    """What both writers do. Picklable. What the tasks sent is there: to commit it, or to take it
+    back, is nothing.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
-        rows = (row for batch in batches for row in rows_of(batch))
+        rows = (row for batch in iterator for row in rows_of(batch))
         first = next(rows, None)
         if first is None:  # as of most tasks of a small aggregation: the broker hears nothing of it
             return WriterCommitMessage()
@@ -163,32 +165,12 @@ class _Producer:
         self._sequences[batch.place] = (sequence + batch.records) & MAX_SEQUENCE
 
 
-class TierlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    def __init__(self, options: WriteOptions) -> None:
-        self._sink = Sink(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(iterator)
-
-    def commit(self, messages: list[Any]) -> None:
-        """Nothing to do: what the tasks sent is there."""
-
-    def abort(self, messages: list[Any]) -> None:
-        """Nothing to take back: a log only grows."""
+class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
+    """Of a batch."""
 
 
-class TierlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    def __init__(self, options: WriteOptions) -> None:
-        self._sink = Sink(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(iterator)
-
-    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Nothing to do: what the tasks sent is there."""
-
-    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing to take back: a log only grows."""
+class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """Of a stream's batches."""
 
 
 def _wall_ms() -> int:

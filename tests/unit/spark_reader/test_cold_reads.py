@@ -12,11 +12,12 @@ from record_format.arrow_columns import COLUMNS
 from record_format.cut import Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
 from spark_reader import access
+from spark_reader.cold_index import may_hold
 from spark_reader.jobs.replay_plan import cut_steps, options_of
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
-from spark_reader.planner import Planner, may_hold
+from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, _cold, read_split
 from tests.fakes.bucket import (
