@@ -1,5 +1,7 @@
 """What goes to the bucket when: partitions in turn, quiet ones by time, at the rate given."""
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ from structlog.testing import capture_logs
 
 from broker import bucket
 from broker.copier import Copier
+from hot_tier.log import PartitionLog
 from record_format.errors import ShuttingDown
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
@@ -77,18 +80,35 @@ def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
     assert house.broker.storage_report().offload_lag_ms == 0
 
 
-def test_a_log_that_cannot_be_looked_at_keeps_no_other_from_making_room(house):
+def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monkeypatch):
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=2)
         assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
+    delete_local = PartitionLog.delete_local
+
+    def fails_for_a(log, before_offset):
+        if log.topic == "a":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return delete_local(log, before_offset)
+
+    monkeypatch.setattr(PartitionLog, "delete_local", fails_for_a)
+    assert house.broker.chores.janitor.relieve_disk(1)
+    assert house.broker.partition("a", 0).log.first_local_offset == 0
+    assert house.broker.partition("b", 0).log.first_local_offset > 0
+
+
+def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
+    house.broker.create_topic("a", config=SMALL)
+    fill(house, "a", segments=2)
+    assert house.broker.offload("a", wait_ms=20_000).remaining_segments == 0
     house.broker.close()
     rotten = house.root / "data" / "a-0" / f"{0:020d}.log"
     rotten.with_suffix(".timeindex").unlink()
     rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
     house.broker = house.open()
     assert house.broker.chores.janitor.relieve_disk(1)
-    assert house.broker.partition("b", 0).log.first_local_offset > 0
+    assert house.broker.partition("a", 0).log.first_local_offset > 0
 
 
 def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
