@@ -317,4 +317,9 @@ def _grown(record: TopicRecord, partitions: int) -> TopicRecord:
         raise InvalidPartitionCount(
             f"topic {record.name!r} has {record.partitions} partitions; they only grow"
         )
+    if record.internal and partitions != record.partitions:
+        raise InvalidPartitionCount(
+            f"topic {record.name!r} has {record.partitions} partitions for ever: which of them has "
+            "what rests on that"
+        )
     return msgspec.structs.replace(record, partitions=partitions)

@@ -14,6 +14,7 @@ from hot_tier.append import Acks
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
 from record_format.errors import (
+    InvalidPartitionCount,
     InvalidRequest,
     StoreUnavailable,
     Throttled,
@@ -55,6 +56,19 @@ def test_commits_are_there_after_a_restart_and_after_a_crash(house, topic):
     house.restart()
     assert offsets_of(house, "g") == {("t", 0): 6, ("t", 1): 7}
     assert offsets_of(house, "h") == {("t", 2): 1}
+
+
+def test_the_topic_gets_no_more_partitions(house, topic):
+    """Which of them has a group's commits rests on their number: what was committed before would be
+    found in another one, and be taken for what came last.
+    """
+    commit(house, "g2", t0=5)
+    with pytest.raises(InvalidPartitionCount, match="for ever"):
+        house.broker.alter_topic(TOPIC, partitions=3)
+    house.broker.alter_topic(TOPIC, partitions=1, config={"segment.bytes": 1 << 20})
+    commit(house, "g2", t0=6)
+    house.restart()
+    assert offsets_of(house, "g2") == {("t", 0): 6}
 
 
 def test_the_topic_is_made_at_the_first_commit_and_is_internal_and_compacted(house, topic):
