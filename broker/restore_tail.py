@@ -196,8 +196,9 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
         log = path_of(source, base, LOG)
         first = parting.first_batch_at(log, end_offset)
         if first is not None:
-            name = path_of(target.folder, max(base, first.base_offset), LOG)
-            parting.copy_tail(log, first.position, name)
+            # It may be above the end: compaction took those between.
+            begins = max(base, min(first.base_offset, end_offset))
+            parting.copy_tail(log, first.position, path_of(target.folder, begins, LOG))
     copied = parting.base_offsets(target.folder)
     if not copied:
         parting.start_empty(target.folder, end_offset, snapshot=snapshot)

@@ -43,8 +43,8 @@ def base_offsets(folder: Path) -> list[int]:
 
 
 def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
-    """Let a segment begin with the batch that holds `offset`; the base offset of the segment that
-    was cut, or `offset` where nothing had to be. Raises CorruptBatch, OSError.
+    """Let a segment begin at `offset`, or with the batch that holds it; the base offset of the
+    segment that was cut, or `offset` where nothing had to be. Raises CorruptBatch, OSError.
     """
     bases = [base for base in base_offsets(folder) if base < offset]
     if not bases:
@@ -53,7 +53,8 @@ def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
     first = first_batch_at(old, offset)
     if first is None or first.position == 0:
         return offset
-    copy_tail(old, first.position, path_of(folder, first.base_offset, LOG), disk=disk)
+    begins = min(first.base_offset, offset)  # compaction may have taken those from there on
+    copy_tail(old, first.position, path_of(folder, begins, LOG), disk=disk)
     _cut(folder, bases[-1], first.position, disk=disk)
     return bases[-1]
 

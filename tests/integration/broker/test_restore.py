@@ -15,6 +15,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
 from tests.integration.broker.conftest import House
+from tests.integration.broker.test_compaction import put
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 GAP = 1_000_000
@@ -341,6 +342,30 @@ def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp
     claim(new)
     assert TopicObjects(store_of(new)).load("new", topic_id).partitions == 2
     assert new.broker.verify("new", deep=True).ok
+
+
+def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, opened):
+    """The first batch that is left lies above the bucket's end."""
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
+    house.broker.create_topic("t", config=config)
+    put(house, "t", [(b"before", b"1")])
+    offload(house)
+    house.broker.chores.copying.stop(10)
+    for number in range(3):
+        put(house, "t", [(b"again", b"%d" % number)])
+    put(house, "t", [(b"once", b"kept")])
+    log = house.broker.partition("t", 0).log
+    log.roll(reason="test")
+    put(house, "t", [(b"again", b"last")])
+    log.roll(reason="test")
+    house.broker.chores.compactor.run_round()
+    assert [one.offset for one in house.records("t")] == [0, 4, 5]
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    opened.append(new)
+    assert [one.offset for one in new.records("t")] == [0, 4, 5]
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
 
 
 def change_unseen(house):

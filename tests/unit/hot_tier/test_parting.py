@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hot_tier.file_names import LOG, path_of
+from hot_tier.parting import base_offsets, split_at
+from record_format.encode import encode_batch
+
+
+@pytest.mark.parametrize(
+    ("offset", "begins"),
+    [
+        pytest.param(10, 10, id="at a batch"),
+        pytest.param(12, 10, id="within a batch"),
+        pytest.param(7, 7, id="where compaction took what was there"),
+    ],
+)
+def test_a_log_is_split_where_it_is_told_or_with_the_batch_there(
+    tmp_path: Path, offset: int, begins: int
+) -> None:
+    batches = [
+        encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=base_offset)
+        for base_offset in (0, 10)
+    ]
+    path_of(tmp_path, 0, LOG).write_bytes(b"".join(batches))
+    assert split_at(tmp_path, offset) == 0
+    assert base_offsets(tmp_path) == [0, begins]
+    assert path_of(tmp_path, 0, LOG).read_bytes() == batches[0]
+    assert path_of(tmp_path, begins, LOG).read_bytes() == batches[1]
