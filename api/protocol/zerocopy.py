@@ -271,6 +271,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         assert cycle is self.cycle, "of the last request alone a body is still coming"
         assert not cycle.body, "what came before was given"
         if self.transport.is_closing():
+            cycle.disconnected = True  # as `connection_lost` is about to say
             raise ConnectionAbortedError("the connection was closed")
         self.flow.pause_reading()
         sock = self._duplicate()

@@ -141,6 +141,19 @@ def test_nothing_is_appended_of_a_body_whose_client_left(
     assert not caplog.records, "nobody is answered, and nothing is amiss"
 
 
+def test_a_body_whose_client_left_behind_another_request_is_nothing_amiss(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = log_end(server)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(get("/healthz") + head(SIZE) + value(20_000, 7))
+            sock.shutdown(socket.SHUT_WR)
+            assert statuses(sock.makefile("rb").read()) == [200]
+    assert log_end(server) == begin
+    assert not caplog.records
+
+
 def test_what_comes_after_a_body_stalled_is_no_request(
     server: RunningServer, sock: socket.socket
 ) -> None:
