@@ -93,7 +93,9 @@ class AsyncProducer:
                 partition = self._partitioner.choose(topic, record)
             delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
             self._changed.notify_all()
-        return asyncio.wrap_future(delivery)
+        placed = asyncio.wrap_future(delivery)
+        placed.add_done_callback(_look_at)
+        return placed
 
     async def _learn(self, topic: str, now_ms: int) -> None:
         try:
@@ -181,3 +183,9 @@ class AsyncProducer:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+
+def _look_at(placed: asyncio.Future[Placed]) -> None:
+    """Else asyncio tells of each record whose future nobody awaits: its batch was told of."""
+    if not placed.cancelled():
+        placed.exception()

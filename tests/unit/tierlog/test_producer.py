@@ -1,6 +1,8 @@
 """The producers over a broker of a few lines: order, sequences, repeats, room."""
 
 import asyncio
+import gc
+import logging
 import os
 import threading
 import time
@@ -522,6 +524,22 @@ def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
             return await send()
 
     assert all(isinstance(one, RuntimeError) for one in asyncio.run(within()))
+
+
+def test_asyncio_does_not_tell_of_each_record_that_nobody_awaits(caplog):
+    caplog.set_level(logging.CRITICAL)  # a line that tells of the batch would hold the futures
+    told = []
+
+    async def send() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        transport = httpx.MockTransport(TinyBroker(refused(404, "unknown-topic")))
+        async with tierlog.AsyncClient(transport=transport) as c, c.producer() as producer:
+            for _ in range(3):
+                await producer.send("t", "v", partition=0)
+
+    asyncio.run(send())
+    gc.collect()
+    assert not told
 
 
 def test_options_that_promise_nothing_are_refused():
