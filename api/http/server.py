@@ -1,7 +1,7 @@
 """uvicorn with our protocol: how the application is run, and how it stops.
 
 * SIGTERM or SIGINT: no new connections, waiting long polls are answered, requests under way get
-  `shutdown_timeout_ms`, then the call returns and the caller closes the broker.
+  four fifths of `shutdown_timeout_ms`, then the call returns and the caller closes the broker.
 * `RunningServer` is the same server in a thread, for tests and for programs that embed a broker.
 """
 
@@ -122,15 +122,22 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.stop_waiting()  # which ends every tail whose client reads
-        cutting = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._cut_endless)
+        patience_s = self.config.timeout_graceful_shutdown
+        assert patience_s is not None, "as `_server` made it"
+        loop = asyncio.get_running_loop()
+        cuts = (
+            loop.call_later(_LAST_WORDS_S, self._cut, AtOnceProtocol.cut_endless),
+            loop.call_later(patience_s * 0.9, self._cut, AtOnceProtocol.cut_answer),
+        )
         await super().shutdown(sockets)
-        cutting.cancel()
+        for cut in cuts:
+            cut.cancel()
         await self._part()
 
-    def _cut_endless(self) -> None:
+    def _cut(self, cut: Callable[[AtOnceProtocol], None]) -> None:
         for connection in list(self.server_state.connections):
             assert isinstance(connection, AtOnceProtocol), "the class that we gave"
-            connection.cut_endless()
+            cut(connection)
 
     async def _part(self) -> None:
         """Those for whom there was no more patience are told so; then nobody is left."""
@@ -162,7 +169,8 @@ def _server(
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
-            timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
+            # The rest of the time is the broker's, to close its logs in.
+            timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms * 4 // 5000),
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )

@@ -241,7 +241,13 @@ class ZeroCopyProtocol(LimitedProtocol):
         """End an answer without an end whose client does not read: it knows where to resume."""
         active = self._active
         assert active is None or isinstance(active, ZeroCopyCycle)
-        if active is not None and active.is_endless and not active.response_complete:
+        if active is not None and active.is_endless:
+            self.cut_answer()
+
+    def cut_answer(self) -> None:
+        """End an answer that has begun."""
+        active = self._active
+        if active is not None and active.response_started and not active.response_complete:
             self.transport.abort()
 
     # --- requests -------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.fakes.broker_process import BrokerProcess
+
 SCRIPT = Path(__file__).with_name("serve_once.py")
 MALFORMED = (
     b"POST /v1/fetch HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
@@ -57,3 +59,26 @@ def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Pa
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_answers_that_nobody_reads_are_cut_in_time_and_are_no_fault(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, "--shutdown-timeout", "3").start()
+    path = "/v1/topics/t/partitions/0/records"
+    value, octets = b"x" * 900_000, {"content-type": "application/octet-stream"}
+    with httpx.Client(base_url=broker.url) as client:
+        client.post("/v1/topics", json={"name": "t"})
+        for _ in range(20):
+            assert client.post(path, content=value, headers=octets).status_code == 200
+    readers = []
+    for form in ("application/json", "application/vnd.apache.kafka.recordbatch.v2"):
+        sock = socket.create_connection(("127.0.0.1", broker.port))
+        asked = (
+            f"GET {path}?max_bytes=67108864 HTTP/1.1\r\nHost: localhost\r\nAccept: {form}\r\n\r\n"
+        )
+        sock.sendall(asked.encode())
+        assert sock.recv(12) == b"HTTP/1.1 200"
+        readers.append(sock)
+    assert broker.stop() == 0
+    for sock in readers:
+        sock.close()
+    assert '"level": "error"' not in (tmp_path / "broker.log").read_text()
