@@ -131,7 +131,12 @@ class Producer:
             self._partitioner.keep(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send everything now, and wait for the answers; False where time was not enough."""
+        """Send everything now, and wait for the answers; False where time was not enough.
+
+        Raises RuntimeError in a future's callback: it runs in the thread that would have to send.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a future's callback cannot wait for the producer that called it")
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()

@@ -346,6 +346,22 @@ def test_a_loop_that_sends_lets_all_else_run():
     assert len(broker.logs[0]) == 20_000
 
 
+def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
+    broker, told = TinyBroker(), []
+
+    def go_on(placed) -> None:
+        told.append(producer.send("t", "second", partition=1))
+        for wait in (producer.flush, producer.close):
+            with pytest.raises(RuntimeError, match="callback cannot wait"):
+                wait()
+            told.append(wait)
+
+    with client(broker) as c, c.producer() as producer:
+        producer.send("t", "first", partition=0).add_done_callback(go_on)
+    assert told[0].result(10).partition == 1
+    assert told[1:] == [producer.flush, producer.close]
+
+
 def test_only_one_batch_of_a_partition_is_under_way():
     waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250))
     for _ in range(4):
