@@ -243,11 +243,13 @@ def deliver(
     """Send one batch and settle its deliveries; never raises for what they can be told."""
     timeout_s = batching.delivery_timeout_s
     left_s = timeout_s - (now_ms - pending.due_ms) / 1000
-    attempts = ENDLESS if sequences.is_answered else policy.attempts
-    patient = replace(policy, attempts=attempts, deadline_s=left_s)
+    patient = policy
+    if left_s > 0:
+        attempts = ENDLESS if sequences.is_answered else policy.attempts
+        patient = replace(policy, attempts=attempts, deadline_s=left_s)
     try:
         if left_s <= 0 and sequences.is_answered is False:
-            raise BrokerUnreachable(f"not tried: no answer to the one before it in {timeout_s:g} s")
+            raise BrokerUnreachable(f"not tried: it waited {timeout_s:g} s behind one that failed")
         if sequences.identity is None:
             sequences.identity = yield from exchange(calls.init_producer(), patient)
         call = calls.produce_batches(

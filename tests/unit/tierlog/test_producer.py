@@ -163,6 +163,22 @@ def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_o
     assert "not tried" in str(sent[2].exception(0))
 
 
+def test_a_batch_that_grew_old_behind_a_slow_broker_is_asked_for_again():
+    now_s, slow = [0.0], refused(429, "throttled")
+    broker = TinyBroker(None, slow, slow, None, slow, slow)
+
+    def timed(request: httpx.Request) -> httpx.Response:
+        now_s[0] += 200
+        return broker(request)
+
+    policy = RetryPolicy(attempts=3, first_pause_s=0.0)
+    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+        producer = Producer(c, Batching(batch_bytes=100), clock=lambda: int(now_s[0] * 1000))
+        sent = [producer.send("t", bytes(100), partition=0) for _ in range(3)]
+        producer.close()
+    assert [one.result(0).offset for one in sent] == [0, 1, 2]
+
+
 def test_a_batch_that_is_too_large_for_its_topic_goes_in_parts():
     too_large = {"code": "record-too-large", "limit_bytes": 500, "size_bytes": 1500}
     broker = TinyBroker()
