@@ -141,8 +141,6 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
     while offset < split.end_offset:
         try:
             found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
-            # Asked afterwards: so these are the planned topic's, and of no later one of its name.
-            topic_id = broker.describe_topic(split.topic).topic_id
         except OffsetTrimmed as error:
             loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
             offset = error.log_start_offset
@@ -154,7 +152,7 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
         except UnknownTopicOrPartition as error:
             loss.report(f"{name}: offsets {offset} to {split.end_offset} are gone: {error}")
             return
-        if topic_id != split.topic_id:
+        if found.topic_id != split.topic_id:
             loss.report(
                 f"{name}: offsets {offset} to {split.end_offset} are gone: "
                 f"{split.topic!r} is another topic now"

@@ -96,7 +96,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _batches_answer(context, exchange, found, query)
+        return await _batches_answer(context, exchange, partition, found, query)
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
     page = await _written(context, partition, found, few, form)
@@ -206,29 +206,31 @@ def at_end(fetched: Fetched) -> bool:
 # --- answers ------------------------------------------------------------------------------------
 
 
-def _headers(fetched: Fetched, *, next_offset: int) -> HeaderList:
+def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> HeaderList:
     tier = fetched.tier_below(next_offset)
-    return [*log_headers(fetched, next_offset=next_offset, tier=tier), NO_STORE]
+    return [*log_headers(partition, fetched, next_offset=next_offset, tier=tier), NO_STORE]
 
 
 async def _batches_answer(
-    context: Context, exchange: Exchange, found: Found, query: FetchQuery
+    context: Context, exchange: Exchange, partition: Partition, found: Found, query: FetchQuery
 ) -> FileAnswer:
     fetched = found.fetched
     if query.record_limit is not None or fetched.aborted:
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=query.record_limit
         )
-    return raw_answer(context, exchange, Found(fetched, found.offset))
+    return raw_answer(context, exchange, partition, Found(fetched, found.offset))
 
 
-def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+def raw_answer(
+    context: Context, exchange: Exchange, partition: Partition, found: Found
+) -> FileAnswer:
     fetched = found.fetched
     next_offset = max(fetched.next_offset, found.offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
         records = next_offset - found.offset
         context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
-    headers = _headers(fetched, next_offset=next_offset)
+    headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)
     return FileAnswer(200, headers, fetched.slices)
 
@@ -242,7 +244,7 @@ def records_answer(
     body: bytes = page.content
     if form == media_types.JSON:
         body = framed(partition, found.fetched, body, next_offset=page.next_offset)
-    headers = _headers(found.fetched, next_offset=page.next_offset)
+    headers = _headers(partition, found.fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
     return Answer(200, headers, body)
 

@@ -47,7 +47,7 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
         if query.record_limit is not None:
             return None
         found = _found(exchange, partition, offset, query)
-        return None if found is None else raw_answer(context, exchange, found)
+        return None if found is None else raw_answer(context, exchange, partition, found)
     few = query.for_few()
     found = _found(exchange, partition, offset, few)
     if found is None or work_bytes(found.fetched, found.offset) > AT_ONCE_BYTES:

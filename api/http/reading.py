@@ -57,7 +57,9 @@ async def compute_text(context: Context, work: int, write: Callable[[bool], T]) 
     return await context.compute(NOT_KNOWN, lambda: write(False))
 
 
-def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> HeaderList:
+def log_headers(
+    partition: Partition, log: Fetched | Offsets, *, next_offset: int, tier: Tier
+) -> HeaderList:
     """What every answer of a partition's records tells of its log."""
     up_to_date = b"true" if next_offset == log.high_watermark else b"false"
     return [
@@ -66,4 +68,5 @@ def log_headers(log: Fetched | Offsets, *, next_offset: int, tier: Tier) -> Head
         (b"log-next-offset", b"%d" % next_offset),
         (b"log-up-to-date", up_to_date),
         (b"log-tier", tier.encode()),
+        (b"log-topic-id", partition.log.topic_id.encode()),
     ]

@@ -79,6 +79,7 @@ _LOG_HEADERS: Final = {
     "Log-Next-Offset": "ask for this next",
     "Log-Up-To-Date": "true where the next offset is the high watermark",
     "Log-Tier": "hot, cold or mixed",
+    "Log-Topic-Id": "of the topic that answered: another of its name has another",
 }
 _SEGMENT_HEADERS: Final = {
     "ETag": "of topic id, size and checksum",

@@ -191,7 +191,7 @@ def _place(partition: Partition, offset: int) -> HeaderList:
     """Where the stream of one partition begins."""
     now = partition.offsets()
     tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
-    return log_headers(now, next_offset=offset, tier=tier)
+    return log_headers(partition, now, next_offset=offset, tier=tier)
 
 
 def parse_last_event_id(

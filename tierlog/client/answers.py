@@ -121,6 +121,7 @@ class FetchedBatches(NamedTuple):
     high_watermark: int
     up_to_date: bool
     tier: Tier
+    topic_id: str
 
 
 class FetchedRecords(NamedTuple):
@@ -130,6 +131,7 @@ class FetchedRecords(NamedTuple):
     high_watermark: int
     up_to_date: bool
     tier: Tier
+    topic_id: str
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -382,6 +382,7 @@ def _read_batches(reply: Reply) -> FetchedBatches:
             high_watermark=int(fields["log-high-watermark"]),
             up_to_date=fields["log-up-to-date"] == "true",
             tier=msgspec.convert(fields["log-tier"], answers.Tier),
+            topic_id=fields["log-topic-id"],
         )
     except (KeyError, ValueError) as error:
         raise UnexpectedAnswer(

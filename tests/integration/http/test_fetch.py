@@ -18,6 +18,7 @@ from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, proble
 def test_every_answer_carries_the_logs_headers(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b", "c")
+    topic_id = api.get(f"/v1/topics/{topic}").json()["topic_id"]
     for accept in ("application/json", NDJSON, BATCHES):
         answer = api.fetch(topic, accept=accept)
         assert answer.headers["content-type"] == accept
@@ -26,6 +27,7 @@ def test_every_answer_carries_the_logs_headers(api: Api) -> None:
         assert answer.headers["log-next-offset"] == "3"
         assert answer.headers["log-up-to-date"] == "true"
         assert answer.headers["log-tier"] == "hot"
+        assert answer.headers["log-topic-id"] == topic_id
         head = api.head(records_path(topic), headers={"accept": accept})
         assert head.status_code == 200
         assert head.content == b""

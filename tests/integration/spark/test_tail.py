@@ -66,6 +66,13 @@ def test_without_a_store_the_broker_serves_both_tiers(tiers):
     assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
 
 
+def test_a_task_asks_nothing_of_a_topic_but_its_records(tiers, monkeypatch):
+    """A description is of all partitions: with a task for each of them that is their square."""
+    run = Run(tiers, subscribe="flights", store=None)
+    monkeypatch.delattr(Client, "describe_topic")
+    assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+
+
 def test_cold_alone_ends_where_the_bucket_does(tiers):
     run = Run(tiers, subscribe="flights", server=None, tier="cold")
     rows = run.rows()

@@ -63,6 +63,7 @@ def fetched(batches: bytes, *, next_offset: int, high_watermark: int, start: int
             "log-high-watermark": str(high_watermark),
             "log-up-to-date": "true" if next_offset == high_watermark else "false",
             "log-tier": "hot",
+            "log-topic-id": "Yh2uZyKKT5aFcGuNgd3XWA",
         },
     )
 
