@@ -12,8 +12,9 @@ Spark 4.2 or newer: earlier ones have no limits for Python sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Facts = dict[PartitionName, PartitionFacts]
+NO_TOPICS: Final = MappingProxyType[str, str]({})
 
 
 class TierlogStreamReader(
@@ -105,11 +107,16 @@ class TierlogStreamReader(
         else:
             ends = self._limited(backlogs, planner)
         self._last_batch_ms = steady_ms()
-        return _document(facts, ends)
+        return _document(facts, ends, named=self._named(begun))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         facts = self._facts or self._look(None)[1]
         return _document(facts, {name: one.end_offset for name, one in facts.items()})
+
+    def _named(self, begun: StreamOffsets) -> dict[str, str]:
+        """The ids of topics that options name: who is gone may come again, and is no mistake."""
+        choice, ids = self._options.choice, begun.topic_ids
+        return {name: ids[name] for name in choice.topics or choice.partitions or () if name in ids}
 
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
         """A partition that the stream does not know yet begins with its first record.
@@ -215,7 +222,8 @@ class TierlogStreamReader(
 
 def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
     ids = {one.topic: one.topic_id for one in facts.values()}
-    for topic, topic_id in begun.topic_ids.items():
+    for topic in {topic: None for topic, _ in begun.offsets}:
+        topic_id = begun.topic_ids[topic]
         if ids.get(topic, topic_id) != topic_id:
             yield (
                 f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
@@ -241,6 +249,8 @@ def _by_name(facts: Iterable[PartitionFacts]) -> Facts:
     return {(one.topic, one.partition): one for one in facts}
 
 
-def _document(facts: Facts, offsets: dict[PartitionName, int]) -> dict[str, Any]:
+def _document(
+    facts: Facts, offsets: dict[PartitionName, int], *, named: Mapping[str, str] = NO_TOPICS
+) -> dict[str, Any]:
     ids = {one.topic: one.topic_id for name, one in facts.items() if name in offsets}
-    return StreamOffsets(ids, offsets).to_document()
+    return StreamOffsets({**named, **ids}, offsets).to_document()
