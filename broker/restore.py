@@ -166,7 +166,7 @@ class _Restore:
         for name, topic_id in objects.scan():
             try:
                 topic = objects.load(name, topic_id)
-                if topic is not None and self._take_deletion(topic):
+                if self._take_deletion(topic_id) and topic is not None:
                     topic = msgspec.structs.replace(topic, deleted=True)
             except CorruptManifest as bad:
                 self._leave(name, topic_id, bad)
@@ -176,11 +176,12 @@ class _Restore:
                 untold.pop(topic_id, None)
         return found + [record.as_object() for record in untold.values()]
 
-    def _take_deletion(self, topic: TopicObject) -> bool:
-        """Whether the old folder deleted it: then the new one finishes that."""
-        record = self._old.deleted.get(topic.topic_id) if self._old is not None else None
+    def _take_deletion(self, topic_id: str) -> bool:
+        """Whether the old folder deleted the topic: then the new one finishes that."""
+        record = self._old.deleted.get(topic_id) if self._old is not None else None
         if record is None:
             return False
+        topic = record.as_object()
         loaded = self._loaded(topic, range(record.partitions))
         if not self._is_newest_of(topic, loaded):
             return False

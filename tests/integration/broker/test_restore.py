@@ -422,6 +422,17 @@ def test_a_deletion_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, 
     assert list(TopicObjects(store_of(new)).scan()) == [("t", topic_id)]
 
 
+def test_a_deletion_is_finished_also_where_the_topic_object_is_gone_already(lost, tmp_path, opened):
+    topic_id = topic_id_of(lost)
+    delete_unseen(lost)
+    lost.broker.close()
+    shutil.rmtree(lost.root / "bucket" / "topics" / "t" / topic_id / "topic")
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    new.wait_for(lambda: not new.broker.registry.deleted())
+    assert list(TopicObjects(store_of(new)).scan()) == []
+
+
 def test_a_deletion_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
     other = Restored(tmp_path / "other", lost)
     claim(other)
