@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
-from hot_tier.open_files import Files
+from hot_tier.open_files import Files, ReadAt, reader_of
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
@@ -163,6 +163,11 @@ def file_of(state: LogState, segment: Segment) -> OpenFile:
         return state.files.open(segment.name(LOG))
     except FileNotFoundError:
         raise _gone(state, segment) from None
+
+
+def log_reader_of(state: LogState, segment: Segment) -> ReadAt:
+    """As `Segment.log_reader`. Raises as `_gone`."""
+    return reader_of(file_of(state, segment), state.files.pread)
 
 
 def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed | CorruptDataError:

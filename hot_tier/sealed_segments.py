@@ -21,9 +21,8 @@ from hot_tier.cleanable import Cleanable, find_cleanable
 from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
 from hot_tier.index_rebuild import rebuild_indexes
-from hot_tier.log_reader import file_of, largest_timestamp
+from hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
-from hot_tier.open_files import reader_of
 from hot_tier.producer_snapshots import mend_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.salvage import Salvage
@@ -63,7 +62,7 @@ class SealedSegments:
 
     def _crc32c(self, segment: Segment) -> int:
         if segment.crc32c is None:
-            read_at = reader_of(file_of(self._state, segment), self._state.files.pread)
+            read_at = log_reader_of(self._state, segment)
             value = 0
             for position in range(0, segment.end.size_bytes, READ_BYTES):
                 size = min(READ_BYTES, segment.end.size_bytes - position)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hot_tier.file_names import LOG
-from hot_tier.log_reader import file_of, largest_timestamp
+from hot_tier.log_reader import largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
-from hot_tier.open_files import reader_of
 from hot_tier.record_times import least_timestamp
 from hot_tier.segment import Segment
 from record_format.batch import NO_TIMESTAMP
@@ -119,7 +118,7 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
     end = segment.end
     count, least = segment.record_count, segment.min_timestamp
     if count is None or (least is None and count):
-        read_at = reader_of(file_of(state, segment), state.files.pread)
+        read_at = log_reader_of(state, segment)
         count, least = least_timestamp(read_at, size_bytes=end.size_bytes, file=segment.path(LOG))
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least
