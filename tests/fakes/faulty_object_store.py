@@ -10,6 +10,7 @@ A fault is used up by the calls it met; `calls` says what was asked, in order.
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cold_tier.object_store import ObjectStore
@@ -89,6 +90,15 @@ class FaultyObjectStore:
         """No planned fault is left."""
         with self._lock:
             self._faults.clear()
+
+    @contextmanager
+    def faultless(self) -> Iterator[None]:
+        """Planned faults meet nobody within, and are planned again behind it."""
+        planned, self._faults = self._faults, []
+        try:
+            yield
+        finally:
+            self._faults = planned
 
     def put(self, key, body, **options):
         fault = self._next("put", key)

@@ -58,9 +58,8 @@ class Simulation(House):
 
         def published(manifest):
             publish(manifest)
-            faults, self.store._faults = self.store._faults, []
-            self._look(manifest.end_offset)
-            self.store._faults = faults
+            with self.store.faultless():
+                self._look(manifest.end_offset)
 
         notes.note = published
 

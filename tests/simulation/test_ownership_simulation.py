@@ -89,11 +89,9 @@ class Owner(House):
 
     def held(self) -> dict[int, bytes | None]:
         """What it serves, by offset. Faults that are planned are not met by it."""
-        planned, self.store._faults = self.store._faults, []
-        start = self.partition.offsets().log_start_offset
-        held = {record.offset: record.value for record in self.records("t", offset=start)}
-        self.store._faults = planned
-        return held
+        with self.store.faultless():
+            start = self.partition.offsets().log_start_offset
+            return {record.offset: record.value for record in self.records("t", offset=start)}
 
     def die(self) -> None:
         """Nothing reaches the bucket any more. A folder copied before this one is of a crash."""
