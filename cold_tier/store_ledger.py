@@ -17,8 +17,6 @@ from typing import Literal, NamedTuple
 Operation = Literal["put", "get", "head", "list", "delete"]
 Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
 
-PURPOSES: tuple[Purpose, ...] = ("offload", "cold_read", "manifest", "list", "delete", "probe")
-
 PROBE_PREFIX = "probe/"
 
 

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 JSON: Final = "application/json"
 RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
-OCTETS: Final = "application/octet-stream"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
