@@ -189,7 +189,7 @@ class ObjectStore(Protocol):
     def folders(self, prefix: str, *, limit: int) -> Names:
         """At most `limit` names of what lies directly below the folder `prefix` (with its slash, or
         empty) and holds objects itself, in order; without slashes. One LIST per thousand names,
-        however many objects lie in them.
+        however many objects lie in them. With versioning, MinIO also names folders that once did.
         """
         ...
 
