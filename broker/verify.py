@@ -27,8 +27,8 @@ from cold_tier.object_store import ObjectStore
 from manifest.keys import PartitionKeys, topic_versions
 from manifest.paging import live_size_bytes
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects, restorable
-from record_format.errors import CorruptDataError, UnknownTopic
+from manifest.topic_objects import TopicObject, TopicObjects
+from record_format.errors import CorruptDataError
 from record_format.findings import Findings, ProblemKind, VerifyReport
 
 Clock = Callable[[], int]
@@ -107,17 +107,6 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
 
 
 # --- with nothing but the bucket ------------------------------------------------------------------
-
-
-def find_topic(store: ObjectStore, name: str) -> TopicObject:
-    """The newest undeleted topic of that name. Raises UnknownTopic, CorruptManifest."""
-    objects = TopicObjects(store)
-    ids = [topic_id for topic, topic_id in objects.scan() if topic == name]
-    found = [topic for topic_id in ids if (topic := objects.load(name, topic_id)) is not None]
-    chosen = restorable(found).topics.get(name)
-    if chosen is None:
-        raise UnknownTopic(name)
-    return chosen
 
 
 def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:

@@ -32,6 +32,7 @@ from record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
+    UnknownTopic,
 )
 from record_format.sealed_json import is_cut
 
@@ -117,6 +118,14 @@ class TopicObjects:
                 return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
             version -= 1
         return None
+
+    def find(self, name: str) -> TopicObject:
+        """The newest undeleted topic of that name. Raises UnknownTopic, CorruptManifest."""
+        found = [topic for one in self.ids(name) if (topic := self.load(name, one)) is not None]
+        chosen = restorable(found).topics.get(name)
+        if chosen is None:
+            raise UnknownTopic(name)
+        return chosen
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
         """`topic` as the version after the newest, whatever that says and whether or not it can be

@@ -14,9 +14,9 @@ from manifest.keys import PartitionKeys
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from manifest.topic_objects import TopicObject, TopicObjects
 from manifest.versions import VersionStat
-from record_format.errors import UnknownManifestVersion, UnknownPartition, UnknownTopic
+from record_format.errors import UnknownManifestVersion, UnknownPartition
 from tierlog.cli.offline import now_ms
 from tierlog.client.answers import Segment
 
@@ -30,11 +30,7 @@ class Bucket:
 
     def topic(self, name: str) -> TopicObject:
         """Raises UnknownTopic."""
-        loaded = [self._topics.load(name, topic_id) for topic_id in self._topics.ids(name)]
-        found = restorable([topic for topic in loaded if topic is not None]).topics
-        if name not in found:
-            raise UnknownTopic(name)
-        return found[name]
+        return self._topics.find(name)
 
     def manifest(
         self, topic: TopicObject, partition: int, *, version: int | None = None

@@ -66,10 +66,11 @@ def verify(
 def _verify_offline(
     topic: str, url: str, endpoint: str | None, region: str | None, *, deep: bool
 ) -> dict[str, Any]:
-    from broker.verify import find_topic, size_of, verify_bucket
+    from broker.verify import size_of, verify_bucket
+    from manifest.topic_objects import TopicObjects
 
     with opened_store(url, endpoint, region) as store:
-        found = find_topic(store, topic)
+        found = TopicObjects(store).find(topic)
         total = size_of(store, found, clock=now_ms)
         with progress_bar(f"verify {topic}", total_bytes=total) as advance:
             report = verify_bucket(store, found, deep=deep, clock=now_ms, progress=advance)

@@ -98,12 +98,12 @@ def list_pins(
 
 
 def _partitions(store: ObjectStore, topic: str) -> Iterator[tuple[int, ManifestStore, Pins]]:
-    from broker.verify import find_topic
     from manifest.keys import PartitionKeys
     from manifest.pins import Pins
     from manifest.store import ManifestStore, StoreOptions
+    from manifest.topic_objects import TopicObjects
 
-    found = find_topic(store, topic)
+    found = TopicObjects(store).find(topic)
     for number in range(found.partitions):
         keys = PartitionKeys(found.name, found.topic_id, number)
         manifests = ManifestStore(store, keys, StoreOptions(clock=now_ms))

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from broker import local_check, verify
-from broker.verify import find_topic, verify_bucket
+from broker.verify import verify_bucket
 from cold_tier import segment_check
 from cold_tier.folder import FolderStore
 from cold_tier.object_store import Checksum
 from cold_tier.open import open_store
+from manifest.topic_objects import TopicObjects
 from record_format.batch import iter_headers
 from record_format.errors import StoreUnavailable, UnknownTopic
 from record_format.findings import Findings, ProblemKind
@@ -46,7 +47,7 @@ def cut(path):
 
 def offline(house, *, deep=False):
     store = open_store(f"file://{house.root / 'bucket'}")
-    return verify_bucket(store, find_topic(store, "t"), deep=deep, clock=lambda: 0)
+    return verify_bucket(store, TopicObjects(store).find("t"), deep=deep, clock=lambda: 0)
 
 
 def named(report, key):
