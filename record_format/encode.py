@@ -134,9 +134,11 @@ def record_size(
     value: bytes | None, key: bytes | None = None, headers: Headers | None = None
 ) -> int:
     """The bytes of a record that is alone in its batch, without the batch header."""
-    body = 1 + 1 + 1 + _bytes_size(key) + _bytes_size(value) + size_of(len(headers or ()))
-    for name, content in headers or ():
-        body += _bytes_size(name.encode()) + _bytes_size(content)
+    body = 4 + _bytes_size(key) + _bytes_size(value)
+    if headers:
+        body += size_of(len(headers)) - 1
+        for name, content in headers:
+            body += _bytes_size(name.encode()) + _bytes_size(content)
     return size_of(body) + body
 
 

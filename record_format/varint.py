@@ -36,6 +36,8 @@ def encoded(value: int) -> bytes:
 
 def size_of(value: int) -> int:
     """The bytes that `value` takes."""
+    if 0 <= value < _TABLE_SIZE:
+        return len(SMALL[value])
     return max(1, (((value << 1) ^ (value >> 63)).bit_length() + 6) // 7)
 
 

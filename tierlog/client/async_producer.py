@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -54,10 +55,13 @@ class AsyncProducer:
         self._client = client
         self._batching = batching or Batching()
         self._clock = clock
-        self._waiting = Accumulator(self._batching)
+        self._waiting = Accumulator(
+            self._batching, lambda: asyncio.get_running_loop().create_future
+        )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sequences = Sequences()
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Condition()  # what waits became less
+        self._news = asyncio.Event()  # for the task that sends
         self._flushing = 0
         self._turn_ms = 0
         self._task: asyncio.Task[None] | None = None
@@ -83,18 +87,18 @@ class AsyncProducer:
             await self._learn(topic, now_ms)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
-        async with self._changed:
-            if now_ms != self._turn_ms:  # or a loop over `send` would keep all else from running
-                self._turn_ms = now_ms
-                await asyncio.sleep(0)
-            await self._changed.wait_for(lambda: self._waiting.has_room(record))
-            self._check_open()
-            if partition is None:
-                partition = self._partitioner.choose(topic, record)
-            delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
-            self._changed.notify_all()
-        placed = asyncio.wrap_future(delivery)
-        placed.add_done_callback(_look_at)
+        if now_ms != self._turn_ms:  # or a loop over `send` would keep all else from running
+            self._turn_ms = now_ms
+            await asyncio.sleep(0)
+        if not self._waiting.has_room(record):
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._waiting.has_room(record))
+        self._check_open()
+        if partition is None:
+            partition = self._partitioner.choose(topic, record)
+        placed, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
+        if is_news:
+            self._news.set()
         return placed
 
     async def _learn(self, topic: str, now_ms: int) -> None:
@@ -107,7 +111,7 @@ class AsyncProducer:
         """Send everything now, and wait for the answers."""
         async with self._changed:
             self._flushing += 1
-            self._changed.notify_all()
+            self._news.set()
             try:
                 await self._changed.wait_for(lambda: self._waiting.is_empty)
             finally:
@@ -115,9 +119,8 @@ class AsyncProducer:
 
     async def aclose(self) -> None:
         await self.flush()
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._news.set()
         if self._task is not None:
             await self._task
 
@@ -147,7 +150,7 @@ class AsyncProducer:
             self._waiting.fail_all(error)
             raise
 
-    async def _send(self, pending: Pending) -> None:
+    async def _send(self, pending: Pending[asyncio.Future[Placed]]) -> None:
         steps = deliver(
             pending,
             self._sequences,
@@ -166,26 +169,15 @@ class AsyncProducer:
                 self._waiting.finish(pending)
                 self._changed.notify_all()
 
-    async def _next(self) -> Pending | None:
-        async with self._changed:
-            while True:
-                now_ms = self._clock()
-                flushing = self._flushing > 0 or self._closed  # nothing is left behind
-                pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
-                if pending is not None or self._closed:
-                    return pending
-                due_ms = self._waiting.next_due_ms()
-                await self._wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
-
-    async def _wait(self, timeout_s: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-
-def _look_at(placed: asyncio.Future[Placed]) -> None:
-    """Else asyncio tells of each record whose future nobody awaits: its batch was told of."""
-    if not placed.cancelled():
-        placed.exception()
+    async def _next(self) -> Pending[asyncio.Future[Placed]] | None:
+        while True:
+            self._news.clear()
+            now_ms = self._clock()
+            flushing = self._flushing > 0 or self._closed  # nothing is left behind
+            pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
+            if pending is not None or self._closed:
+                return pending
+            due_ms = self._waiting.next_due_ms()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1000):
+                    await self._news.wait()

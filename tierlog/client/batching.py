@@ -24,7 +24,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from operator import index
 from random import randrange
-from typing import Final, NamedTuple
+from threading import Condition
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from record_format.batch import HEADER_SIZE, MAX_SEQUENCE
 from record_format.codecs import CODEC_IDS
@@ -61,8 +62,8 @@ from tierlog.client.times import Time, time_of_record
 log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
-# What Python keeps for a record that waits, its future above all: of small ones it is nearly all.
-OBJECTS_BYTES: Final = 2048
+# What Python keeps for a record that waits, beside its bytes: of small ones it is nearly all.
+OBJECTS_BYTES: Final = 512
 
 
 class Placed(NamedTuple):
@@ -73,7 +74,51 @@ class Placed(NamedTuple):
     offset: int
 
 
-Delivery = Future[Placed]
+class Delivery(Future[Placed]):
+    """What becomes of a record; cannot be cancelled. Those of a batch share one condition: with one
+    each, they would be most of what a record takes, in memory and of the collector of garbage.
+    """
+
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
+        self._state = "RUNNING"
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Placed]], object]] = []
+
+    @staticmethod
+    def of_a_batch() -> Callable[[], Delivery]:
+        condition = Condition()
+        return lambda: Delivery(condition)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> Placed:
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        """A future waits once; this one is woken for its neighbours too."""
+        with self._condition:
+            self._condition.wait_for(self.done, timeout)
+
+
+class Settled(Protocol):
+    """A future: a `Delivery`, or one of asyncio."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def set_result(self, result: Placed, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+    def exception(self) -> BaseException | None: ...
+
+
+Told = TypeVar("Told", bound=Settled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,40 +149,62 @@ class Batching:
 
 
 class Outgoing(NamedTuple):
-    """A record with all that is decided about it."""
+    """A record with all that is decided about it. `size_bytes` is what it takes in a batch."""
 
     value: bytes | None
     key: bytes | None
     timestamp: int
-    headers: Headers = NO_HEADERS
-
-    @property
-    def size_bytes(self) -> int:
-        return record_size(self.value, self.key, self.headers)
+    headers: Headers
+    size_bytes: int
 
 
 @dataclass(slots=True)
-class Pending:
-    """One batch being gathered, or under way."""
+class Pending(Generic[Told]):
+    """One batch being gathered, or under way: columns, as long as each other."""
 
     place: TopicPartition
     due_ms: int
-    records: list[Outgoing] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
+    new_delivery: Callable[[], Told]
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
+    deliveries: list[Told] = field(default_factory=list)
     size_bytes: int = HEADER_SIZE
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     @property
     def held_bytes(self) -> int:
-        return self.size_bytes - HEADER_SIZE + len(self.records) * OBJECTS_BYTES
+        return self.size_bytes - HEADER_SIZE + len(self) * OBJECTS_BYTES
+
+    def add(self, record: Outgoing) -> Told:
+        self.values.append(record.value)
+        self.keys.append(record.key)
+        self.timestamps.append(record.timestamp)
+        self.headers.append(record.headers)
+        delivery = self.new_delivery()
+        self.deliveries.append(delivery)
+        self.size_bytes += record.size_bytes
+        return delivery
+
+    def part(self, start: int, end: int) -> Pending[Told]:
+        columns = (self.values, self.keys, self.timestamps, self.headers, self.deliveries)
+        cut: Any = (column[start:end] for column in columns)
+        return Pending(self.place, self.due_ms, self.new_delivery, *cut)
 
 
-class Accumulator:
-    """What waits, by partition. Not thread-safe: whoever drives it holds a lock, or is one task."""
+class Accumulator(Generic[Told]):
+    """What waits, by partition. Not thread-safe: whoever drives it holds a lock, or is one task.
 
-    def __init__(self, batching: Batching) -> None:
-        self._batching = batching
-        self._queues: dict[TopicPartition, deque[Pending]] = {}
-        self._under_way: dict[TopicPartition, Pending] = {}
+    `of_a_batch` gives, for each batch, what makes its records' futures.
+    """
+
+    def __init__(self, batching: Batching, of_a_batch: Callable[[], Callable[[], Told]]) -> None:
+        self._batching, self._of_a_batch = batching, of_a_batch
+        self._queues: dict[TopicPartition, deque[Pending[Told]]] = {}
+        self._under_way: dict[TopicPartition, Pending[Told]] = {}
         self.held_bytes = 0
 
     def has_room(self, record: Outgoing) -> bool:
@@ -145,21 +212,22 @@ class Accumulator:
         held_bytes = self.held_bytes + record.size_bytes + OBJECTS_BYTES
         return not self.held_bytes or held_bytes <= self._batching.buffer_bytes
 
-    def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> Delivery:
-        queue = self._queues.setdefault(place, deque())
-        size = record.size_bytes
-        if not queue or queue[-1].size_bytes + size > self._batching.batch_bytes:
-            queue.append(Pending(place, due_ms=now_ms + self._batching.linger_ms))
+    def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> tuple[Told, bool]:
+        """The record's future, and whether who sends has to look: a batch was begun, or is full."""
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = deque()
+        limit, size = self._batching.batch_bytes, record.size_bytes
+        begun = not queue or queue[-1].size_bytes + size > limit
+        if begun:
+            due_ms = now_ms + self._batching.linger_ms
+            queue.append(Pending(place, due_ms, self._of_a_batch()))
         pending = queue[-1]
-        delivery: Delivery = Future()
-        delivery.set_running_or_notify_cancel()  # what is handed over cannot be taken back
-        pending.records.append(record)
-        pending.deliveries.append(delivery)
-        pending.size_bytes += size
+        delivery = pending.add(record)
         self.held_bytes += size + OBJECTS_BYTES
-        return delivery
+        return delivery, begun or pending.size_bytes >= limit
 
-    def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending | None:
+    def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending[Told] | None:
         """A batch that should go now: full, lingered long enough, or everything when flushing.
 
         Partitions take turns: one that is always full keeps no other from being sent.
@@ -173,10 +241,10 @@ class Accumulator:
                 return self._under_way[place]
         return None
 
-    def _is_due(self, pending: Pending, now_ms: int) -> bool:
+    def _is_due(self, pending: Pending[Told], now_ms: int) -> bool:
         return now_ms >= pending.due_ms or pending.size_bytes >= self._batching.batch_bytes
 
-    def finish(self, pending: Pending) -> None:
+    def finish(self, pending: Pending[Told]) -> None:
         """Make room for others, once the batch's deliveries are settled."""
         del self._under_way[pending.place]
         if not self._queues[pending.place]:
@@ -189,7 +257,7 @@ class Accumulator:
         for pending in (*self._under_way.values(), *itertools.chain(*self._queues.values())):
             for delivery in pending.deliveries:
                 if not delivery.done():
-                    delivery.set_exception(error)
+                    _fail(delivery, error)
                     lost += 1
         if lost:
             log.warning(
@@ -233,7 +301,7 @@ class Sequences:
 
 
 def deliver(
-    pending: Pending,
+    pending: Pending[Any],
     sequences: Sequences,
     batching: Batching,
     policy: RetryPolicy,
@@ -260,7 +328,7 @@ def deliver(
         )
         answer = yield from exchange(call, patient)
     except TierlogError as error:
-        if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending.records) > 1:
+        if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending) > 1:
             for part in _parts(pending, error):
                 yield from deliver(part, sequences, batching, policy, now_ms=now_ms)
             return
@@ -270,37 +338,34 @@ def deliver(
             sequences.give_up()
         if was_sent and isinstance(error.__cause__, AnswerLost):
             error = AnswerLost(f"{error}; a copy of it may have been appended")
-        failed = (len(pending.records), *pending.place, error)
+        failed = (len(pending), *pending.place, error)
         # For those who never look at their futures.
         log.warning("a batch of %d for %s-%d failed: %s", *failed)
         for delivery in pending.deliveries:
-            delivery.set_exception(error)
+            _fail(delivery, error)
         return
     sequences.is_answered = True
-    sequences.advance(pending.place, len(pending.records))
+    sequences.advance(pending.place, len(pending))
     _settle(pending, answer)
 
 
-def _parts(pending: Pending, error: TooLarge) -> Iterator[Pending]:
+def _parts(pending: Pending[Told], error: TooLarge) -> Iterator[Pending[Told]]:
     """A batch that a topic takes in parts only, as Kafka's producer cuts it: in order."""
-    records = len(pending.records)
+    records = len(pending)
     count = min(records, max(0, error.size_bytes) // max(1, error.limit_bytes) + 2)
     for start, end in itertools.pairwise(records * part // count for part in range(count + 1)):
-        yield Pending(
-            pending.place, pending.due_ms, pending.records[start:end], pending.deliveries[start:end]
-        )
+        yield pending.part(start, end)
 
 
 def _encode(
-    pending: Pending, identity: ProducerIdentity, sequence: int, batching: Batching
+    pending: Pending[Any], identity: ProducerIdentity, sequence: int, batching: Batching
 ) -> bytes:
-    records = pending.records
     return bytes(
         encode_batch(
-            [record.value for record in records],
-            timestamps=[record.timestamp for record in records],
-            keys=[record.key for record in records],
-            headers=[record.headers for record in records],
+            pending.values,
+            timestamps=pending.timestamps,
+            keys=pending.keys,
+            headers=pending.headers,
             codec=batching.codec,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
@@ -318,11 +383,19 @@ def _changed_nothing(error: TierlogError) -> bool:
     return isinstance(error, RequestError) and not lost
 
 
-def _settle(pending: Pending, answer: Produced) -> None:
+def _settle(pending: Pending[Any], answer: Produced) -> None:
     (result,) = answer.results
     topic, partition = pending.place
     for offset, delivery in enumerate(pending.deliveries, result.base_offset):
-        delivery.set_result(Placed(topic, partition, offset))
+        if not delivery.cancelled():
+            delivery.set_result(Placed(topic, partition, offset))
+
+
+def _fail(delivery: Settled, error: BaseException) -> None:
+    """The batch was told of: asyncio need not tell of each record whose future nobody awaits."""
+    if not delivery.cancelled():
+        delivery.set_exception(error)
+        delivery.exception()
 
 
 class _Shape(NamedTuple):
@@ -396,9 +469,7 @@ def outgoing(
     now_ms: int,
 ) -> Outgoing:
     """Raises TypeError, and InvalidRequest for a time."""
-    return Outgoing(
-        to_bytes(value, name="value"),
-        to_bytes(key, name="key"),
-        now_ms if timestamp is None else time_of_record(timestamp),
-        to_headers(headers) if headers else NO_HEADERS,
-    )
+    plain, plain_key = to_bytes(value, name="value"), to_bytes(key, name="key")
+    written_ms = now_ms if timestamp is None else time_of_record(timestamp)
+    pairs = to_headers(headers) if headers else NO_HEADERS
+    return Outgoing(plain, plain_key, written_ms, pairs, record_size(plain, plain_key, pairs))

@@ -20,6 +20,7 @@ from tierlog.client.batching import (
     Accumulator,
     Batching,
     Delivery,
+    Outgoing,
     Partitioner,
     Pending,
     Sequences,
@@ -80,7 +81,7 @@ class Producer:
         self._batching = batching or Batching()
         self._room_timeout_s = room_timeout_s
         self._clock = clock
-        self._waiting = Accumulator(self._batching)
+        self._waiting = Accumulator(self._batching, Delivery.of_a_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sequences = Sequences()
         self._changed = threading.Condition()
@@ -113,16 +114,19 @@ class Producer:
         if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
             self._learn(topic, now_ms)
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._waiting.has_room(record), self._room_timeout_s
-            ):
-                raise Throttled(f"no room for a record within {self._room_timeout_s} s")
+            if not self._waiting.has_room(record):
+                self._wait_for_room(record)
             self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
-            delivery = self._waiting.add((topic, partition), record, now_ms=now_ms)
-            self._changed.notify_all()
+            delivery, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
+            if is_news:
+                self._changed.notify_all()
         return delivery
+
+    def _wait_for_room(self, record: Outgoing) -> None:
+        if not self._changed.wait_for(lambda: self._waiting.has_room(record), self._room_timeout_s):
+            raise Throttled(f"no room for a record within {self._room_timeout_s} s")
 
     def _learn(self, topic: str, now_ms: int) -> None:
         try:
@@ -205,7 +209,7 @@ class Producer:
                     self._waiting.finish(pending)
                     self._changed.notify_all()
 
-    def _next(self) -> Pending | None:
+    def _next(self) -> Pending[Delivery] | None:
         with self._changed:
             while True:
                 now_ms = self._clock()

@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 import time
+from concurrent import futures
+from functools import partial
 from itertools import pairwise
 
 import httpx
@@ -17,9 +19,17 @@ from record_format import errors
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, answers
-from tierlog.client.batching import OBJECTS_BYTES, Accumulator, Outgoing, Partitioner
+from tierlog.client.batching import (
+    OBJECTS_BYTES,
+    Accumulator,
+    Delivery,
+    Partitioner,
+    Placed,
+    outgoing,
+)
 from tierlog.client.producer import Producer
 
+record = partial(outgoing, key=None, timestamp=None, headers=(), now_ms=1)
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 
 
@@ -248,9 +258,9 @@ def test_a_broker_that_stops_in_the_middle_of_a_batch_is_asked_again():
 def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     partitioner = Partitioner(batch_bytes=10_000)
     partitioner.learn(topic("t", 12), now_ms=0)
-    keyed = [partitioner.choose("t", Outgoing(b"v", b"k", 1)) for _ in range(5)]
+    keyed = [partitioner.choose("t", record(b"v", key=b"k")) for _ in range(5)]
     assert len(set(keyed)) == 1
-    loose = [partitioner.choose("t", Outgoing(b"v" * 100, None, 1)) for _ in range(500)]
+    loose = [partitioner.choose("t", record(b"v" * 100)) for _ in range(500)]
     assert sum(a != b for a, b in pairwise(loose)) <= 6
     assert len(set(loose)) > 3
 
@@ -259,9 +269,9 @@ def test_keys_stay_where_they_were_while_a_partition_is_damaged():
     partitioner, found = Partitioner(batch_bytes=100), []
     for shape in (described(0, 1, 2, 3), described(0, 3, damaged=(1, 2))):
         partitioner.learn(msgspec.convert(shape, answers.TopicDescription), now_ms=0)
-        found.append([partitioner.choose("t", Outgoing(b"", b"%d" % n, 1)) for n in range(50)])
+        found.append([partitioner.choose("t", record(b"", key=b"%d" % n)) for n in range(50)])
     assert found[0] == found[1]
-    loose = {partitioner.choose("t", Outgoing(b"v" * 100, None, 1)) for _ in range(9)}
+    loose = {partitioner.choose("t", record(b"v" * 100)) for _ in range(9)}
     assert loose == {0, 3}
 
 
@@ -312,7 +322,7 @@ def test_producers_that_send_little_do_not_fill_one_partition():
     for number in range(200):
         partitioner = Partitioner(batch_bytes=10_000)
         partitioner.learn(topic("t", 4), now_ms=0)
-        first.append(partitioner.choose("t", Outgoing(b"%d" % number, None, 1)))
+        first.append(partitioner.choose("t", record(b"%d" % number)))
     assert set(first) == {0, 1, 2, 3}
 
 
@@ -320,7 +330,7 @@ def test_each_topic_begins_where_chance_has_it_and_goes_round():
     partitioner = Partitioner(batch_bytes=100, first=lambda count: count - 1)
     for name, count in (("t", 3), ("u", 5)):
         partitioner.learn(topic(name, count), now_ms=0)
-        filled = [partitioner.choose(name, Outgoing(b"v" * 100, None, 1)) for _ in range(count)]
+        filled = [partitioner.choose(name, record(b"v" * 100)) for _ in range(count)]
         assert filled == [count - 1, *range(count - 1)]
 
 
@@ -378,10 +388,69 @@ def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
     assert told[1:] == [producer.flush, producer.close]
 
 
+class TellingCondition(threading.Condition):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_for.set()
+        return super().wait(timeout)
+
+
+def test_who_waits_for_a_record_is_not_sent_away_by_its_neighbours():
+    """The records of a batch share a condition, and the parts of one are settled one by one."""
+    condition, found = TellingCondition(), []
+    first, second = Delivery(condition), Delivery(condition)
+    waiter = threading.Thread(target=lambda: found.append(second.result(10)))
+    waiter.start()
+    for delivery, offset in ((first, 5), (second, 6)):
+        assert condition.waited_for.wait(10), "not for this one yet, or not any more"
+        condition.waited_for.clear()
+        delivery.set_result(Placed("t", 0, offset))
+    waiter.join(10)
+    assert found == [Placed("t", 0, 6)]
+
+
+def test_a_records_future_is_one_of_the_standard_library():
+    new = Delivery.of_a_batch()
+    first, second, late = new(), new(), new()
+    first.set_result(Placed("t", 0, 5))
+    second.set_exception(ValueError("no"))
+    done, waiting = futures.wait([first, second, late], return_when=futures.FIRST_EXCEPTION)
+    assert (done, waiting) == ({first, second}, {late})
+    assert set(futures.as_completed([first, second], timeout=10)) == {first, second}
+    for give_up in (late.result, late.exception):
+        with pytest.raises(TimeoutError):
+            give_up(0.001)
+    assert not late.cancel()
+    assert not late.done()
+
+    async def wait() -> int:
+        return (await asyncio.wrap_future(first)).offset
+
+    assert asyncio.run(wait()) == 5
+
+
+def test_a_future_that_was_cancelled_keeps_its_batch_from_nothing():
+    broker = TinyBroker()
+
+    async def send() -> int:
+        transport = httpx.MockTransport(broker)
+        async with tierlog.AsyncClient(transport=transport) as c, c.producer() as producer:
+            dropped = await producer.send("t", "dropped", partition=0)
+            kept = await producer.send("t", "kept", partition=0)
+            dropped.cancel()
+            return (await kept).offset
+
+    assert asyncio.run(send()) == 1
+    assert broker.logs[0] == [b"dropped", b"kept"]
+
+
 def test_only_one_batch_of_a_partition_is_under_way():
-    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250))
+    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.of_a_batch)
     for _ in range(4):
-        waiting.add(("t", 0), Outgoing(b"v" * 100, None, 1), now_ms=0)
+        waiting.add(("t", 0), record(b"v" * 100), now_ms=0)
     first = waiting.take_due(now_ms=0)
     assert first is not None
     assert waiting.take_due(now_ms=100) is None
@@ -396,11 +465,11 @@ def test_only_one_batch_of_a_partition_is_under_way():
 
 
 def test_a_partition_that_is_always_full_keeps_no_other_waiting():
-    waiting, sent = Accumulator(Batching(linger_ms=10, batch_bytes=250)), []
-    waiting.add(("t", 0), Outgoing(b"v" * 200, None, 1), now_ms=0)
-    waiting.add(("t", 1), Outgoing(b"v", None, 1), now_ms=0)
+    waiting, sent = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.of_a_batch), []
+    waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
+    waiting.add(("t", 1), record(b"v"), now_ms=0)
     for _ in range(4):
-        waiting.add(("t", 0), Outgoing(b"v" * 200, None, 1), now_ms=0)
+        waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
         pending = waiting.take_due(now_ms=20)
         sent.append(pending.place[1])
         waiting.finish(pending)
@@ -418,8 +487,8 @@ def test_a_clock_that_is_set_back_keeps_no_record_waiting(monkeypatch):
 
 
 def test_lingering_ends():
-    waiting = Accumulator(Batching(linger_ms=10))
-    waiting.add(("t", 0), Outgoing(b"v", None, 1), now_ms=5)
+    waiting = Accumulator(Batching(linger_ms=10), Delivery.of_a_batch)
+    waiting.add(("t", 0), record(b"v"), now_ms=5)
     assert waiting.take_due(now_ms=14) is None
     assert waiting.next_due_ms() == 15
     assert waiting.take_due(now_ms=15) is not None
