@@ -62,11 +62,10 @@ class _Clients:
 
     def broker(self, access: Access, *, patient: bool) -> Client:
         # A read of the bucket alone does not pay for it.
-        from tierlog.client import Client, RetryPolicy
-        from tierlog.client.exchange import ENDLESS, RESTART_S
+        from tierlog.client import Client
+        from tierlog.client.exchange import OVER_A_RESTART
 
         assert access.server is not None
-        lasting = RetryPolicy(attempts=ENDLESS, deadline_s=RESTART_S)
         with self._lock:
             patient |= (access, True) in self._brokers  # it answered an earlier task
             if (access, patient) not in self._brokers:
@@ -75,7 +74,7 @@ class _Clients:
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
-                    retries=lasting if patient else None,
+                    retries=OVER_A_RESTART if patient else None,
                 )
             return self._brokers[access, patient]
 

@@ -1,4 +1,8 @@
-"""`tierlog produce`: a pipe or a file into a topic."""
+"""`tierlog produce`: a pipe or a file into a topic.
+
+* Once the broker has taken something, its restart is waited for. Where it went down with a request
+  under way, the command ends, with the count of what was taken: no record is sent twice.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from tierlog.cli.record_sources import READERS, Format, format_of, lines, parque
 
 if TYPE_CHECKING:
     from tierlog.client import Client, NewRecord
+    from tierlog.client.answers import Produced
     from tierlog.client.calls import Acks
 
 app = typer.Typer(add_completion=False)
@@ -62,6 +67,8 @@ def produce(
     and, if wanted, key, headers, timestamp, partition; csv and parquet, a JSON object a row;
     batches, Kafka's record batches as they are.
     """
+    from tierlog.client.exchange import OVER_A_RESTART
+
     if acks not in {"0", "1", "all"}:
         raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
     wanted = cast("Acks", acks)
@@ -70,8 +77,12 @@ def produce(
         raise typer.BadParameter("--key-separator is for lines")
     count = _Count(topic)
 
+    def taken(answer: Produced) -> None:
+        count.add(answer)
+        client.retries = OVER_A_RESTART  # it is there, and the topic too
+
     def send(records: list[NewRecord]) -> None:
-        count.add(client.produce(topic, records, partition=partition, acks=wanted))
+        taken(client.produce(topic, records, partition=partition, acks=wanted))
 
     gathering = Gathering(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
     with count.told_if_it_ends_early(), _opened(file, gathering) as source:
@@ -79,7 +90,7 @@ def produce(
             if partition is None:
                 raise typer.BadParameter("--format batches goes to one partition: --partition N")
             for body in _whole_batches(source):
-                count.add(client.produce_batches(topic, body, partition=partition, acks=wanted))
+                taken(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
             for record in _records(kind, source, file, key_separator):
                 gathering.add(record)
@@ -147,10 +158,7 @@ class _Count:
         self.partitions: dict[int, dict[str, int]] = {}
         self.warnings: set[str] = set()
 
-    def add(self, answer: object) -> None:
-        from tierlog.client.answers import Produced
-
-        assert isinstance(answer, Produced)
+    def add(self, answer: Produced) -> None:
         self.records += answer.accepted or 0
         self.warnings.update(answer.warnings)
         for result in answer.results:

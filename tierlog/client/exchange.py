@@ -108,6 +108,7 @@ class RetryPolicy:
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
+OVER_A_RESTART: Final = RetryPolicy(attempts=ENDLESS, deadline_s=RESTART_S)
 
 Step = Request | Pause
 Outcome = Reply | Unsent | Broken | None

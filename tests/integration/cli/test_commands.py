@@ -10,6 +10,8 @@ from tempfile import TemporaryFile
 
 import pytest
 
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.command_line import Program
 from tests.fakes.forked import Forked
 from tierlog.client import Client, Limits
 
@@ -260,6 +262,30 @@ def test_what_comes_in_slowly_is_not_held_until_it_is_much(tierlog):
         given.close()
         assert program.wait(30) == 0
     assert lines_of(tierlog.ok("consume", "slow")) == [b"one", b"half a line"]
+
+
+def test_a_pipe_outlives_a_restart_of_the_broker(tmp_path):
+    process = BrokerProcess(tmp_path).start()
+    tierlog = Program(process.url)
+    tierlog.ok("topic", "create", "followed")
+    read, write = os.pipe()
+    with TemporaryFile() as said, open(write, "wb", buffering=0) as given:
+        program = Forked(
+            ["produce", "followed"], stdin=read, stdout=said, stderr=said, env=tierlog.environment
+        )
+        os.close(read)
+        given.write(b"before\n")
+        with Client(process.url) as client:
+            client.fetch("followed", 0, limits=Limits(wait_ms=30_000))
+        assert process.stop() == 0
+        given.write(b"while it is down\n")
+        given.close()
+        process.start()
+        assert program.wait(60) == 0
+        said.seek(0)
+        assert b'"records":2' in said.read()
+    assert lines_of(tierlog.ok("consume", "followed")) == [b"before", b"while it is down"]
+    assert process.stop() == 0
 
 
 @pytest.mark.parametrize("shape", ["value", "json"])
