@@ -39,6 +39,7 @@ CLAIMS: Final = (
     "broker_start",
     "compaction",
     "slow_disk",
+    "client_records",
     "kafka_cpu",
     "kafka_tiered",
     "log_peers",
