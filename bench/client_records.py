@@ -91,7 +91,7 @@ def _spent(run: Callable[[], None]) -> Callable[[], Spent]:
     return measured
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- ours ----------------------------------------------------------------------------------------
 
 
 def _send(client: Client, topic: str) -> None:
@@ -114,7 +114,7 @@ def _read(client: Client) -> None:
     _expect_all(sum(len(record.value or b"") for record in client.consume("kept")))
 
 
-# --- Kafka's --------------------------------------------------------------------------------------
+# --- Kafka's -------------------------------------------------------------------------------------
 
 
 def _kafka_python_send(kafka_python: Any, peer: Kafka) -> None:
