@@ -50,12 +50,16 @@ def test_every_problem_is_in_the_reference_with_its_members():
     assert lines["disk-full"].endswith("| yes |"), "it has Retry-After"
 
 
-def test_a_decision_has_a_number_of_its_own_and_says_it():
-    numbers = []
-    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
-        numbers.append(int(page.name[:4]))
-        assert re.match(rf"# 0*{numbers[-1]}[.:] ", page.read_text()), page.name
-    assert len(numbers) == len(set(numbers))
+def test_a_decision_has_a_number_of_its_own_and_says_it_and_the_index_has_them_all():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[(\d+\. .+)\]\((.+)\)$", (folder / "README.md").read_text(), re.M)
+    found = []
+    for page in folder.glob("[0-9]*.md"):
+        title = page.read_text().partition("\n")[0].removeprefix("# ")
+        assert title.startswith(f"{int(page.name[:4])}. "), page.name
+        found.append((title, page.name))
+    assert sorted(listed) == sorted(found)
+    assert len({name[:4] for _, name in found}) == len(found)
 
 
 def test_what_a_page_points_to_is_there():
