@@ -8,7 +8,7 @@
 |                                                  | bucket followed compaction: it is read        |
 | above the bucket's end                           | told, and nothing behind it goes up before it |
 |                                                  | was repaired (the copier asks `find`)         |
-| there is no bucket, or nothing goes up any more  | told                                          |
+| there is no bucket, or nothing goes up any more  | told, until it was repaired                   |
 
 * A start believes the names of files: looking into each of ten thousand takes too long. It only
   compares them with the entries that the manifest itself has, and counts them by its pages

@@ -100,12 +100,12 @@ def readiness(
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
+    helps = "`tierlog storage repair --deep` says what helps"
     degraded += [
-        f"nothing of {one} is offloaded any more: {why}; "
-        "`tierlog storage repair --deep` says what helps"
+        f"nothing of {one} is offloaded any more: {why}; {helps}"
         for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
     ]
-    degraded += sorted(f"{one}: {why}" for one, why in holes.items())
+    degraded += sorted(f"{one}: {why}; {helps}" for one, why in holes.items())
     if disk_refusal is not None:
         degraded.append(f"writes are refused: {disk_refusal}")
     for partition in partitions:

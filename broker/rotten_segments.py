@@ -12,6 +12,7 @@
 
 * One that the bucket lacks keeps all behind it from going up. So the next that is to go up is
   always read; others, as far as they are deep, are read where every byte is.
+* Where there is no bucket (`NO_BUCKET`) it lacks everything.
 * The files as they are are copied to `tierlog/damaged/`, durably, before anything is changed.
 """
 
@@ -55,6 +56,9 @@ class InBucket(NamedTuple):
             number -= 1
             there.append(self.entries[number].base_offset)
         return bool(there) and self.bad.isdisjoint(there)
+
+
+NO_BUCKET: Final = InBucket(0, (), frozenset())
 
 
 class RottenSegments:

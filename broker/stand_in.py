@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn, cast
@@ -36,18 +36,19 @@ LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`
 
 
 def plan_repair(
-    settings: BrokerSettings, store: ObjectStore, topic: str, *, deep: bool
+    settings: BrokerSettings, store: ObjectStore | None, topic: str, *, deep: bool
 ) -> list[RepairStep]:
     """What `Broker.repair` with `apply` would do. `store` is closed when this returns.
 
     Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
     """
     data_dir = settings.data_dir
-    with closing(store), stand_in(data_dir, topic) as place:
-        _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
+    with closing(store) if store else nullcontext(), stand_in(data_dir, topic) as place:
+        if store is not None:
+            _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
         broker = Broker.open_idle(
             replace(settings, data_dir=place, take_over=False),
-            store=cast(ObjectStore, ReadOnlyStore(store)),
+            store=cast(ObjectStore, ReadOnlyStore(store)) if store is not None else None,
             disk=StandInDisk(),
         )
         try:

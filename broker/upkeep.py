@@ -24,12 +24,12 @@ from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.repair import Repair
 from broker.repair_step import Action, RepairStep
-from broker.rotten_segments import RottenSegments
+from broker.rotten_segments import NO_BUCKET, RottenSegments
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from broker.verify import Looking, check_topic_object, verify_topic
 from manifest.garbage import GarbagePlan
-from record_format.errors import ConfigurationError, Throttled
+from record_format.errors import Throttled
 from record_format.findings import VerifyReport
 
 
@@ -93,8 +93,11 @@ class Upkeep:
             self._mend_log(topic, damaged, apply=apply, accept_loss=accept_loss)
             for _, damaged in sorted(topic.damaged.items())
         ]
-        if steps and self._bucket is None:
-            return steps
+        for _, partition in sorted(topic.partitions.items()):
+            if partition.cold is None:
+                steps += self._mend_segments(
+                    partition, apply=apply, deep=deep, accept_loss=accept_loss
+                )
         for repair in self._repairs(topic, apply=apply):
             planned = repair.plan(deep=deep)
             steps += [
@@ -141,6 +144,17 @@ class Upkeep:
             self._on_cut(topic.record, damaged.number, end_offset)
         return msgspec.structs.replace(mending.step, done=True)
 
+    def _mend_segments(
+        self, partition: Partition, *, apply: bool, deep: bool, accept_loss: bool
+    ) -> list[RepairStep]:
+        """Of a log that is nowhere but on disk."""
+        rotten = self._rotten(partition)
+        planned = list(rotten.plan(NO_BUCKET, deep=deep))
+        return [rotten.apply(one, accept_loss=accept_loss) for one in planned] if apply else planned
+
+    def _rotten(self, partition: Partition) -> RottenSegments:
+        return RottenSegments(partition, self._folder.damaged, self._chores.holes)
+
     def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
         """By which a restore finds the topic. The partitions are claimed: it is ours to write, as a
         new version; one that cannot be read stays where it is.
@@ -173,7 +187,7 @@ class Upkeep:
 
     def _repairs(self, topic: Topic, *, apply: bool) -> Iterator[Repair]:
         if self._bucket is None:
-            raise ConfigurationError("this broker has no object store: there is nothing to repair")
+            return
         store = self._bucket.standing.checked_store()
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is not None:
@@ -182,7 +196,7 @@ class Upkeep:
                     partition,
                     store,
                     scratch=self._scratch,
-                    rotten=RottenSegments(partition, self._folder.damaged, self._chores.holes),
+                    rotten=self._rotten(partition),
                     policy=self._policy,
                     clock=self._clock,
                 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption
+from tierlog.cli.offline import EndpointOption, RegionOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -29,6 +29,15 @@ DataDirOption = Annotated[
         envvar="TIERLOG_DATA_DIR",
         help="The owner's data folder; no broker may have it open.",
         metavar="DIR",
+    ),
+]
+OwnStoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="TIERLOG_STORE",
+        help="s3://bucket/prefix or file:///folder; none for a folder that has no bucket.",
+        metavar="URL",
     ),
 ]
 TakeOverOption = Annotated[
@@ -79,7 +88,7 @@ OFFSET_GAP: Final = 1_000_000_000
 class OwnerOptions:
     """How the owner is opened; its folder is the command's own option."""
 
-    store: StoreOption
+    store: OwnStoreOption = None
     take_over: TakeOverOption = False
     gap: GapOption = OFFSET_GAP
     endpoint: EndpointOption = None
@@ -116,7 +125,7 @@ class OwnerOptions:
         settings, store = self._asked(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
 
-    def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore]:
+    def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
         from broker.settings import BrokerSettings
         from cold_tier.open import open_store
         from record_format import native
@@ -135,5 +144,9 @@ class OwnerOptions:
             manifest_versions_min=self.versions_min,
         )
         native.load()
+        if self.store is None:
+            if any((data_dir / "tierlog" / "manifests").glob("*.json")):
+                raise ConfigurationError(f"{data_dir} has a bucket: say which with --store URL")
+            return settings, None
         store = open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
         return settings, store

@@ -95,8 +95,10 @@ def gc(
     What would go is read from the bucket alone, also beside a running broker; --apply opens the
     owner's data folder.
     """
+    if owner.store is None:
+        raise typer.BadParameter("garbage is in a bucket: --store URL")
     if not apply:
-        plans = _planned(owner, topic)
+        plans = _planned(owner, owner.store, topic)
     elif data_dir is None:
         raise typer.BadParameter("only the owner of a bucket collects: --data-dir DIR")
     else:
@@ -110,10 +112,10 @@ def gc(
     note(f"{len(rows)} {'deleted' if apply else 'to delete; --apply does it'}")
 
 
-def _planned(owner: OwnerOptions, topic: str) -> dict[int, GarbagePlan]:
+def _planned(owner: OwnerOptions, store: str, topic: str) -> dict[int, GarbagePlan]:
     from tierlog.cli.bucket_alone import Bucket
 
-    with opened_store(owner.store, owner.endpoint, owner.region) as opened:
+    with opened_store(store, owner.endpoint, owner.region) as opened:
         return Bucket(opened).garbage(topic, owner.policy())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from broker.broker import Broker
 from broker.segment_listing import iter_segments
 from hot_tier.log import PartitionLog
 from record_format.errors import CorruptDataError, DiskFull
@@ -150,10 +151,28 @@ def test_without_a_bucket_it_is_told(house):
     for _ in range(2):
         house.broker.chores.janitor.run_round()
     (told,) = house.broker.readiness().degraded
-    assert told == "t-0: offsets 10 to 19 are missing between two segments: a file was lost"
+    assert "t-0: offsets 10 to 19 are missing between two segments: a file was lost" in told
     assert offsets(house) == [*range(10), *range(20, 40)]
     house.broker.trim("t", 0, 20)
     assert house.broker.readiness().degraded == []
+
+
+@pytest.mark.parametrize("has_bucket", [False, True])
+def test_without_a_bucket_it_is_repaired_all_the_same(house, has_bucket):
+    fill(house, 4, **{"remote.storage.enable": "false"})
+    lose(house, 10)
+    if not has_bucket:
+        house.broker.close()
+        house.broker = Broker.open_idle(house.broker.settings, store=None)
+    (step,) = house.broker.repair("t", deep=True, apply=True)
+    assert (step.action, step.base_offset, step.done) == ("drop-batches", 0, False)
+    (step,) = house.broker.repair("t", deep=True, apply=True, accept_loss=True)
+    assert step.done
+    house.broker.chores.janitor.run_round()
+    assert house.broker.readiness().degraded == []
+    assert house.broker.repair("t", deep=True) == []
+    assert house.broker.verify("t", deep=True).ok
+    assert offsets(house) == [*range(10), *range(20, 40)]
 
 
 def test_where_nothing_goes_up_any_more_it_is_told(house):

@@ -8,7 +8,6 @@ from broker.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
-from record_format.errors import ConfigurationError
 from tests.integration.broker.test_compaction import (
     COMPACT,
     cold_records,
@@ -217,10 +216,9 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
         filled.broker.repair("t", apply=True)
 
 
-def test_without_a_bucket_there_is_nothing_to_repair(tmp_path):
+def test_without_a_bucket_a_whole_log_needs_no_repair(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=None)
     broker.create_topic("t")
-    with pytest.raises(ConfigurationError):
-        broker.repair("t")
+    assert broker.repair("t") == []
     broker.close()

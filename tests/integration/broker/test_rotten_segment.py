@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from record_format.errors import StoreUnavailable
+from record_format.errors import CorruptDataError, StoreUnavailable
 from tests.integration.broker.test_verify import path_of
 
 BATCHES, EACH = 10, 3
@@ -226,3 +226,16 @@ def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     assert house.broker.partition("t", 0).log.first_local_offset == 0
     assert house.records("t") == before
     assert house.broker.repair("t", deep=True) == []
+
+
+def test_of_a_topic_without_a_bucket_exactly_what_does_not_check_is_dropped(house):
+    house.broker.alter_topic("t", config={"remote.storage.enable": False})
+    house.restart()
+    assert house.broker.partition("t", 0).cold is None
+    damage(house, (positions(house)[4] + 70, b"\xff"))
+    with pytest.raises(CorruptDataError):
+        house.records("t")
+    assert not repaired(house, deep=True).done, "a loss is to be accepted"
+    assert repaired(house, deep=True, accept_loss=True).action == "drop-batches"
+    assert [one.offset for one in house.records("t")] == all_but(4)
+    assert house.broker.verify("t", deep=True).ok

@@ -5,6 +5,11 @@ import json
 import httpx
 import pytest
 
+from broker.broker import Broker
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from record_format.produced import build_produced
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.command_line import Program
 
@@ -72,3 +77,33 @@ def test_clients_are_told_and_repair_mends_it(broker, tmp_path):
     with httpx.Client(base_url=broker.url) as http:
         kept = http.get("/v1/topics/t/partitions/0/records").json()["records"]
     assert [one["value"] for one in kept] == ["value 0", "value 2"]
+
+
+def test_a_folder_without_a_bucket_is_mended_without_one(tmp_path):
+    broker = Broker.open_idle(BrokerSettings(data_dir=tmp_path / "data"), store=None)
+    broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    values = [b"x" * 100] * 10
+    for _ in range(3):
+        produced = build_produced(values, timestamps=range(10), max_message_bytes=1 << 20)
+        broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
+        broker.partition("t", 0).log.roll(reason="test")
+    broker.close()
+    (tmp_path / "data" / "t-0" / "00000000000000000010.log").unlink()
+    offline, where = Program(), ("t", "--data-dir", str(tmp_path / "data"), "--deep")
+    plan = offline.run("storage", "repair", *where)
+    (step,) = json.loads(plan.stdout)["steps"]
+    assert (plan.returncode, step["action"]) == (3, "drop-batches")
+    offline.ok("storage", "repair", *where, "--apply", "--accept-loss")
+    assert json.loads(offline.ok("storage", "repair", *where))["steps"] == []
+
+
+def test_a_folder_that_has_a_bucket_is_not_mended_without_it(tmp_path):
+    store = open_store(f"file://{tmp_path / 'bucket'}")
+    broker = Broker.open_idle(BrokerSettings(data_dir=tmp_path / "data"), store=store)
+    broker.create_topic("t")
+    broker.chores.copy_round()
+    assert broker.chores.copier.wait_until_idle(timeout_s=10)
+    broker.close()
+    where = ("t", "--data-dir", str(tmp_path / "data"))
+    assert "has a bucket" in Program().fails(1, "storage", "repair", *where)
+    assert "--store" in Program().fails(2, "storage", "gc", *where)
