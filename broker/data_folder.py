@@ -35,7 +35,7 @@ import secrets
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -167,8 +167,7 @@ class DataFolder:
         return read_checkpoint(self.path / name)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
-        self.write(self.path / name, checkpoint_files.format_offset_checkpoint(entries))
+        write_checkpoint(self.path / name, offsets, write=self.write)
 
     # --- identity ---------------------------------------------------------------------------------
 
@@ -218,6 +217,16 @@ def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
         return {}
     entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
     return {(entry.topic, entry.partition): entry.offset for entry in entries}
+
+
+def write_checkpoint(
+    path: Path,
+    offsets: Mapping[TopicPartition, int],
+    *,
+    write: Callable[[Path, bytes], None] = write_durably,
+) -> None:
+    entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
+    write(path, checkpoint_files.format_offset_checkpoint(entries))
 
 
 @contextmanager

@@ -152,8 +152,7 @@ class LogOpener:
         place, name = (record.name, number), place_name(record.topic_id, number)
         checkpoint = flushed_end = self._recovery_points.pop(place, 0)
         # In the midst of a take-over files may have been cut since: everything is checked.
-        cut_since = at_start and self._take_overs.get(name) is not None
-        recovery_point = 0 if cut_since else checkpoint
+        recovery_point = 0 if self._take_overs.get(name) is not None else checkpoint
         log_start = self._log_start(place, cold)
         opened_before = False
 
@@ -176,7 +175,9 @@ class LogOpener:
                 open_files=self._files,
             )
 
-        take_over = self._take_over_of(record, number, cold, open_log) if at_start else None
+        take_over = self._take_over_of(
+            wanted, cold, open_log, flushed_end=checkpoint, at_start=at_start
+        )
         if take_over is None:
             flushed_end = max(checkpoint, cold_end)  # nothing goes up before it was flushed
         # Where an attempt died the first segment may begin past what the bucket holds.
@@ -235,12 +236,20 @@ class LogOpener:
     # --- taking over ------------------------------------------------------------------------------
 
     def _take_over_of(
-        self, record: TopicRecord, number: int, cold: ColdLog | None, reopen: Reopen
+        self,
+        wanted: Wanted,
+        cold: ColdLog | None,
+        reopen: Reopen,
+        *,
+        flushed_end: int,
+        at_start: bool,
     ) -> TakeOver | None:
         """What is to be taken over: begun already, or another's and `--take-over` was given."""
+        record, number = wanted
         name = place_name(record.topic_id, number)
         pending = self._take_overs.get(name)
-        if pending is None and (cold is None or not self._settings.take_over):
+        may_begin = at_start and self._settings.take_over and cold is not None
+        if pending is None and not may_begin:
             return None
         if cold is None:
             raise ConfigurationError(
@@ -253,6 +262,7 @@ class LogOpener:
             noted,
             self.epochs.of(name),
             owner=self._folder.owner,
+            flushed_end=flushed_end,
             reopen=reopen,
         )
         found.look()

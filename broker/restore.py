@@ -5,6 +5,8 @@
     <new>/tierlog/topics.json            the newest undeleted id of each name
     <new>/tierlog/manifests/             the manifests in force
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
+    <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint
+                                         with `--tail`: what the old folder's say of such logs
     <new>/tierlog/restoring              until it is done; a restore that was interrupted may be
                                          repeated on the same folder
     <new>/<topic>-<partition>/           with `--tail`: what the old folder has above the bucket's
@@ -29,7 +31,15 @@ import structlog
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import producers_at_end, uses_bucket
-from broker.data_folder import folder_lock, new_id, place_name
+from broker.data_folder import (
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    TopicPartition,
+    folder_lock,
+    new_id,
+    place_name,
+    write_checkpoint,
+)
 from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
 from broker.taken_epochs import write_epochs
@@ -131,6 +141,8 @@ class _Restore:
         self._data_dir = options.data_dir
         self._pending: dict[str, Pending] = {}
         self._epochs: dict[str, tuple[EpochStart, ...]] = {}
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
         self._unreadable: list[OtherTopic] = []
         self._deletions: list[TopicRecord] = []  # to be finished
         self._manifest_options = StoreOptions(clock=options.clock)
@@ -257,7 +269,22 @@ class _Restore:
             clock=self._options.clock,
         )
         snapshot = producers_at_end(manifests, manifest)
-        return take_tail(self._old, target, manifest, manifests, snapshot=snapshot)
+        tail = take_tail(self._old, target, manifest, manifests, snapshot=snapshot)
+        self._take_checkpoints(self._old, manifests.keys, manifest, tail)
+        return tail
+
+    def _take_checkpoints(
+        self, old: OldFolder, keys: PartitionKeys, manifest: Manifest | None, tail: Tail
+    ) -> None:
+        """What had been flushed, here or there, is not cut at the first start, and what was trimmed
+        does not come back.
+        """
+        if old.why_left(keys, manifest):
+            return
+        place = (keys.topic, keys.partition)
+        self._recovery_points[place] = max(tail.end_offset, old.reached(keys))
+        if (log_start := old.log_start(keys)) is not None:
+            self._log_starts[place] = log_start
 
     def _plan(
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
@@ -279,6 +306,8 @@ class _Restore:
         registry.unlink(missing_ok=True)
         TopicRegistry(registry).put(*records)
         write_epochs(self._data_dir, self._epochs)
+        write_checkpoint(self._data_dir / RECOVERY_POINTS, self._recovery_points)
+        write_checkpoint(self._data_dir / LOG_STARTS, self._log_starts)
         write_marker(marker_path(self._data_dir), self._pending)
         properties = {
             "version": "1",

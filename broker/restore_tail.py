@@ -11,6 +11,8 @@
 | anything else                                               | whole: copied from the bucket's end|
 |                                                             | on, and no gap is needed           |
 
+* A topic that is kept out of the bucket gets no gap: the first start refuses a log that ends below
+  what the checkpoints say, which come along.
 * Of topics, too, the bucket may know less: one that it was not told of yet is taken whole, and
   partitions, configuration or a deletion that it was not told of yet, unless others wrote to it
   since.
@@ -31,8 +33,10 @@ from typing import NamedTuple
 import msgspec
 
 from broker.bucket_notes import BucketNotes
+from broker.cold_reads import uses_bucket
 from broker.data_folder import (
     HIGH_WATERMARKS,
+    LOG_STARTS,
     RECOVERY_POINTS,
     folder_lock,
     place_name,
@@ -94,6 +98,7 @@ class OldFolder:
         self._open.enter_context(folder_lock(path))
         self._epochs = read_epochs(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
+        self._log_starts = read_checkpoint(path / LOG_STARTS)
         try:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
         except CorruptSnapshot:  # they only say once more what the recovery points say
@@ -114,6 +119,17 @@ class OldFolder:
         found = checkpoint_files.parse_partition_metadata(metadata.read_bytes(), file=str(metadata))
         return folder if checkpoint_files.format_topic_id(found) == keys.topic_id else None
 
+    def why_left(self, keys: PartitionKeys, manifest: Manifest | None) -> str:
+        """Why what it says of the partition counts for nothing; empty where it counts."""
+        if self.partition_folder(keys) is None:
+            return "the old folder does not have the partition"
+        if manifest is not None and not self.notes(keys).knows(manifest):
+            return (
+                f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
+                f"of owner {manifest.owner}"
+            )
+        return ""
+
     def own_epochs(self, keys: PartitionKeys) -> tuple[EpochStart, ...]:
         return self._epochs.get(place_name(keys.topic_id, keys.partition), ())
 
@@ -129,6 +145,9 @@ class OldFolder:
 
     def recovery_point(self, keys: PartitionKeys) -> int:
         return self._recovery_points.get((keys.topic, keys.partition), 0)
+
+    def log_start(self, keys: PartitionKeys) -> int | None:
+        return self._log_starts.get((keys.topic, keys.partition))
 
     def reached(self, keys: PartitionKeys) -> int:
         """An offset up to which, at least, its log had records that were flushed."""
@@ -150,16 +169,9 @@ def take_tail(
     """
     if target.folder.exists():
         shutil.rmtree(target.folder)  # an interrupted restore's
-    source = old.partition_folder(target.keys)
-    if source is None:
-        return Tail(whole=False, detail="the old folder does not have the partition")
-    notes = old.notes(target.keys)
-    if manifest is not None and not notes.knows(manifest):
-        detail = (
-            f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
-            f"of owner {manifest.owner}"
-        )
-        return Tail(whole=False, detail=detail)
+    if why := old.why_left(target.keys, manifest):
+        return Tail(whole=False, detail=why)
+    source, notes = old.path / str(target.keys), old.notes(target.keys)
     bases = parting.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > end_offset:
@@ -173,9 +185,10 @@ def take_tail(
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
+    then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
     return Tail(
         whole=not missing,
-        detail=f"{taken}; a gap follows: {missing}" if missing else taken,
+        detail=f"{taken}; {then}: {missing}" if missing else taken,
         start_offset=end_offset,
         end_offset=copied.log_end_offset,
         epochs=tuple(start for start in old.own_epochs(target.keys) if start.epoch > in_force),

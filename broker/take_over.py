@@ -106,7 +106,9 @@ def write_marker(path: Path, pending: Mapping[str, Pending]) -> None:
 
 
 class TakeOver:
-    """One partition's take-over."""
+    """One partition's take-over. `flushed_end`: up to there the folder's log is known to have
+    reached.
+    """
 
     def __init__(
         self,
@@ -115,8 +117,10 @@ class TakeOver:
         own: tuple[EpochStart, ...],
         *,
         owner: str,
+        flushed_end: int,
         reopen: Reopen,
     ) -> None:
+        self._flushed_end = flushed_end
         self._cold, self._pending, self._own, self._reopen = cold, pending, own, reopen
         self._owner = owner
         self._recorded = cold.ownership.recorded
@@ -153,6 +157,8 @@ class TakeOver:
 
     def align(self, opened: PartitionLog) -> PartitionLog:
         """Bring the local log in line with the manifest looked at; it may be opened anew."""
+        if opened.log_end_offset < self._flushed_end and not self.is_ours():
+            self.gap = self._pending.gap  # a tail that was whole is so no more
         ranges = tuple(
             (view.base_offset, view.last_offset + 1)
             for view in opened.segments()

@@ -142,6 +142,8 @@ class Upkeep:
         topic.add({damaged.number: opened})
         if is_cut:  # at once: what comes next may fail
             self._on_cut(topic.record, damaged.number, end_offset)
+        self._chores.checkpoints.save()  # else a crash finds it short of what it had reached
+        self._opener.forget_take_overs()
         return msgspec.structs.replace(mending.step, done=True)
 
     def _mend_segments(

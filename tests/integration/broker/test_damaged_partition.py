@@ -117,6 +117,19 @@ def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(dama
     assert aside.read_bytes() == original
 
 
+def test_a_crash_after_a_repair_finds_nothing_missing(damaged, tmp_path):
+    """The checkpoint of before says that the log had reached further."""
+    damaged.broker.repair("t", apply=True, accept_loss=True)
+    damaged.produce("t", [b"on it goes"], partition=1)
+    data = damaged.root / "data"
+    shutil.copytree(data, tmp_path / "crashed", ignore=shutil.ignore_patterns(".lock"))
+    damaged.broker.close()
+    shutil.rmtree(data)
+    (tmp_path / "crashed").rename(data)
+    damaged.broker = damaged.open()
+    assert [one.value for one in damaged.records("t", partition=1)] == [b"1-0", b"on it goes"]
+
+
 def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
     """The last checkpoint lies in the middle of a segment that was sealed and uploaded since."""
     house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})

@@ -291,6 +291,104 @@ def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
     assert new.broker.verify("t", deep=True).ok
 
 
+def rot(folder):
+    """In the midst of the tail."""
+    last = last_log(folder)
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+
+
+@pytest.mark.parametrize("was_whole", [True, False])
+def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_accepted(
+    lost, tmp_path, opened, was_whole
+):
+    if not was_whole:
+        lost.broker = lost.open()
+        fill(lost, 20, mark=b"tail")
+        lost.broker.partition("t", 0).log.roll(reason="test")
+        fill(lost, 10, mark=b"lost")
+        lost.broker.close()
+        lose_the_last_segment(lost.root / "data")
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert tail.whole is was_whole
+    rot(new.root / "data")
+    new.broker = new.open()
+    with pytest.raises(
+        CorruptBatch, match=f"below offset {tail.end_offset + 10 * (not was_whole)}"
+    ):
+        new.broker.partition("t", 0)
+    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.action == "cut"
+    kept = new.records("t")[-1].offset + 1
+    assert 80 < kept < tail.end_offset
+    assert new.produce("t", [b"next"]).base_offset == (kept if was_whole else kept + GAP)
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+    assert not take_over.marker_path(new.root / "data").exists()
+    new.restart()
+    assert len(new.records("t")) == kept + 1
+
+
+def test_a_tail_that_loses_a_file_before_the_first_start_is_followed_by_a_gap(
+    lost, tmp_path, opened
+):
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
+    opened.append(new)
+    lose_the_last_segment(new.root / "data")
+    new.broker = new.open()
+    assert new.produce("t", [b"next"]).base_offset == 80 + GAP
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+
+
+@pytest.fixture
+def on_disk_alone(house):
+    """100 records, in segments of ten, of a topic that the bucket has nothing of."""
+    house.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
+    for _ in range(10):
+        fill(house, 10)
+        house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.chores.checkpoints.save()
+    claim(house)
+    return house
+
+
+def test_a_tail_that_ends_too_soon_is_refused_where_no_gap_can_follow(
+    on_disk_alone, tmp_path, opened
+):
+    on_disk_alone.broker.close()
+    for _ in range(2):  # the last is empty
+        lose_the_last_segment(on_disk_alone.root / "data")
+    new = Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert "no gap follows: it ends at offset 90, and had 100" in tail.detail
+    with pytest.raises(CorruptBatch, match="it had reached offset 100"):
+        new.broker.partition("t", 0)
+
+
+@pytest.mark.parametrize("has_bucket", [False, True])
+def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, request, has_bucket):
+    if has_bucket:
+        house.broker.create_topic("t", config=CONFIG)
+        fill(house, 100)
+        offload(house)
+        house.set_down(True)
+    else:
+        request.getfixturevalue("on_disk_alone")
+    house.broker.trim("t", 0, 55)
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    opened.append(new)
+    assert new.broker.partition("t", 0).offsets().log_start_offset == 55
+    assert [one.offset for one in new.records("t", offset=55)] == list(range(55, 100))
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+
+
 def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp_path):
     (lost.root / "data" / HIGH_WATERMARKS).write_bytes(b"rotten")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)

@@ -302,6 +302,23 @@ def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
     goes_on_above_the_gap(house, kept=100)
 
 
+def test_a_log_that_is_bad_is_taken_over_when_it_is_repaired(parted):
+    house, copy = parted
+    log = max((house.root / "data" / "t-0").glob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    (house.root / "data" / ".kafka_cleanshutdown").unlink()
+    house.broker = house.open(**TAKING)
+    (reason,) = house.broker.readiness().reasons
+    assert "had been flushed" in reason
+    (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.action == "cut"
+    assert not take_over.marker_path(house.root / "data").exists()
+    goes_on_above_the_gap(house, kept=160)
+    copy.broker = copy.open()
+    copy.broker.chores.fences.look()
+    assert copy.broker.partition("t", 0).leadership_lost
+
+
 def test_planted_a_take_over_without_a_gap_gives_offsets_twice(parted, monkeypatch):
     house, copy = parted
     copy.broker = copy.open()
