@@ -182,6 +182,8 @@ class LiveTopics:
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.log.update_config(changed)
+                if partition.cold is None:  # until remote storage is turned on
+                    partition.cold = self._opener.cold_side(record, partition.number)
         return topic.describe()
 
     def _added_partitions(

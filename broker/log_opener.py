@@ -116,6 +116,13 @@ class LogOpener:
         with _closed_on_failure(one.result() for one in opening if one.exception() is None):
             return [one.result() for one in opening]
 
+    def cold_side(self, record: TopicRecord, number: int) -> ColdLog | None:
+        """That of a partition which is open without one, and may have one now."""
+        cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
+        if cold is not None:
+            self.epochs.prepare(cold, place_name(record.topic_id, number))
+        return cold
+
     def reopen(
         self, record: TopicRecord, damaged: Damaged, *, end_offset: int
     ) -> Partition | Damaged:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, parse_place
 from broker.opened_log import OpenedLog
 from hot_tier.durable_file import write_durably
@@ -39,6 +40,10 @@ class TakenEpochs:
     def of(self, name: str) -> tuple[EpochStart, ...]:
         """What the bucket may not know of yet; the last is the newest."""
         return self._epochs.get(name, ())
+
+    def prepare(self, cold: ColdLog, name: str) -> None:
+        """What it will claim: the epoch that its log has already."""
+        cold.ownership.prepare(self._folder.owner, self.of(name), take_over=False)
 
     def take(self, opened: Iterable[OpenedLog]) -> None:
         """The next epoch of each log; durable before this returns."""

@@ -15,6 +15,7 @@ from hot_tier.log import PartitionLog
 from record_format.errors import ShuttingDown
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
+LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
 
 
 def fill(house, topic, *, segments):
@@ -138,8 +139,7 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
 
 def turned_off(house):
     """A topic that was to be offloaded, until somebody thought better of it."""
-    config = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
-    house.broker.create_topic("t", config=config)
+    house.broker.create_topic("t", config=LITTLE_LOCAL)
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     return lambda: house.broker.alter_topic("t", config={"remote.storage.enable": False})
 
@@ -152,6 +152,27 @@ def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house
     assert house.broker.partition("t", 0).cold.end_offset == 0
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
+    assert house.broker.verify("t", deep=True).ok
+
+
+@pytest.mark.parametrize("was_claimed", [False, True])
+def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was_claimed):
+    if was_claimed:
+        turned_off(house)()
+        house.restart()
+    else:
+        house.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
+    assert house.broker.partition("t", 0).cold is None
+    for number in range(20):
+        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+    house.broker.trim("t", 0, 15)
+    house.broker.alter_topic("t", config={"remote.storage.enable": True})
+    assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    partition = house.broker.partition("t", 0)
+    assert partition.cold.end_offset == 200
+    assert partition.log.local_log_start_offset > 15
+    house.restart()
+    assert [record.offset for record in house.records("t", offset=15)] == list(range(15, 200))
     assert house.broker.verify("t", deep=True).ok
 
 
