@@ -2,13 +2,17 @@
 
 * Only whole sealed segments from the start of the log go, oldest first, and none before one that
   could not go.
-* The `.log` is renamed last: whatever a crash leaves is a whole segment or no segment.
+* The `.log` of a deleted segment is renamed first: what a crash leaves is a whole segment, or files
+  without a log, which the next open unlinks. That of one that was replaced goes last: until then
+  the next open finishes the swap, and takes all that is there of the old segment.
 * A reader that has the file open keeps it; one that comes later finds no such file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from hot_tier.disk import is_refusal
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX
@@ -17,7 +21,11 @@ from hot_tier.log_state import LogState
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
 
-RENAMED_IN_ORDER = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
+DELETED_IN_ORDER: Final = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
+REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
+FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[
+    1:
+]  # the producers before it are those before the new one
 
 
 class Reaper:
@@ -45,29 +53,29 @@ class Reaper:
     def _delete_first(self, count: int) -> None:
         """Where one cannot be renamed, it and those behind it stay: a hole would be damage."""
         state = self._state
-        before, gone = state.segments, 0
+        before = state.segments
         state.segments = before.from_number(count)
         state.folder_changed = True
         try:
             for segment in before.items[:count]:
-                self.set_aside(segment, keep_snapshot=False)
-                gone += 1
+                self.set_aside(segment, DELETED_IN_ORDER)
         except OSError as error:
-            state.segments = before.from_number(gone)
+            left = (n for n, one in enumerate(before.items[:count]) if one.path(LOG).exists())
+            state.segments = before.from_number(next(left, count))
             raise disk_error(state, error) from error
 
     def set_aside(
-        self, segment: Segment, *, keep_snapshot: bool, moved: dict[Path, Path] | None = None
+        self, segment: Segment, suffixes: Sequence[str], *, moved: dict[Path, Path] | None = None
     ) -> None:
-        """Rename the files of a segment that is no part of the log any more. Raises OSError.
+        """Rename these files of a segment that is no part of the log any more. Raises OSError.
 
         `moved` is told of each file where it lies from then on.
         """
         state = self._state
         renamed = []
-        for suffix in RENAMED_IN_ORDER:
+        for suffix in suffixes:
             path = segment.path(suffix)
-            if path.exists() and not (keep_snapshot and suffix == SNAPSHOT):
+            if path.exists():
                 state.disk.rename(path, staged(path))
                 renamed.append(staged(path))
                 if moved is not None:

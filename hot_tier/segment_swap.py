@@ -22,7 +22,7 @@ from hot_tier.cleaned_segment import CleanedSegment
 from hot_tier.file_names import CLEANED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, UNMIRRORED, path_of
 from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState, Segments
-from hot_tier.reaper import Reaper
+from hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
 from hot_tier.steady import replacing
@@ -102,9 +102,9 @@ def _rename(
     *,
     moved: dict[Path, Path],
 ) -> None:
-    reaper.set_aside(old[0], keep_snapshot=True, moved=moved)
+    reaper.set_aside(old[0], FIRST_REPLACED_IN_ORDER, moved=moved)
     for segment in old[1:]:
-        reaper.set_aside(segment, keep_snapshot=False, moved=moved)
+        reaper.set_aside(segment, REPLACED_IN_ORDER, moved=moved)
     for suffix in reversed(cleaned.suffixes):  # the .log is the first of them
         path = cleaned.segment.path(suffix)
         state.disk.rename(staged(path, SWAP), path)

@@ -15,6 +15,7 @@ from hot_tier.append import Append
 from hot_tier.cleaner import Interrupted
 from hot_tier.disk import Disk
 from hot_tier.open_files import OpenFiles
+from hot_tier.reaper import FIRST_REPLACED_IN_ORDER
 from record_format.errors import DiskFull, LogOfflineError
 from record_format.key_table import PlainKeyTable
 from tests.fakes.faulty_disk import FaultyDisk
@@ -193,7 +194,7 @@ def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
 
     def rename_old_first(state, reaper, old, cleaned, *, moved):
         for segment in old:
-            reaper.set_aside(segment, keep_snapshot=True)
+            reaper.set_aside(segment, FIRST_REPLACED_IN_ORDER)
         publish(state, cleaned)
         rename(state, reaper, old, cleaned, moved=moved)
 

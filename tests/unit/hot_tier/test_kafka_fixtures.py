@@ -1,9 +1,11 @@
 """Folders that a real Kafka wrote: they open, serve what its consumer saw, take appends."""
 
 import base64
+import errno
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from record_format.checkpoint_files import (
     parse_offset_checkpoint,
     parse_partition_metadata,
 )
-from record_format.errors import CorruptDataError, OffsetTrimmed
+from record_format.errors import CorruptDataError, DiskFull, OffsetTrimmed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/partition.metadata"))
@@ -177,6 +179,32 @@ def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
         index.unlink()
     with pytest.raises(CorruptDataError, match=r"txnindex: is missing"):
         log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
+
+
+@pytest.mark.parametrize("after", range(8))
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
+    open_fixture, disk, tmp_path, after, crashes
+):
+    """By a crash between two renames, or one that fails on a full disk."""
+    end = expected_offsets("txn-0")["high_watermark"]
+    log = open_fixture("txn-0", recovery_point=end, disk=disk)
+    log.roll(reason="test")
+    aborted = log.aborted_transactions(0, end)
+    assert aborted
+    disk.fail("rename", errno.ENOSPC, suffix=".deleted", after=after)
+    with suppress(DiskFull):
+        log.delete_local(log.log_end_offset)
+    disk.heal()
+    if crashes:
+        shutil.copytree(log.folder, tmp_path / "crashed")
+        shutil.rmtree(log.folder)
+        (tmp_path / "crashed").rename(log.folder)
+        log = open_fixture("txn-0", clean=False, recovery_point=end)
+    start = log.segments()[0].base_offset
+    assert log.aborted_transactions(start, end) == [
+        one for one in aborted if one.last_offset >= start
+    ]
 
 
 @pytest.mark.parametrize("name", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
