@@ -214,10 +214,11 @@ class ColdReads:
 
 def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
     """Whether a partition has a side in the bucket: also where remote storage was turned off while
-    segments of it were there, or on their way.
+    segments of it were there, or on their way, and where a restore left a gap, which stands in the
+    manifest alone.
     """
-    has_segments = manifest is not None and manifest.segment_count > 0
-    return has_segments or config.remote_storage_enable
+    has_part = manifest is not None and (manifest.segment_count > 0 or bool(manifest.gaps))
+    return has_part or config.remote_storage_enable
 
 
 class _Following:

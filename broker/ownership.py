@@ -144,7 +144,7 @@ class Ownership:
             if seen is not None and manifest.end_offset != seen.end_offset:
                 raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
             manifest = transitions.take_claim(manifest, claim)
-            if tail and log_start_offset > manifest.end_offset:  # trimmed while the store was down
+            if log_start_offset > manifest.end_offset:  # trimmed while the store was down
                 manifest = transitions.drop_expired(
                     manifest, log_start_offset, pages=self._manifests, now_ms=now_ms
                 )

@@ -4,7 +4,7 @@
 |-------------------------------------------------------------|------------------------------------|
 | not there, or of another topic id                           | left; the gap keeps offsets apart  |
 | of a folder that does not know the manifest's last epoch    | left: another owner came after it  |
-| begins above the bucket's end                               | left: there is a hole              |
+| begins above the bucket's end, and above its own log start  | left: there is a hole              |
 | bad below its recovery point                                | refused (CorruptBatch)             |
 | ends below the bucket's end, or below what its checkpoints  | copied, with the gap above it: more|
 | say, or was cut at a bad byte                               | may have been acknowledged         |
@@ -174,7 +174,7 @@ def take_tail(
     source, notes = old.path / str(target.keys), old.notes(target.keys)
     bases = parting.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
-    if not bases or bases[0] > end_offset:
+    if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach down to offset {end_offset}")
     _copy(source, target, end_offset, snapshot=snapshot)
     copied = _recovered(old, target, end_offset)

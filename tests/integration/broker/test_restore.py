@@ -389,6 +389,35 @@ def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, reques
     assert new.broker.verify("t", deep=True).ok
 
 
+def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost, tmp_path, opened):
+    lost.broker = lost.open(down=True, store_start_timeout_ms=200)
+    lost.broker.partition("t", 0).log.roll(reason="test")
+    fill(lost, 10, mark=b"tail")
+    lost.broker.trim("t", 0, 100)
+    assert lost.broker.partition("t", 0).log.first_local_offset == 100
+    lost.broker.close()
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert new.report.partitions[0].tail.whole
+    assert [one.offset for one in new.records("t", offset=100)] == list(range(100, 110))
+    assert new.produce("t", [b"next"]).base_offset == 110
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
+
+
+def test_a_gap_is_known_also_once_remote_storage_was_turned_off(lost, tmp_path, opened):
+    """Of a partition that has nothing else in the bucket."""
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    new.produce("t", [b"after"], partition=1)
+    new.broker.trim("t", 0, new.broker.partition("t", 0).offsets().high_watermark)
+    new.broker.alter_topic("t", config={"remote.storage.enable": False})
+    for _ in range(2):
+        assert [one.offset for one in new.records("t", partition=1)] == [GAP]
+        assert new.broker.verify("t", deep=True).ok
+        new.restart()
+
+
 def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp_path):
     (lost.root / "data" / HIGH_WATERMARKS).write_bytes(b"rotten")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
