@@ -219,6 +219,8 @@ class Janitor:
         covered = partition.cold is not None and not partition.log.config.compacts
         if oldest is None or not covered or oldest.end_offset > removable_end(partition):
             return 0
+        if oldest.end_offset > covered_end(partition):
+            self._save_log_starts()  # a trim may have found no room for that
         partition.log.delete_local(oldest.end_offset)
         partition.log.reap(self._clock(), at_once=True)
         log.warning("segment let go: the disk is full", partition=str(partition))
@@ -226,12 +228,16 @@ class Janitor:
 
 
 def removable_end(partition: Partition) -> int:
-    """Below this offset the disk may forget: the manifest in force has it, or the log start is
-    above. Where the bucket has not followed a compaction, it has what was there before.
+    """Below this offset the disk may forget: the manifest in force has it, or the log start, once
+    it is durable, is above.
     """
+    return max(covered_end(partition), partition.log.log_start_offset)
+
+
+def covered_end(partition: Partition) -> int:
+    """Where the bucket has not followed a compaction, it has what was there before."""
     cold = partition.cold
-    covered = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
-    return max(covered, partition.log.log_start_offset)
+    return cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
 
 
 def _age_timestamp(segment: SegmentView) -> int:

@@ -191,6 +191,8 @@ class LiveTopics:
     ) -> dict[int, Partition | Damaged]:
         """All that the topic gains, or none: folders that no record knows of would be adopted."""
         new = [number for number in record.partition_numbers() if number not in topic.numbers]
+        if not new:
+            return {}
         folders = [self._folder.partition_folder(record.name, number) for number in new]
         made = [path for path in folders if not path.exists()]
         try:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 from broker import bucket
 from broker.copier import Copier
 from hot_tier.log import PartitionLog
-from record_format.errors import ShuttingDown
+from record_format.errors import DiskFull, ShuttingDown
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
@@ -97,6 +98,48 @@ def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monke
     assert house.broker.chores.janitor.relieve_disk(1)
     assert house.broker.partition("a", 0).log.first_local_offset == 0
     assert house.broker.partition("b", 0).log.first_local_offset > 0
+
+
+def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, monkeypatch):
+    """A full disk kept the checkpoint of a trim from being written."""
+    house.broker.create_topic("a", config=SMALL)
+    house.wait_for(lambda: house.broker.partition("a", 0).cold.ownership.claimed)
+    for task in house.broker.chores._tasks:
+        task.stop(10)
+    fill(house, "a", segments=3)
+    partition, janitor = house.broker.partition("a", 0), house.broker.chores.janitor
+    before = [one.base_offset for one in partition.log.segments()]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(house.broker.folder, "write_checkpoint", full)
+        with pytest.raises(DiskFull):
+            house.broker.trim("a", 0, before[1])
+        assert not janitor.relieve_disk(1)
+        assert partition.log.first_local_offset == 0
+    shutil.copytree(house.root / "data", house.root / "crashed")
+    house.broker.close()
+    shutil.rmtree(house.root / "data")
+    (house.root / "crashed").rename(house.root / "data")
+    house.broker = house.open()
+    assert len(house.records("a")) == 10 * 3 * 4
+    house.broker.trim("a", 0, before[1])
+    assert house.broker.partition("a", 0).log.first_local_offset == before[1]
+
+
+def test_a_configuration_is_altered_by_one_write(house, monkeypatch):
+    """Which a full disk takes, or refuses."""
+    house.broker.create_topic("a", config=SMALL)
+    house.wait_for(lambda: not house.broker.registry.by_name("a").dirty)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(house.broker.folder, "write", full)
+    house.broker.alter_topic("a", config={"segment.bytes": 2048})
+    assert house.broker.topic("a").config.segment_bytes == 2048
 
 
 def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
