@@ -229,7 +229,7 @@ def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> Partition
         config=target.config,
         clock=target.clock,
         clean=False,
-        recovery_point=old.recovery_point(target.keys),
+        flushed_end=old.recovery_point(target.keys),
         start_offset=end_offset,
     )
     opened.close()

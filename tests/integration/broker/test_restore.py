@@ -15,6 +15,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
 from tests.integration.broker.conftest import House
+from tests.integration.broker.test_adopt import copied
 from tests.integration.broker.test_compaction import put
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -449,6 +450,29 @@ def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tm
     with pytest.raises(CorruptBatch, match=r"80\.log"):
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     assert not (tmp_path / "new" / "data" / "meta.properties").exists()
+
+
+def test_a_tail_that_is_bad_in_any_of_its_segments_is_refused_by_name(on_disk_alone, tmp_path):
+    on_disk_alone.broker.close()
+    bad = on_disk_alone.root / "data" / "t-0" / f"{30:020d}.log"
+    bad.write_bytes(bad.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(CorruptBatch, match=r"30\.log"):
+        Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
+
+
+def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
+    house = House(copied(tmp_path, "txn-0", clean=True))
+    opened.append(house)
+    house.broker.chores.copying.stop(10)
+    house.broker.alter_topic("txn", config={"remote.storage.enable": False})
+    claim(house)
+    end = house.broker.partition("txn", 0).offsets().high_watermark
+    aborted = house.broker.partition("txn", 0).log.aborted_transactions(0, end)
+    assert aborted
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    opened.append(new)
+    assert new.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
 
 
 def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
