@@ -219,7 +219,7 @@ class ColdLog(ColdReads):
 
     # --- configuration ----------------------------------------------------------------------------
 
-    def check_config(self, config: LogConfig, *, local_log_start_offset: int) -> None:
+    def check_config(self, config: LogConfig, *, first_local_offset: int) -> None:
         """Refuse what cannot hold while segments are in the bucket only. Asks nobody."""
         manifest = self.manifest
         runs = (*manifest.pages, *manifest.segments) if manifest else ()
@@ -227,7 +227,7 @@ class ColdLog(ColdReads):
             return
         if not config.remote_storage_enable:
             raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
-        if config.compacts and runs[0].base_offset < local_log_start_offset:
+        if config.compacts and runs[0].base_offset < first_local_offset:
             raise InvalidConfig(
                 f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
                 "works on local ones"

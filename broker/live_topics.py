@@ -305,7 +305,7 @@ def _check_alteration(topic: Topic, changed: LogConfig) -> None:
     for partition in topic.partitions.values():
         if partition.cold is not None:
             partition.cold.check_config(
-                changed, local_log_start_offset=partition.log.local_log_start_offset
+                changed, first_local_offset=partition.log.first_local_offset
             )
 
 

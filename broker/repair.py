@@ -44,7 +44,8 @@ from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest, SegmentEntry
 from manifest.transitions import record_gap
-from record_format.errors import CorruptDataError, OffsetTrimmed
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from record_format.file_slice import FileSlice
 from record_format.findings import Problem, ProblemKind
 
 log = structlog.get_logger(__name__)
@@ -254,12 +255,18 @@ class Repair:
         try:
             for piece in self._local(entry):
                 crc = crc32c_of(piece, crc)
-        except (OffsetTrimmed, CorruptDataError):
+        except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return False
         return crc == entry.log_crc32c
 
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset
+        if log_.first_local_offset <= offset < log_.log_start_offset:  # no read goes below that
+            whole = log_.sealed.open(offset)
+            for start in range(0, whole.size_bytes, PIECE_BYTES):
+                size_bytes = min(PIECE_BYTES, whole.size_bytes - start)
+                yield FileSlice(whole.file, start, size_bytes).read()
+            return
         if offset < log_.local_log_start_offset or entry.next_offset > log_.high_watermark:
             raise OffsetTrimmed(
                 f"{self._partition}: offset {offset} is not on local disk",

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from broker import bucket
 from broker.copier import Copier
 from hot_tier.log import PartitionLog
-from record_format.errors import DiskFull, ShuttingDown
+from record_format.errors import DiskFull, InvalidConfig, ShuttingDown
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
@@ -127,6 +127,19 @@ def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, m
     assert len(house.records("a")) == 10 * 3 * 4
     house.broker.trim("a", 0, before[1])
     assert house.broker.partition("a", 0).log.first_local_offset == before[1]
+
+
+def test_a_topic_that_was_trimmed_within_a_segment_may_be_compacted(house):
+    house.broker.create_topic("a", config=SMALL)
+    fill(house, "a", segments=2)
+    assert house.broker.offload("a", wait_ms=20_000).remaining_segments == 0
+    house.broker.trim("a", 0, 5)
+    house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
+    partition = house.broker.partition("a", 0)
+    partition.log.delete_local(partition.log.segments()[1].base_offset)
+    house.broker.alter_topic("a", config={"cleanup.policy": "delete"})
+    with pytest.raises(InvalidConfig, match="only in the bucket"):
+        house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
 
 
 def test_a_configuration_is_altered_by_one_write(house, monkeypatch):

@@ -55,6 +55,18 @@ def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     assert steps(filled, deep=True) == []
 
 
+def test_a_segment_that_a_trim_went_into_is_uploaded_again_from_the_local_one(filled):
+    entry = covered_locally(filled)
+    filled.broker.trim("t", 0, entry.base_offset + 1)
+    path_of(filled, entry.log_key).unlink()
+    assert steps(filled) == [("upload-again", entry.base_offset)]
+    assert [one.done for one in filled.broker.repair("t", apply=True)] == [True]
+    assert filled.broker.verify("t", deep=True).ok
+    filled.broker.partition("t", 0).log.delete_local(entry.next_offset)
+    start = entry.base_offset + 1
+    assert filled.records("t", offset=start)[0].offset == start
+
+
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), cut, lambda path: flip(path, 99)])
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_indexes_object_is_made_anew_out_of_the_log_object(filled, damage, number):
