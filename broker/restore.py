@@ -108,9 +108,10 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
         raise ConfigurationError(f"{store.url} holds no cluster: there is nothing to restore")
     _check_empty(options.data_dir)
     with folder_lock(options.data_dir):
-        (options.data_dir / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
         unfinished = options.data_dir / "tierlog" / RESTORING
+        unfinished.parent.mkdir(exist_ok=True)
         write_durably(unfinished, b"")
+        (unfinished.parent / "manifests").mkdir(exist_ok=True)
         old = OldFolder(options.tail, cluster_id=cluster.cluster_id) if options.tail else None
         try:
             report = _Restore(store, options, old).run(cluster.cluster_id)
@@ -128,7 +129,8 @@ def _check_empty(data_dir: Path) -> None:
         return
     found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
     ours = data_dir / "tierlog"
-    if found or (ours.exists() and any(ours.iterdir())):
+    begun = {path.name for path in ours.iterdir()} if ours.exists() else set()
+    if found or begun - {f"{RESTORING}.tmp"}:
         raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
 
 

@@ -1,5 +1,7 @@
 """A broker is made out of the bucket alone, and of what an old disk still has."""
 
+import errno
+import os
 import shutil
 
 import msgspec
@@ -11,6 +13,7 @@ from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
 from broker.group_requests import NewOffset
 from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
+from hot_tier.disk import Disk
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
@@ -738,6 +741,21 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(
     restore(store_of(lost), options)
     with pytest.raises(ConfigurationError, match="not empty"):
         restore(store_of(lost), options)
+
+
+@pytest.mark.parametrize("call", ["open", "rename", "sync_folder"])
+def test_a_restore_that_a_full_disk_broke_off_at_once_may_be_repeated(
+    lost, tmp_path, monkeypatch, call
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Disk, call, full)
+        with pytest.raises(OSError, match="No space left"):
+            Restored(tmp_path / "new", lost)
+    options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0)
+    assert len(restore(store_of(lost), options).partitions) == 2
 
 
 def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, opened):
