@@ -101,6 +101,9 @@ def test_a_media_type_is_compared_without_its_parameters_but_the_charset() -> No
         ("bytes=-", ByteRange(0, 100, partial=False)),
         ("bytes=0-1,5-6", ByteRange(0, 100, partial=False)),
         ("items=0-1", ByteRange(0, 100, partial=False)),
+        pytest.param(
+            f"bytes=0-{'9' * 5000}", ByteRange(0, 100, partial=False), id="thousands of digits"
+        ),
     ],
 )
 def test_ranges_are_selected_as_rfc_9110_says(header: str | None, expected: ByteRange) -> None:
