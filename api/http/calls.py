@@ -50,6 +50,7 @@ class Call:
     """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common.
 
     `at_once` is asked before `handler`: the answer where it waits for nothing, else None.
+    `only_reads`, of a POST: one that changes nothing, whatever becomes of it.
     """
 
     method: str
@@ -67,6 +68,11 @@ class Call:
     answer_headers: Mapping[str, str] = field(default_factory=dict)
     other_answers: Mapping[int, OtherAnswer] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    only_reads: bool = False
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET" and not self.only_reads
 
 
 class Found(NamedTuple):

@@ -48,8 +48,6 @@ log = structlog.get_logger(__name__)
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-_READING: Final = frozenset(("GET", "HEAD"))
-_READ_BY_POST: Final = "/v1/fetch"
 _TELL_EVERY_S: Final = 60.0
 _BEGUN: Final = "tierlog.begun"  # in the scope: what came of the request's first steps
 
@@ -129,6 +127,7 @@ class TierlogApp(FastAPI):
     def _begin(self, scope: Scope) -> Begun:
         exchange = Exchange(scope)
         exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        call: Call | None = None
         try:
             access = self.context.access
             access.admit(exchange)
@@ -140,7 +139,7 @@ class TierlogApp(FastAPI):
         except Exception as error:  # noqa: BLE001
             # Here, not later: an exception that is kept keeps the frames that it came through.
             with bound_contextvars(request_id=exchange.request_id):
-                return Begun(exchange, answer=self._refusal(exchange, error))
+                return Begun(exchange, answer=self._refusal(exchange, call, error))
 
     # --- the rest of it ---------------------------------------------------------------------------
 
@@ -184,9 +183,9 @@ class TierlogApp(FastAPI):
             if not self.context.is_stopping:
                 raise
             late = CutByStop("the broker stops, and waited for this request as long as it may")
-            return self._refusal(exchange, late)
+            return self._refusal(exchange, call, late)
         except Exception as error:  # noqa: BLE001
-            return self._refusal(exchange, error)
+            return self._refusal(exchange, call, error)
 
     async def _send(self, exchange: Exchange, answer: AnyAnswer) -> None:
         """A fault after the head was sent can only end the connection short: raised, and logged."""
@@ -210,8 +209,8 @@ class TierlogApp(FastAPI):
         exchange.template = call.path
         return call
 
-    def _refusal(self, exchange: Exchange, error: Exception) -> Answer:
-        writing = exchange.method not in _READING and exchange.template != _READ_BY_POST
+    def _refusal(self, exchange: Exchange, call: Call | None, error: Exception) -> Answer:
+        writing = call is not None and call.writes
         if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
             error = self._out_of_files(error)
         problem = problems.to_problem(

@@ -268,6 +268,7 @@ _RECORD_CALLS: Final = (
             JSON: Body(schema=(shapes.FetchedPartition, shapes.FetchError), listed_as="partitions")
         },
         problems=("request-too-large", "unsupported-media-type", "throttled"),
+        only_reads=True,
     ),
     Call(
         method="POST",

@@ -49,4 +49,5 @@ VERIFY_CALL: Final = Call(
     query=VerifyQuery,
     answer={JSON: Body(schema=VerifyReport)},
     problems=("unknown-topic", *NO_BODY, "store-unavailable", "throttled"),
+    only_reads=True,
 )
