@@ -60,6 +60,11 @@ class Fetched(NamedTuple):
         return "cold" if self.tier == "mixed" and next_offset <= self.hot_offset else self.tier
 
     @property
+    def at_end(self) -> bool:
+        """Whether nothing is there behind it."""
+        return self.next_offset >= self.end_offset
+
+    @property
     def size_bytes(self) -> int:
         return sum([piece.size_bytes for piece in self.slices])
 

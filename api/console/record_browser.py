@@ -16,12 +16,13 @@ from msgspec import UNSET, Meta
 from api.console.shown_bytes import Shown, shown, summary, visible
 from api.http import record_json
 from api.http.context import Context
+from api.http.fetch import FetchQuery
 from api.http.positions import EARLIEST, LATEST, parse_position, resolve
 from api.http.reading import read
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition, Tier
 
-MAX_BYTES: Final = MIB
+_PAGE: Final = FetchQuery(max_bytes=MIB)
 MAX_HEADER: Final = 2000  # characters
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
 _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?\Z", re.ASCII)
@@ -62,7 +63,7 @@ class RecordPage(NamedTuple):
 async def record_page(context: Context, partition: Partition, query: RecordsQuery) -> RecordPage:
     """Raises InvalidRequest, OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError."""
     offset = await _first_offset(context, partition, query)
-    fetched = await read(context, partition, offset, max_bytes=MAX_BYTES, committed=False)
+    fetched = await read(context, partition, offset, _PAGE)
     page = await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
     return page
@@ -94,7 +95,7 @@ def _tier_of(lines: list[RecordLine]) -> Tier | None:
 
 
 def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
-    page = record_json.read_page(fetched, offset=offset, max_bytes=MAX_BYTES, max_records=limit)
+    page = record_json.read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
     local_start = partition.log.local_log_start_offset
     lines = [
         RecordLine(

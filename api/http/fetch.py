@@ -81,10 +81,11 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Found(NamedTuple):
-    """What was read, and the offset it was read from."""
+    """What was read of a partition, and the offset it was read from."""
 
-    fetched: Fetched
+    partition: Partition
     offset: int
+    fetched: Fetched
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
@@ -96,13 +97,13 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _batches_answer(context, exchange, partition, found, query)
+        return await _batches_answer(context, exchange, found, query)
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
-    page = await _written(context, partition, found, few, form)
+    page = await _written(context, found, few, form)
     if is_cut_short(found, page, few, query):
-        found, page = await _more(context, partition, found, page, query=query, form=form)
-    return records_answer(context, partition, found, page, form)
+        found, page = await _more(context, found, page, query, form)
+    return records_answer(context, found, page, form)
 
 
 def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQuery) -> bool:
@@ -112,23 +113,15 @@ def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQ
 
 
 async def _more(
-    context: Context,
-    partition: Partition,
-    found: Found,
-    page: WrittenPage,
-    *,
-    query: FetchQuery,
-    form: str,
+    context: Context, found: Found, page: WrittenPage, query: FetchQuery, form: str
 ) -> tuple[Found, WrittenPage]:
     """What all of `max_bytes` holds."""
     try:
-        fetched = await read(
-            context, partition, found.offset, max_bytes=query.max_bytes, committed=query.committed
-        )
+        fetched = await read(context, found.partition, found.offset, query)
     except OffsetTrimmed:
         return found, page  # what was there is an answer
-    found = Found(fetched, found.offset)
-    return found, await _written(context, partition, found, query, form)
+    found = found._replace(fetched=fetched)
+    return found, await _written(context, found, query, form)
 
 
 async def _fetch_enough(
@@ -139,37 +132,18 @@ async def _fetch_enough(
     query: FetchQuery,
 ) -> Found:
     found = await read_first(context, partition, position, query)
-    if query.wait_ms == 0 or is_enough(found, query.min_bytes, query.max_bytes):
+    if query.wait_ms == 0 or is_enough(found, query):
         return found
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
-        while not poll.over and not is_enough(found, query.min_bytes, query.max_bytes):
+        while not poll.over and not is_enough(found, query):
             await poll.wait([Beyond(partition, found.fetched.high_watermark)])
             context.access.recheck(exchange)
             if position.timestamp >= 0 and not found.fetched.slices:
                 # What came may be older than that time: it is looked up in what there is now.
                 found = await read_first(context, partition, position, query)
-                continue
-            try:
-                fetched = await read(
-                    context,
-                    partition,
-                    found.offset,
-                    max_bytes=query.max_bytes,
-                    committed=query.committed,
-                )
-            except OffsetTrimmed:
-                position = behind_trim(position)
-                found = await read_first(context, partition, position, query)
             else:
-                found = Found(fetched, found.offset)
+                found = await read_on(context, partition, position, found.offset, query)
     return found
-
-
-def behind_trim(position: Position) -> Position:
-    """Where to look again when what was found there is trimmed: what came since it was looked up
-    is not left out. Of a named offset `read_first` tells.
-    """
-    return Position(keyword=EARLIEST) if position.keyword == LATEST else position
 
 
 async def read_first(
@@ -178,14 +152,7 @@ async def read_first(
     for attempt in range(_ATTEMPTS):
         offset = await resolve(context, partition, position, committed=query.committed)
         try:
-            fetched = await read(
-                context,
-                partition,
-                offset,
-                max_bytes=query.max_bytes,
-                committed=query.committed,
-            )
-            return Found(fetched, offset)
+            return Found(partition, offset, await read(context, partition, offset, query))
         except OffsetTrimmed:
             # Who named no offset is told of none: what retention took is looked up again.
             if position.offset >= 0 or attempt == _ATTEMPTS - 1:
@@ -193,14 +160,23 @@ async def read_first(
     raise AssertionError("the last attempt returns or raises")
 
 
-def is_enough(found: Found, min_bytes: int, max_bytes: int) -> bool:
+async def read_on(
+    context: Context, partition: Partition, position: Position, offset: int, query: FetchQuery
+) -> Found:
+    """What is there now from `offset` on, where `position` was found before."""
+    try:
+        return Found(partition, offset, await read(context, partition, offset, query))
+    except OffsetTrimmed:
+        if position.keyword == LATEST:  # what came since it was looked up is not left out
+            position = Position(keyword=EARLIEST)
+        return await read_first(context, partition, position, query)
+
+
+def is_enough(found: Found, query: FetchQuery) -> bool:
     """A page that is full, or cut by something else than the end of the log, is enough."""
     size = found.fetched.size_bytes
-    return size >= min(min_bytes, max_bytes) or (size > 0 and not at_end(found.fetched))
-
-
-def at_end(fetched: Fetched) -> bool:
-    return fetched.next_offset >= fetched.end_offset
+    wanted = min(query.min_bytes, query.max_bytes)
+    return size >= wanted or (size > 0 and not found.fetched.at_end)
 
 
 # --- answers ------------------------------------------------------------------------------------
@@ -212,64 +188,57 @@ def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> Hea
 
 
 async def _batches_answer(
-    context: Context, exchange: Exchange, partition: Partition, found: Found, query: FetchQuery
+    context: Context, exchange: Exchange, found: Found, query: FetchQuery
 ) -> FileAnswer:
-    fetched = found.fetched
-    if query.record_limit is not None or fetched.aborted:
+    fetched, limit = found.fetched, query.record_limit
+    if limit is not None or fetched.aborted:
         fetched = await context.read(
-            filter_batches, fetched, offset=found.offset, max_records=query.record_limit
+            filter_batches, fetched, offset=found.offset, max_records=limit
         )
-    return raw_answer(context, exchange, partition, Found(fetched, found.offset))
+        found = found._replace(fetched=fetched)
+    return raw_answer(context, exchange, found)
 
 
-def raw_answer(
-    context: Context, exchange: Exchange, partition: Partition, found: Found
-) -> FileAnswer:
-    fetched = found.fetched
-    next_offset = max(fetched.next_offset, found.offset)
+def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+    partition, offset, fetched = found
+    next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
-        records = next_offset - found.offset
+        records = next_offset - offset
         context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)
     return FileAnswer(200, headers, fetched.slices)
 
 
-def records_answer(
-    context: Context, partition: Partition, found: Found, page: WrittenPage, form: str
-) -> Answer:
-    context.metrics.requests.fetched(
-        found.fetched.tier, found.fetched.size_bytes, records=page.records
-    )
+def records_answer(context: Context, found: Found, page: WrittenPage, form: str) -> Answer:
+    partition, _, fetched = found
+    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
     body: bytes = page.content
     if form == media_types.JSON:
-        body = framed(partition, found.fetched, body, next_offset=page.next_offset)
-    headers = _headers(partition, found.fetched, next_offset=page.next_offset)
+        body = framed(partition, fetched, body, next_offset=page.next_offset)
+    headers = _headers(partition, fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
     return Answer(200, headers, body)
 
 
-async def _written(
-    context: Context, partition: Partition, found: Found, query: FetchQuery, form: str
-) -> WrittenPage:
+async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> WrittenPage:
     """The records as text; from others who stand at the end of the log as well, where it can be."""
     work = work_bytes(found.fetched, found.offset)
     return await context.pages.get(
-        key_of(partition, found, query, form),
+        key_of(found, query, form),
         found.fetched,
-        lambda: compute_text(context, work, partial(write, partition, found, query, form)),
+        lambda: compute_text(context, work, partial(write, found, query, form)),
     )
 
 
-def key_of(partition: Partition, found: Found, query: FetchQuery, form: str) -> Key:
+def key_of(found: Found, query: FetchQuery, form: str) -> Key:
     """All that what `write` gives depends on."""
+    partition, offset, fetched = found
     limits = (query.committed, query.max_bytes, query.record_limit)
-    return page_key(partition, found.fetched, found.offset, form, query.encoding, *limits)
+    return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def write(
-    partition: Partition, found: Found, query: FetchQuery, form: str, at_once: bool
-) -> WrittenPage:
+def write(found: Found, query: FetchQuery, form: str, at_once: bool) -> WrittenPage:
     """The records as text. Raises CorruptBatch, and TakesLong as `read_page` does."""
     page = record_json.read_page(
         found.fetched,
@@ -281,16 +250,9 @@ def write(
     if form == media_types.JSON:
         body = record_json.write_array(page, query.encoding)
     else:
-        body = record_json.write_lines(page, partition=partition.number, encoding=query.encoding)
+        number = found.partition.number
+        body = record_json.write_lines(page, partition=number, encoding=query.encoding)
     return WrittenPage(body, page.next_offset, len(body), page.record_count)
-
-
-def document(
-    partition: Partition, fetched: Fetched, page: record_json.Page, encoding: record_json.Encoding
-) -> bytes:
-    """One partition's fetch as a JSON object."""
-    records = record_json.write_array(page, encoding)
-    return framed(partition, fetched, records, next_offset=page.next_offset)
 
 
 def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:

@@ -47,7 +47,7 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
         if query.record_limit is not None:
             return None
         found = _found(exchange, partition, offset, query)
-        return None if found is None else raw_answer(context, exchange, partition, found)
+        return None if found is None else raw_answer(context, exchange, found)
     few = query.for_few()
     found = _found(exchange, partition, offset, few)
     if found is None or work_bytes(found.fetched, found.offset) > AT_ONCE_BYTES:
@@ -55,16 +55,16 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
     began_s = time.perf_counter()
     try:
         page = context.pages.get_now(
-            key_of(partition, found, few, form),
+            key_of(found, few, form),
             found.fetched,
-            lambda: write(partition, found, few, form, at_once=True),
+            lambda: write(found, few, form, at_once=True),
         )
     except TakesLong:
         return None
     exchange.timings.add("encode", began_s)
     if is_cut_short(found, page, few, query):
         return None
-    return records_answer(context, partition, found, page, form)
+    return records_answer(context, found, page, form)
 
 
 def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
@@ -84,8 +84,8 @@ def _found(
     fetched = partition.try_read(offset, max_bytes=query.max_bytes)
     if fetched is None:
         return None
-    found = Found(fetched, offset)
-    if query.wait_ms and not is_enough(found, query.min_bytes, query.max_bytes):
+    found = Found(partition, offset, fetched)
+    if query.wait_ms and not is_enough(found, query):
         return None
     exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
     return found

@@ -19,7 +19,7 @@ from api.http import problems, record_json
 from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch import FetchQuery, Found, at_end, behind_trim, document, read_first
+from api.http.fetch import FetchQuery, framed, read_on
 from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
 from api.http.positions import EARLIEST, Position, parse_position, resolve
@@ -29,13 +29,12 @@ from api.http.reading import (
     MinBytes,
     WaitMs,
     compute_text,
-    read,
     work_bytes,
 )
 from api.http.settings import MIB
 from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
-from record_format.errors import OffsetTrimmed, TierlogError
+from record_format.errors import TierlogError
 
 MAX_PARTITIONS: Final = 1000
 
@@ -136,28 +135,14 @@ async def _read_one(
     """With no room left only the offsets are told."""
     page_bytes = max(1, min(place.max_bytes, room))
     query = FetchQuery(max_bytes=page_bytes, isolation=wanted.isolation)
+    partition, position = place.partition, place.position
     try:
-        fetched, offset = await _read_on(context, place, query)
+        _, offset, fetched = await read_on(context, partition, position, place.offset, query)
     except TierlogError as error:
-        return Refused(place.partition.topic, place.partition.number, error)
+        return Refused(partition.topic, partition.number, error)
     if room <= 0:
         fetched = fetched._replace(slices=(), next_offset=offset)
     return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
-
-
-async def _read_on(context: Context, place: Place, query: FetchQuery) -> Found:
-    try:
-        fetched = await read(
-            context,
-            place.partition,
-            place.offset,
-            max_bytes=query.max_bytes,
-            committed=query.committed,
-        )
-    except OffsetTrimmed:
-        position = behind_trim(place.position)
-        return await read_first(context, place.partition, position, query)
-    return Found(fetched, place.offset)
 
 
 def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
@@ -166,7 +151,7 @@ def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
     if len(found) < len(places):
         return True
     size = sum(fetched.size_bytes for fetched in found)
-    full = any(fetched.slices and not at_end(fetched) for fetched in found)
+    full = any(fetched.slices and not fetched.at_end for fetched in found)
     return size >= min(wanted.min_bytes, wanted.max_bytes) or full
 
 
@@ -219,7 +204,8 @@ def _shown(
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)
-    return document(place.partition, place.fetched, page, wanted.encoding)
+    records = record_json.write_array(page, wanted.encoding)
+    return framed(place.partition, place.fetched, records, next_offset=page.next_offset)
 
 
 def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:

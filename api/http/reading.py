@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 from msgspec import Meta
 
@@ -22,15 +22,25 @@ T = TypeVar("T")
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
-_RECORD_BYTES: Final = 100  # one that is smaller is as much work
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
+_RECORD_BYTES: Final = 100  # one that is smaller is as much work
 
 
-async def read(
-    context: Context, partition: Partition, offset: int, *, max_bytes: int, committed: bool
-) -> Fetched:
+class ReadQuery(Protocol):
+    """What a query says of how much is read, and how far: `committed` ends at the last stable
+    offset.
+    """
+
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def committed(self) -> bool: ...
+
+
+async def read(context: Context, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
     """On the loop where everything is in memory, else in a thread of the tier's own."""
     began_s = time.perf_counter()
+    max_bytes, committed = query.max_bytes, query.committed
     fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
     if fetched is None:
         call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)

@@ -124,5 +124,4 @@ class SharedPages:
 
 
 def _is_shared(fetched: Fetched) -> bool:
-    at_end = fetched.next_offset >= fetched.end_offset
-    return at_end and 0 < fetched.size_bytes <= PAGE_MAX_BYTES
+    return fetched.at_end and 0 < fetched.size_bytes <= PAGE_MAX_BYTES

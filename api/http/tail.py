@@ -54,6 +54,10 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
     encoding: record_json.Encoding = "utf8"
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 20)] = PAGE_BYTES
 
+    @property
+    def committed(self) -> bool:
+        return self.isolation == "read_committed"
+
 
 class Tail:
     """Where each partition's reader stands."""
@@ -61,7 +65,6 @@ class Tail:
     def __init__(self, context: Context, query: TailQuery, *, topic: Topic | None) -> None:
         self._context, self._query, self._topic = context, query, topic
         self._whole_topic = topic is not None
-        self._committed = query.isolation == "read_committed"
         self.places: dict[Partition, int] = {}
         self._seen: dict[Partition, int] = {}  # high watermarks
         self.at_end = False
@@ -75,7 +78,7 @@ class Tail:
                 offset = partition.offsets().log_start_offset
             if offset is None:
                 offset = await resolve(
-                    self._context, partition, position, committed=self._committed
+                    self._context, partition, position, committed=self._query.committed
                 )
             check_within(partition, offset)
             self.places[partition] = offset
@@ -95,13 +98,7 @@ class Tail:
         """
         self.at_end = True
         for partition, offset in list(self.places.items()):
-            fetched = await read(
-                self._context,
-                partition,
-                offset,
-                max_bytes=self._query.max_bytes,
-                committed=self._committed,
-            )
+            fetched = await read(self._context, partition, offset, self._query)
             self._seen[partition] = fetched.high_watermark
             if fetched.slices:
                 yield await self._events(partition, fetched, offset)
@@ -111,7 +108,8 @@ class Tail:
             self.at_end = self.at_end and self.places[partition] >= fetched.end_offset
 
     async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
-        form = (self._query.encoding, self._committed, self._query.max_bytes, self._whole_topic)
+        query = self._query
+        form = (query.encoding, query.committed, query.max_bytes, self._whole_topic)
         page = await self._context.pages.get(
             page_key(partition, fetched, offset, "events", *form),
             fetched,

@@ -11,9 +11,9 @@ from api.http.metrics import HttpMetrics
 from api.http.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, SharedPages, WrittenPage
 from api.http.watermarks import Watermarks
 
-AT_END = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=100)
-NOTHING = SimpleNamespace(next_offset=5, end_offset=5, size_bytes=0)
-IN_THE_MIDDLE = SimpleNamespace(next_offset=4, end_offset=5, size_bytes=100)
+AT_END = SimpleNamespace(at_end=True, size_bytes=100)
+NOTHING = SimpleNamespace(at_end=True, size_bytes=0)
+IN_THE_MIDDLE = SimpleNamespace(at_end=False, size_bytes=100)
 
 
 class FakePartition:
