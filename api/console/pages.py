@@ -29,8 +29,8 @@ from api.http.calls import Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.partitions import FromOffset
+from api.http.plain_requests import no_query
 from api.http.positions import MAX_OFFSET
-from api.http.topics import no_query
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
 from record_format.errors import TierlogError

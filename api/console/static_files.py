@@ -12,8 +12,8 @@ from api.http.answers import Answer
 from api.http.byte_range import none_match
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import no_query
 from api.http.refusals import NotFound
-from api.http.topics import no_query
 
 
 async def static_file(_: Context, exchange: Exchange) -> Answer:

@@ -24,9 +24,9 @@ from api.http.calls import Call
 from api.http.context import Context
 from api.http.docs_files import FILES
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import HeaderList
 from api.http.refusals import NotFound
-from api.http.topics import acceptable_json, no_query
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">

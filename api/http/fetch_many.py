@@ -22,6 +22,7 @@ from api.http.exchange import Exchange
 from api.http.fetch import FetchQuery, framed, read_on
 from api.http.grants import Grant
 from api.http.long_poll import Beyond, LongPoll
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.positions import EARLIEST, Position, parse_position, resolve
 from api.http.reading import (
     Isolation,
@@ -32,7 +33,6 @@ from api.http.reading import (
     work_bytes,
 )
 from api.http.settings import MIB
-from api.http.topics import acceptable_json, json_body, no_query
 from broker.partition import Fetched, Partition
 from record_format.errors import TierlogError
 

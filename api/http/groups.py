@@ -18,8 +18,8 @@ from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.grants import Grant
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.positions import MAX_OFFSET
-from api.http.topics import acceptable_json, json_body, no_query
 from broker.group_requests import NewOffset, check_group_name
 from broker.groups import GroupOffset
 from record_format.errors import UnknownGroup

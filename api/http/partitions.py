@@ -14,6 +14,7 @@ from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, json_body, no_body, no_query
 from api.http.positions import MAX_OFFSET, time_of
 from api.http.settings import MAX_WAIT_MS
 from api.http.shapes import (
@@ -28,7 +29,6 @@ from api.http.shapes import (
     SegmentState,
     Trimmed,
 )
-from api.http.topics import acceptable_json, json_body, no_body, no_query
 from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import iter_segments

@@ -11,6 +11,7 @@ from api.http.fetch_at_once import fetch_at_once
 from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
+from api.http.plain_requests import NO_BODY
 from api.http.produce import produce_to_partition, produce_to_topic
 from api.http.produce_append import Accepted, Produced
 from api.http.produce_columns import RecordsIn
@@ -277,7 +278,7 @@ _RECORD_CALLS: Final = (
         tag="records",
         summary="Make an idempotent producer's id",
         answer={JSON: Body(schema=shapes.ProducerIdentity)},
-        problems=topics.NO_BODY,
+        problems=NO_BODY,
     ),
 )
 
@@ -365,7 +366,7 @@ _LOG_CALLS: Final = (
         answer={JSON: Body(schema=shapes.Offloaded)},
         problems=(
             *NO_TOPIC,
-            *topics.NO_BODY,
+            *NO_BODY,
             "leadership-lost",
             "log-offline",
             "store-unavailable",

@@ -11,9 +11,9 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.grants import NOBODY
 from api.http.metrics import CONTENT_TYPE
+from api.http.plain_requests import acceptable_json, no_body, no_query
 from api.http.problems import public
 from api.http.shapes import Alive, ProducerIdentity, Ready
-from api.http.topics import acceptable_json, no_body, no_query
 
 _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart

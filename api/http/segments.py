@@ -16,9 +16,9 @@ from api.http.byte_range import ByteRange, matches, none_match, select_range
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import BATCHES, OCTETS, preferred
+from api.http.plain_requests import no_query
 from api.http.problems import HeaderList
 from api.http.refusals import PreconditionFailed
-from api.http.topics import no_query
 from broker.partition import Partition
 from broker.segment_listing import (
     SegmentBytes,

@@ -1,16 +1,17 @@
-"""The five calls on topics. Each may write to disk, so each runs in a thread."""
+"""The five calls on topics. What writes to disk runs in a thread."""
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.http import bodies, media_types, strict_json
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.problems import public
 from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
 from broker.topic_registry import INTERNAL_PREFIX
@@ -18,8 +19,6 @@ from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from record_format.errors import Forbidden
-
-T = TypeVar("T")
 
 
 class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,46 +39,8 @@ class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     internal: bool = False
 
 
-class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """A call that takes no parameters refuses all of them by name."""
-
-
-NO_BODY: Final = ("request-too-large", "unsupported-media-type")  # what `no_body` refuses with
-_NOTHING: Final = msgspec.json.Decoder(NoQuery)
 _CREATE: Final = msgspec.json.Decoder(CreateTopic)
 _ALTER: Final = msgspec.json.Decoder(AlterTopic)
-
-
-async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
-    """A small JSON body. Raises what is wrong with it."""
-    media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
-    encoding = bodies.encoding_of(exchange)
-    limit = context.settings.control_body_max_bytes
-    async with bodies.received_body(
-        exchange, context.settings, context.inflight, limit=limit
-    ) as body:
-        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), decoder)
-
-
-async def no_body(context: Context, exchange: Exchange) -> None:
-    """For a POST that takes nothing: no body, or an object without members."""
-    encoding = bodies.encoding_of(exchange)
-    limit = context.settings.control_body_max_bytes
-    async with bodies.received_body(
-        exchange, context.settings, context.inflight, limit=limit
-    ) as body:
-        if body.strip():
-            media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
-            body = bodies.expand(body, encoding, max_bytes=limit)
-            strict_json.decode_control(body, _NOTHING)
-
-
-def no_query(exchange: Exchange) -> None:
-    strict_json.parse_query(exchange.scope["query_string"], NoQuery)
-
-
-def acceptable_json(exchange: Exchange) -> None:
-    media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
 
 
 async def create_topic(context: Context, exchange: Exchange) -> Answer:

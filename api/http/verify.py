@@ -13,8 +13,8 @@ from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.media_types import JSON
+from api.http.plain_requests import NO_BODY, acceptable_json, no_body
 from api.http.problems import public, shown_path
-from api.http.topics import NO_BODY, acceptable_json, no_body
 from record_format.findings import Problem, VerifyReport
 
 
