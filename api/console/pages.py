@@ -20,14 +20,15 @@ from msgspec import UNSET, Meta, UnsetType
 from api.console import topic_pages
 from api.console.group_pages import GROUPS_SHOWN, group_lines
 from api.console.record_browser import RecordPage, RecordsQuery, record_page
-from api.console.rendering import fragment, page
+from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
-from api.console.static_files import static_file
+from api.console.static_names import STATIC_NAMES
 from api.http import problems, strict_json
 from api.http.answers import Answer, json_answer
 from api.http.calls import Call
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.packaged_files import PackagedFiles
 from api.http.partitions import FromOffset
 from api.http.plain_requests import no_query
 from api.http.positions import MAX_OFFSET
@@ -35,6 +36,7 @@ from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
 from record_format.errors import TierlogError
 
+_STATIC: Final = PackagedFiles("api.console", "static", STATIC_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
@@ -83,7 +85,7 @@ class Console:
     def calls(self) -> tuple[Call, ...]:
         handlers = {
             "/": shell,
-            "/console/static/{file}": static_file,
+            "/console/static/{file}": _STATIC.answer,
             "/console/overview": self.overview,
             "/console/summary": self.summary,
             "/console/samples": self.samples,

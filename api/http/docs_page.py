@@ -3,30 +3,27 @@
 * Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
 * The page and its files hold nothing but what anybody can read in our package, and a browser sends
   no token for them: they are open, and the page asks for the token that the document takes.
-* Files are found by name in one table: no path is ever made of a request.
 * `swagger_ui/` holds what is needed of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside it),
   unchanged but for the stylesheet's reference to a source map.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 
-from api.http.answers import JSON, Answer
-from api.http.byte_range import none_match
+from api.http import media_types
+from api.http.answers import Answer
 from api.http.calls import Call
 from api.http.context import Context
 from api.http.docs_files import FILES
 from api.http.exchange import Exchange
+from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
 from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import HeaderList
-from api.http.refusals import NotFound
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -64,59 +61,34 @@ _HEADERS: Final[HeaderList] = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-cache"),
 ]
+_FILES: Final = PackagedFiles("api.http", "swagger_ui", FILES, _HEADERS)
 
 
 async def docs_page(_: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
-    return Answer(200, [(b"content-type", b"text/html; charset=utf-8"), *_HEADERS], _PAGE)
-
-
-async def docs_file(_: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    name = exchange.params["file"]
-    if name not in FILES:
-        raise NotFound("not a file of the documentation")
-    body, etag = _read(name)
-    headers = [(b"etag", etag.encode()), *_HEADERS]
-    if not none_match(exchange.header(b"if-none-match"), etag):
-        return Answer(304, headers)
-    return Answer(200, [(b"content-type", FILES[name]), *headers], body)
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-cache")]
+    return Answer(200, [*headers, *_HEADERS], _PAGE)
 
 
 def document_call(document: Callable[[], dict[str, Any]]) -> Call:
     """`document` makes what is shown; it is asked once, when the first reader comes."""
 
     @cache
-    def written() -> tuple[bytes, str]:
-        return _tagged(msgspec.json.encode(document()))
+    def written() -> Tagged:
+        return tagged(msgspec.json.encode(document()))
 
     async def openapi_document(_: Context, exchange: Exchange) -> Answer:
         no_query(exchange)
         acceptable_json(exchange)
-        body, etag = written()
-        headers = [(b"etag", etag.encode()), (b"cache-control", b"no-cache")]
-        if not none_match(exchange.header(b"if-none-match"), etag):
-            return Answer(304, headers)
-        return Answer(200, [JSON, *headers], body)
+        return tagged_answer(exchange, written(), media_types.JSON.encode(), [])
 
     return Call(
         method="GET", path="/openapi.json", handler=openapi_document, tag="docs", summary=""
     )
 
 
-@cache
-def _read(name: str) -> tuple[bytes, str]:
-    return _tagged(files("api.http").joinpath("swagger_ui", name).read_bytes())
-
-
-def _tagged(body: bytes) -> tuple[bytes, str]:
-    """With a strong ETag."""
-    return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-
-
 DOCS_CALLS: Final = (
     Call(method="GET", path="/docs", handler=docs_page, tag="docs", summary=""),
-    Call(method="GET", path="/docs/{file}", handler=docs_file, tag="docs", summary=""),
+    Call(method="GET", path="/docs/{file}", handler=_FILES.answer, tag="docs", summary=""),
 )
