@@ -208,7 +208,8 @@ def _usage(error: Exception) -> int:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     if not message:  # a group without a command: its help was printed
         return 2
-    message = message.replace("Value error, ", "").removesuffix(".")  # its library's own words
+    # Its library's own words; what a command itself refuses is often no value.
+    message = message.replace("Value error, ", "").removeprefix("Invalid value: ").removesuffix(".")
     # A value out of its range is told by the limit alone.
     if (
         found := getattr(error.__cause__, "errors", None)

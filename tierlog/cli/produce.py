@@ -75,6 +75,8 @@ def produce(
     kind = format_ or format_of(file)
     if key_separator is not None and kind is not Format.LINES:
         raise typer.BadParameter("--key-separator is for lines")
+    if key_separator == "":
+        raise typer.BadParameter("--key-separator is empty: no record would have a key")
     count = _Count(topic)
 
     def taken(answer: Produced) -> None:

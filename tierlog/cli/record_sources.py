@@ -49,7 +49,7 @@ def format_of(file: Path | None) -> Format:
 
 def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[NewRecord]:
     """A record a line, without its line break; before the first `key_separator` is its key."""
-    separator = key_separator.encode() if key_separator else None
+    separator = None if key_separator is None else key_separator.encode()
     for number, line in _lines(source):
         if separator is None:
             yield NewRecord(line)
