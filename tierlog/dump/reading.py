@@ -82,8 +82,8 @@ def kind_of(path: Path) -> str:
     if path.name.endswith("-checkpoint"):
         return "offset-checkpoint"
     raise UnknownFileKind(
-        f"{path}: not a file of a log: .log .index .timeindex .txnindex .snapshot, "
-        "a checkpoint, partition.metadata or meta.properties"
+        f"{path}: not a file of a log: 20 digits and .log .index .timeindex .txnindex or "
+        ".snapshot, a checkpoint, partition.metadata or meta.properties"
     )
 
 
