@@ -87,7 +87,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _serve(
         "listen",
         Kind.TEXT,
-        "Host and port. Another address than loopback takes tokens, or --insecure-no-auth.",
+        "Host and port. An address other than loopback takes tokens, or --insecure-no-auth.",
     ),
     _store("s3.endpoint", Kind.TEXT, "URL of an S3 server that is not AWS."),
     _store("s3.region", Kind.TEXT, "Region, where AWS's own configuration does not say it."),
@@ -100,7 +100,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "allow.single.writer.store",
         Kind.SWITCH,
-        "Take a store that lets two writers win a race, where only this broker writes.",
+        "Accept a store that lets two writers win a race; only this broker may write to it.",
     ),
     _broker(
         "take.over",
@@ -156,13 +156,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "restore.offset.gap",
         Kind.COUNT,
-        "Offsets that a partition leaves out after a restore or take-over: none is given twice.",
+        "Offsets left out after a restore or take-over, so that none is given twice.",
         least=1,
     ),
     _broker(
         "disk.reserve.bytes",
         Kind.BYTES,
-        "Below this much free disk room is made, then writes are refused; 5% by default.",
+        "With less free disk than this, room is made, then writes are refused; 5% by default.",
     ),
     _broker("recovery.checkpoint.ms", Kind.MS, "How often recovery points are saved.", least=100),
     _broker(

@@ -25,7 +25,7 @@ from tierlog.cli.output import Output, print_json, print_table
 if TYPE_CHECKING:
     from tierlog.client import Client
 
-app = typer.Typer(help="How fast a broker is, from here.", add_completion=False)
+app = typer.Typer(add_completion=False)
 
 Records = Annotated[int, typer.Option("--records", min=1, help="Records to produce in all.")]
 RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of a value.")]

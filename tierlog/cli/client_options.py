@@ -37,12 +37,16 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="File that holds a token. Without it TIERLOG_TOKEN, or the file TIERLOG_TOKEN_FILE.",
+        help="File that holds a token; by default TIERLOG_TOKEN, or the file TIERLOG_TOKEN_FILE.",
     ),
 ]
 CaFile = Annotated[
     Path | None,
-    typer.Option("--ca-file", envvar="TIERLOG_CA_FILE", help="Authority of the broker's TLS."),
+    typer.Option(
+        "--ca-file",
+        envvar="TIERLOG_CA_FILE",
+        help="PEM file of the authority behind the broker's TLS.",
+    ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 OutputOption = Annotated[

@@ -97,7 +97,7 @@ class Stage:
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running at the end.")] = False,
-    port: Annotated[int, typer.Option(help="Of the broker, where it is free.")] = 8640,
+    port: Annotated[int, typer.Option(help="Port of the broker, if it is free.")] = 8640,
 ) -> None:
     """The flights of 2013 through both tiers: produce, offload, fetch, and Spark over all of it."""
     from tierlog.demo.flights import delays_by_carrier, load_flights

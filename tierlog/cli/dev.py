@@ -16,9 +16,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def dev(
     data_dir: Annotated[
-        Path, typer.Option(help="Holds the logs (data) and the embedded store (bucket).")
+        Path, typer.Option(help="Folder of the logs (data) and the embedded store (bucket).")
     ] = Path(".tierlog"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1.")] = 8640,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
     verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines in the log too.")] = False,
 ) -> None:
     """A broker with an embedded store; no flags needed. What it holds outlives it."""

@@ -1,4 +1,4 @@
-"""`tierlog doctor`: what this machine lacks, and what it is worth, before one wonders.
+"""`tierlog doctor`: whether this machine has what tierlog needs, and how fast its disk flushes.
 
 Each check is a function that gives a verdict. None changes anything, but for a nameless file in the
 folder that it was told to try.
@@ -51,7 +51,7 @@ def doctor(
     ca_file: CaFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Look for what this machine lacks; exit 3 if something will not work."""
+    """Check this machine for what tierlog needs; exit 3 if something will not work."""
     verdicts = [*_machine(), *_packages(), _java(), *_disk(data_dir or Path())]
     if server is not None:
         verdicts += _broker(server, token, token_file, ca_file)

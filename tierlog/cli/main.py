@@ -40,7 +40,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
         "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
         "demo": Entry(
-            "demo", "The whole way on the flights of 2013, hot, cold and Spark.", "Broker", "demo"
+            "demo", "The flights of 2013 through both tiers, and back by Spark.", "Broker", "demo"
         ),
         "topic": Entry(
             "topic", "Create, list, describe, alter, delete topics.", "Topics and records"
@@ -49,16 +49,16 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
-        "bench": Entry("bench", "How fast a broker is, from here.", "Broker"),
-        "top": Entry("top", "What a broker does right now.", "Broker"),
+        "bench": Entry("bench", "Measure how fast a broker is, from here.", "Broker"),
+        "top": Entry("top", "What a broker is doing right now.", "Broker"),
         "replay": Entry(
-            "replay", "A range into Parquet, JSON or another topic.", "On Spark", "spark"
+            "replay", "Write a range into Parquet, JSON or another topic.", "On Spark", "spark"
         ),
         "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark", "spark"),
-        "spark-zip": Entry("spark_zip", "Our code as one zip, for executors.", "On Spark"),
+        "spark-zip": Entry("spark_zip", "tierlog's code as one zip, for executors.", "On Spark"),
         "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
         "token": Entry("token", "Who may call a broker: create, list, revoke tokens.", "Broker"),
-        "doctor": Entry("doctor", "Look for what this machine lacks.", "Storage"),
+        "doctor": Entry("doctor", "Check this machine for what tierlog needs.", "Broker"),
     }
 )
 

@@ -43,13 +43,16 @@ def produce(
     format_: Annotated[
         Format | None,
         typer.Option(
-            "--format", help="By default from the file's name, else lines.", show_default=False
+            "--format", help="By default by the file's name, else lines.", show_default=False
         ),
     ] = None,
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition", "-p", min=0, help="For all records; by default by the key, or in turn."
+            "--partition",
+            "-p",
+            min=0,
+            help="Partition of all records; by default by key, or in turn.",
         ),
     ] = None,
     key_separator: Annotated[

@@ -33,7 +33,7 @@ def replay(
     notes: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="With --to-topic: the folder that notes how far it came."
+            metavar="FOLDER", help="With --to-topic: a folder that keeps how far it came."
         ),
     ] = None,
     to_server: Annotated[
@@ -47,9 +47,11 @@ def replay(
         bool, typer.Option("--base64", help="With --to-json: bytes rather than text.")
     ] = False,
     headers: Annotated[
-        bool, typer.Option("--headers", help="With files: their column headers too.")
+        bool, typer.Option("--headers", help="With files: a column `headers` too.")
     ] = False,
-    from_offset: Annotated[int | None, typer.Option(min=0, help="With --partition.")] = None,
+    from_offset: Annotated[
+        int | None, typer.Option(min=0, help="With --partition; inclusive.")
+    ] = None,
     to_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; exclusive.")
     ] = None,
@@ -58,7 +60,7 @@ def replay(
     ] = "4g",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Write a range of a topic elsewhere, in steps; given again, it goes on where it ended."""
+    """Write a range of a topic elsewhere, in steps; run again, it goes on where it ended."""
     from spark_reader.jobs.replay import ToFiles
     from spark_reader.jobs.replay import replay as run_replay
     from spark_reader.option_values import size

@@ -45,8 +45,7 @@ MasterOption = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="Spark's master; this machine's cores by default, spark-submit's where that started "
-        "this.",
+        help="Spark's master; by default that of spark-submit, else this machine's cores.",
         metavar="URL",
     ),
 ]

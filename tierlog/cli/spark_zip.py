@@ -16,7 +16,7 @@ def spark_zip(
         "tierlog.zip"
     ),
 ) -> None:
-    """Write what executors import as one zip; the packages it stands on are not in it."""
+    """Write what executors import as one zip, without the packages that it depends on."""
     from spark_reader.jobs.package import build_zip
 
     typer.echo(build_zip(file))

@@ -29,7 +29,7 @@ Partition = Annotated[
 ]
 Cache = Annotated[
     bool,
-    typer.Option("--cache", help="How much of each local file is in this machine's memory."),
+    typer.Option("--cache", help="Show how much of each local file is in the page cache."),
 ]
 CacheFolder = Annotated[
     Path | None,
@@ -155,7 +155,7 @@ def offload(
 ) -> None:
     """Roll the active segments and upload all that is rolled.
 
-    Ends with 1 where something remains after the wait.
+    Exits with 1 if something remains after the wait.
     """
     done = client.offload(topic, wait_ms=int(wait_s * 1000) or None)
     if output.is_json:
@@ -181,7 +181,7 @@ def trim(
     partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")],
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Give up all records below an offset (Kafka's DeleteRecords)."""
+    """Delete all records below an offset (Kafka's DeleteRecords)."""
     start = client.trim(topic, partition, before_offset=before_offset)
     if output.is_json:
         print_json({"topic": topic, "partition": partition, "log_start_offset": start})

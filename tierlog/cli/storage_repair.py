@@ -49,7 +49,7 @@ def repair(
     *,
     apply: ApplyOption = False,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Also give up what is nowhere else.")
+        bool, typer.Option("--accept-loss", help="Also give up records that are nowhere else.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     output: OutputOption = Output.AUTO,
@@ -90,10 +90,10 @@ def gc(
     apply: ApplyOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Objects and manifest versions that nothing needs any more and whose grace is over.
+    """Delete objects and manifest versions that nothing needs any more, once their grace is over.
 
-    What would go is read from the bucket alone, also beside a running broker; --apply opens the
-    owner's data folder.
+    Without --apply they are only listed, from the bucket alone, also beside a running broker;
+    --apply opens the owner's data folder.
     """
     if owner.store is None:
         raise typer.BadParameter("garbage is in a bucket: --store URL")

@@ -32,7 +32,7 @@ TokensFile = Annotated[
     typer.Option(
         "--tokens-file",
         envvar="TIERLOG_TOKENS_FILE",
-        help="Its tokens.file, where that is another than tierlog/tokens.json in the folder.",
+        help="The broker's tokens.file, if it is not tierlog/tokens.json in its data folder.",
     ),
 ]
 

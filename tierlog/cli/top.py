@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tierlog.client import Client
 
-app = typer.Typer(help="What a broker does right now.", add_completion=False)
+app = typer.Typer(add_completion=False)
 
 Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")]
 Looks = Annotated[
@@ -183,7 +183,7 @@ def top(
     rows: Rows = 30,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show what a broker does, every few seconds, until interrupted."""
+    """Show what a broker is doing, every few seconds, until interrupted."""
     watch = _print_as_json if output.is_json else _draw
     with suppress(KeyboardInterrupt):
         watch(client, every=every, looks=looks, rows=rows)

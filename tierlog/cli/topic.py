@@ -64,7 +64,9 @@ def list_topics(
 def describe(
     client: Client,
     name: Name,
-    all_config: Annotated[bool, typer.Option("--all", help="Every setting in force.")] = False,
+    all_config: Annotated[
+        bool, typer.Option("--all", help="Every setting in force, defaults too.")
+    ] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Show a topic's partitions, what is hot and what is cold, and its settings."""
@@ -83,7 +85,8 @@ def alter(
     *,
     config: Config = None,
     unset: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Back to the default; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A setting to put back to its default; may be repeated."),
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="New number of partitions; it can only grow.")
