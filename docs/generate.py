@@ -123,9 +123,9 @@ def http_page() -> str:
     head = (
         "# HTTP API\n\n" + NOTE + "\n"
         "A broker serves the same as OpenAPI, with the schemas of all bodies, at `/openapi.json`, "
-        "and a page to try the calls at `/docs`.\nWith tokens, a call takes one of the scope that "
-        "stands with it ([security](../security.md)). Every call may answer the "
-        f"[problems](problems.md) {common}; others stand with the call.\n"
+        "and a page to try the calls at `/docs`.\nWith tokens, each call takes one that has "
+        "the scope named with it ([security](../security.md)). Every call may answer the "
+        f"[problems](problems.md) {common}; the others are named with each call.\n"
     )
     schemas = openapi.Schemas(CALLS)
     by_tag = itertools.groupby(CALLS, key=lambda call: call.tag)
