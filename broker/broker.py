@@ -40,6 +40,7 @@ from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
+from record_format.clock import wall_clock_ms
 from record_format.errors import (
     OffsetPastEnd,
     TierlogError,
@@ -49,10 +50,6 @@ from record_format.errors import (
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Broker:

@@ -20,7 +20,7 @@ from typing import Final, NoReturn, cast
 
 import msgspec
 
-from broker.broker import Broker, wall_clock_ms
+from broker.broker import Broker
 from broker.data_folder import DataFolder, folder_lock
 from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
@@ -30,6 +30,7 @@ from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits
 from hot_tier.stand_in import StandInDisk, link_files
+from record_format.clock import wall_clock_ms
 from record_format.errors import ConfigurationError, ObjectExists
 
 LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed

@@ -11,7 +11,6 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from manifest.keys import PartitionKeys
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
+from record_format.clock import wall_clock_ms
 from record_format.errors import MissingObject, UnknownManifestVersion
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
@@ -165,8 +165,8 @@ class Catalog:
 
     def _pinned_version(self, manifests: ManifestStore) -> int:
         wanted = self._options.pin
-        now_ms = _wall_ms()
-        for pin in Pins(manifests, clock=_wall_ms).all():
+        now_ms = wall_clock_ms()
+        for pin in Pins(manifests, clock=wall_clock_ms).all():
             if pin.name == wanted and pin.is_active(now_ms):
                 return pin.version
         keys = manifests.keys
@@ -175,7 +175,7 @@ class Catalog:
     def _manifests(self, topic: TopicFacts | PartitionFacts, partition: int) -> ManifestStore:
         name = topic.name if isinstance(topic, TopicFacts) else topic.topic
         keys = PartitionKeys(name, topic.topic_id, partition)
-        return ManifestStore(self._connections.store, keys, StoreOptions(clock=_wall_ms))
+        return ManifestStore(self._connections.store, keys, StoreOptions(clock=wall_clock_ms))
 
     # --- segments ---------------------------------------------------------------------------------
 
@@ -286,7 +286,3 @@ def _read_to_its_end(
         cold_end_offset=end,
         manifest=None,
     )
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

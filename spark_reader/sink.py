@@ -12,7 +12,6 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,6 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from record_format.batch import MAX_SEQUENCE, set_producer
+from record_format.clock import wall_clock_ms
 from record_format.codecs import CODEC_IDS, CODEC_NAMES
 from spark_reader import columns
 from spark_reader import option_values as read
@@ -122,7 +122,7 @@ class Sink:
             topic=self._options.topic,
             shape_of=producer.shape_of,
             codec=self._options.codec,
-            now_ms=_wall_ms,
+            now_ms=wall_clock_ms,
             first_sticky=random.randrange(1 << 16),
         )
         for row in chain((first,), rows):
@@ -171,7 +171,3 @@ class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
 
 class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """Of a stream's batches."""
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

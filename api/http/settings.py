@@ -5,21 +5,18 @@ Sizes are bytes, times milliseconds. Every limit refuses; none of them clamps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from record_format.clock import wall_clock_ms
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 MAX_FETCH_BYTES: Final = 64 * MIB
 MAX_WAIT_MS: Final = 60_000
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 import typer
 
+from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.output import Output, print_json, print_table
 
@@ -116,8 +117,8 @@ def _batch(records: int, record_bytes: int, codec: int) -> bytes:
     filling = dice.randbytes(records * record_bytes // 2 + 1).hex().encode()
     cuts = range(0, records * record_bytes, record_bytes)
     values = [filling[cut : cut + record_bytes] for cut in cuts]
-    now_ms = time.time_ns() // 1_000_000
-    return bytes(encode_batch(values, timestamps=[now_ms] * records, codec=codec))
+    timestamps = [wall_clock_ms()] * records
+    return bytes(encode_batch(values, timestamps=timestamps, codec=codec))
 
 
 def _measured(

@@ -16,8 +16,8 @@ from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects
 from manifest.versions import VersionStat
+from record_format.clock import wall_clock_ms
 from record_format.errors import UnknownManifestVersion, UnknownPartition
-from tierlog.cli.offline import now_ms
 from tierlog.client.answers import Segment
 
 
@@ -69,8 +69,8 @@ class Bucket:
         for partition in range(topic.partitions):
             manifests = self._manifests(topic, partition)
             if (manifest := manifests.load()) is not None:
-                collector = Collector(manifests, Pins(manifests, clock=now_ms), policy)
-                plans[partition] = collector.plan(manifest, now_ms=now_ms())
+                collector = Collector(manifests, Pins(manifests, clock=wall_clock_ms), policy)
+                plans[partition] = collector.plan(manifest, now_ms=wall_clock_ms())
         return plans
 
     def segment(self, entry: SegmentEntry) -> Segment:
@@ -90,4 +90,4 @@ class Bucket:
         if not 0 <= partition < topic.partitions:
             raise UnknownPartition(topic.name, partition)
         keys = PartitionKeys(topic.name, topic.topic_id, partition)
-        return ManifestStore(self.store, keys, StoreOptions(clock=now_ms))
+        return ManifestStore(self.store, keys, StoreOptions(clock=wall_clock_ms))

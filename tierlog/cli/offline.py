@@ -6,7 +6,6 @@ credentials.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -47,10 +46,6 @@ RegionOption = Annotated[
         metavar="REGION",
     ),
 ]
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager

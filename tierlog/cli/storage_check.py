@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.offline import EndpointOption, RegionOption, now_ms, opened_store
+from tierlog.cli.offline import EndpointOption, RegionOption, opened_store
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
@@ -71,9 +72,9 @@ def _verify_offline(
 
     with opened_store(url, endpoint, region) as store:
         found = TopicObjects(store).find(topic)
-        total = size_of(store, found, clock=now_ms)
+        total = size_of(store, found, clock=wall_clock_ms)
         with progress_bar(f"verify {topic}", total_bytes=total) as advance:
-            report = verify_bucket(store, found, deep=deep, clock=now_ms, progress=advance)
+            report = verify_bucket(store, found, deep=deep, clock=wall_clock_ms, progress=advance)
     return dict(msgspec.to_builtins(report))
 
 
@@ -84,7 +85,7 @@ def _verify_on_spark(topic: str, source: SourceOptions) -> dict[str, Any]:
         from spark_reader.jobs.verify import verify as run_verify
 
         with task_bar(f"verify {topic}") as progress:
-            report = run_verify(session, source.of(topic), clock=now_ms, progress=progress)
+            report = run_verify(session, source.of(topic), clock=wall_clock_ms, progress=progress)
     return dict(msgspec.to_builtins(report))
 
 

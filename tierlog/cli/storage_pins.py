@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from record_format.clock import wall_clock_ms
 from record_format.errors import TierlogError, UnknownManifestVersion
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, now_ms, opened_store
+from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, opened_store
 from tierlog.cli.output import Output, moment, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def pin(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Keep the manifests in force, and every object they name, under a name."""
-    expires_ms = None if days is None else now_ms() + int(days * DAY_MS)
+    expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
     made: list[tuple[int, Pin]] = []
     with opened_store(store, endpoint, region) as opened:
         partitions = list(_partitions(opened, topic))
@@ -106,8 +107,8 @@ def _partitions(store: ObjectStore, topic: str) -> Iterator[tuple[int, ManifestS
     found = TopicObjects(store).find(topic)
     for number in range(found.partitions):
         keys = PartitionKeys(found.name, found.topic_id, number)
-        manifests = ManifestStore(store, keys, StoreOptions(clock=now_ms))
-        yield number, manifests, Pins(manifests, clock=now_ms)
+        manifests = ManifestStore(store, keys, StoreOptions(clock=wall_clock_ms))
+        yield number, manifests, Pins(manifests, clock=wall_clock_ms)
 
 
 def _show(topic: str, pins: list[tuple[int, Pin]], output: Output) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, now_ms, opened_store
+from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, opened_store
 from tierlog.cli.option_groups import takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
@@ -163,7 +164,7 @@ def restore(
     from tierlog.cli.logs import configure_logs
 
     configure_logs()
-    options = RestoreOptions(data_dir=data_dir, gap=gap, clock=now_ms, tail=tail)
+    options = RestoreOptions(data_dir=data_dir, gap=gap, clock=wall_clock_ms, tail=tail)
     with opened_store(store, endpoint, region) as opened:
         report = restore_folder(opened, options)
     if output.is_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption
 from tierlog.cli.output import Output, moment, note, print_json, print_table, write
 
@@ -55,8 +56,6 @@ def create(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Make a token and print it: it is shown this once, and kept as a hash."""
-    import time
-
     from api.http.grants import Scope
     from api.http.tokens import create_token
 
@@ -67,7 +66,7 @@ def create(
     path = _path(data_dir, tokens_file)
     if data_dir is not None and not data_dir.exists():
         note(f"no broker had {data_dir} yet: it is made, for one that starts on it")
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_clock_ms()
     token = create_token(path, name, scopes=scopes, topics=topics, now_ms=now_ms)
     if output.is_json:
         print_json({"name": name, "token": token, "scopes": scopes, "topics": topics or None})

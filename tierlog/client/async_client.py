@@ -17,6 +17,7 @@ from typing import Self, TypeVar
 
 import httpx
 
+from record_format.clock import wall_clock_ms
 from record_format.codecs import NONE
 from record_format.errors import RetriableError, TierlogError, UnknownGroup
 from tierlog.client import answers, calls, group_calls
@@ -143,7 +144,7 @@ class AsyncClient:
         codec: int = NONE,
         acks: Acks = "all",
     ) -> answers.Produced:
-        batches = to_batches(records, now_ms=time.time_ns() // 1_000_000, codec=codec)
+        batches = to_batches(records, now_ms=wall_clock_ms(), codec=codec)
         return await self.produce_batches(topic, batches, partition=partition, acks=acks)
 
     async def produce_batches(

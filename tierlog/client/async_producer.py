@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from record_format.clock import wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import TierlogError
 from tierlog.client.answers import TopicDescription
@@ -23,7 +24,7 @@ from tierlog.client.batching import (
     place_of,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
-from tierlog.client.producer import steady_ms, wall_clock_ms
+from tierlog.client.producer import steady_ms
 from tierlog.client.records import GivenHeaders, Value
 from tierlog.client.times import Time
 

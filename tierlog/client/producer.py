@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
+from record_format.clock import wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import Throttled, TierlogError
 from tierlog.client.answers import TopicDescription
@@ -51,10 +52,6 @@ class Runner(Protocol):
 
     def run(self, steps: Steps[T]) -> T: ...
     def describe_topic(self, topic: str) -> TopicDescription: ...
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def steady_ms() -> int:
