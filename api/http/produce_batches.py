@@ -7,7 +7,7 @@ records of any time; else the limits of `message.timestamp.*` are checked record
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from api.http.produce_columns import RecordColumns
 from api.http.settings import HttpSettings
@@ -33,13 +33,15 @@ from record_format.produced import (
 _FEW_RECORDS: Final = 4096
 
 
-class Producer(Protocol):
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def base_sequence(self) -> int: ...
+class ProducerState(NamedTuple):
+    """What an idempotent producer says of a batch: who it is, and which comes now."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+_NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
 class TopicRules(NamedTuple):
@@ -107,13 +109,13 @@ def is_one_plain_batch(body: bytes | bytearray) -> bool:
 
 
 def build_appends(
-    by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: Producer | None
+    by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: ProducerState | None
 ) -> dict[int, ProducedBatches]:
     """Each partition's columns as batches. Raises InvalidRecord, TooLarge."""
     appends = {}
     for partition, columns in by_partition.items():
         try:
-            appends[partition] = _build(columns, rules, producer)
+            appends[partition] = _build(columns, rules, producer or _NO_PRODUCER)
         except RecordTooLarge as error:
             raise _named(error, columns) from None
     return appends
@@ -130,7 +132,7 @@ def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
     )
 
 
-def _build(columns: RecordColumns, rules: TopicRules, producer: Producer | None) -> ProducedBatches:
+def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
     if rules.needs_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
         problem = "a topic that is compacted takes only records with a key"
@@ -142,9 +144,9 @@ def _build(columns: RecordColumns, rules: TopicRules, producer: Producer | None)
         headers=columns.headers,
         max_message_bytes=rules.max_message_bytes,
         codec=codecs.NONE if rules.codec is None else rules.codec,
-        producer_id=NO_PRODUCER_ID if producer is None else producer.producer_id,
-        producer_epoch=-1 if producer is None else producer.producer_epoch,
-        base_sequence=NO_SEQUENCE if producer is None else producer.base_sequence,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=producer.base_sequence,
     )
 
 

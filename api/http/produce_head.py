@@ -12,6 +12,7 @@ from api.http import media_types, strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.positions import MAX_OFFSET
+from api.http.produce_batches import ProducerState
 from api.http.refusals import UnsupportedMediaType
 from broker.partition import Partition
 from broker.topics import Topic
@@ -35,14 +36,6 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
     envelope: bool = False
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
-
-
-class ProducerState(NamedTuple):
-    """An idempotent producer's headers."""
-
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
 
 
 class Request(NamedTuple):
