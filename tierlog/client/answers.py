@@ -53,10 +53,17 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     damaged_partitions: tuple[DamagedPartition, ...] = ()
 
     @property
+    def damaged_last(self) -> list[int]:
+        """All its partitions, in the order to read them in: of a damaged one the broker says why,
+        once the others are read.
+        """
+        damaged = [one.partition for one in self.damaged_partitions]
+        return [one.partition for one in self.partitions] + damaged
+
+    @property
     def numbers(self) -> list[int]:
         """Of all its partitions, the damaged ones too: who reads the topic wants those as well."""
-        damaged = [one.partition for one in self.damaged_partitions]
-        return sorted([one.partition for one in self.partitions] + damaged)
+        return sorted(self.damaged_last)
 
     @property
     def spread(self) -> int:

@@ -25,7 +25,7 @@ from tierlog.client.answers import ConfigValue
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
-from tierlog.client.cursor import PartitionCursor, partitions_of
+from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
@@ -220,7 +220,7 @@ class AsyncClient:
             offset = place.starts(known, await self.describe_topic(topic), offset)
         whole_topic = partitions is None
         if partitions is None:
-            partitions = partitions_of(await self.describe_topic(topic))
+            partitions = (await self.describe_topic(topic)).damaged_last
         first = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),

@@ -19,11 +19,11 @@ from tierlog.client.answers import (
     OffsetAndTimestamp,
     ProducerIdentity,
 )
-from tierlog.client.exchange import Call, Repeat, headers, query
+from tierlog.client.exchange import Call, Repeat
 from tierlog.client.problems import UnexpectedAnswer
-from tierlog.client.records import NewRecord, Value, decode_fetched, to_json
+from tierlog.client.records import NewRecord, Value, decode_fetched, from_time, to_json
 from tierlog.client.times import Time, to_ms
-from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request
+from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request, headers, query
 
 T = TypeVar("T")
 
@@ -243,8 +243,7 @@ def fetch(
             end_offset=found.next_offset,
         )
         if from_ms is not None:
-            first = next((i for i, r in enumerate(records) if r.timestamp >= from_ms), 0)
-            records = records[first:]
+            records = from_time(records, from_ms)
         if limits.max_records is None or len(records) <= limits.max_records:
             return FetchedRecords(records, *found[1:])
         # A batch came whole: what is left out of it is what comes next.

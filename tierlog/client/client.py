@@ -24,7 +24,7 @@ from tierlog.client import answers, calls, group_calls
 from tierlog.client.answers import ConfigValue
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
-from tierlog.client.cursor import PartitionCursor, partitions_of
+from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
 from tierlog.client.group_calls import GroupPlace, OffsetCommit
@@ -250,7 +250,7 @@ class Client:
             offset = place.starts(self._committed(group), self.describe_topic(topic), offset)
         whole_topic = partitions is None
         if partitions is None:
-            partitions = partitions_of(self.describe_topic(topic))
+            partitions = self.describe_topic(topic).damaged_last
         first = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),

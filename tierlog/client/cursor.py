@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from record_format.decode import Record
 from tierlog.client import calls
-from tierlog.client.answers import FetchedBatches, TopicDescription
+from tierlog.client.answers import FetchedBatches
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.exchange import Call
-from tierlog.client.records import ConsumedRecord, decode_fetched
+from tierlog.client.records import ConsumedRecord, decode_fetched, from_time
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class PartitionCursor:
         )
         if self.timestamp is not None:
             # The first at that time may lie behind the end: so it is looked for ahead of the cut.
-            found = _from_time(records, self.timestamp)
+            found = from_time(records, self.timestamp)
             records = [one for one in found if end is None or one.offset < end]
         self.at_end = fetched.up_to_date or fetched.next_offset == self.start
         self.start, self.timestamp = fetched.next_offset, None
@@ -93,15 +92,3 @@ class PartitionCursor:
         if self.end_offset is not None:
             return self.start >= self.end_offset
         return self.at_end or (self.last_end is not None and self.start >= self.last_end)
-
-
-def partitions_of(topic: TopicDescription) -> list[int]:
-    """All of them: of a damaged one the broker says why, once the others are read."""
-    damaged = [one.partition for one in topic.damaged_partitions]
-    return [one.partition for one in topic.partitions] + damaged
-
-
-def _from_time(records: list[Record], timestamp: int) -> list[Record]:
-    """From the first record at or after the time; all, where the broker skipped further already."""
-    first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
-    return records[first:]

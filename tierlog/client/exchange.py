@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -31,7 +31,7 @@ from tierlog.client.problems import (
     is_refusal,
     retry_after_s,
 )
-from tierlog.client.wire import NO_HEADERS, Reply, Request
+from tierlog.client.wire import Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -174,18 +174,3 @@ def _failure(call: Call[T], outcome: Outcome) -> Exception:
     if call.repeat is Repeat.DUPLICATES:
         return AnswerLost(f"{where}: {outcome.reason}; it is not known whether it was done")
     return BrokerUnreachable(f"{where}: {outcome.reason}")
-
-
-def query(**members: object) -> tuple[tuple[str, str], ...]:
-    """Query parameters: None is left out, booleans are 1 and 0."""
-    return tuple(
-        (name, str(int(value)) if isinstance(value, bool) else str(value))
-        for name, value in members.items()
-        if value is not None
-    )
-
-
-def headers(members: Mapping[str, object]) -> Mapping[str, str]:
-    """Header fields: None is left out."""
-    found = {name: str(value) for name, value in members.items() if value is not None}
-    return found or NO_HEADERS

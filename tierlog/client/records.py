@@ -169,3 +169,9 @@ def decode_fetched(
         columns = decode_columns(batches, header, from_offset=from_offset, end_offset=end_offset)
         found.extend(map(Record, *columns))
     return found
+
+
+def from_time(records: list[Record], timestamp: int) -> list[Record]:
+    """From the first record at or after the time; all, where the broker skipped further already."""
+    first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
+    return records[first:]

@@ -37,3 +37,18 @@ class Reply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def query(**members: object) -> tuple[tuple[str, str], ...]:
+    """Query parameters: None is left out, booleans are 1 and 0."""
+    return tuple(
+        (name, str(int(value)) if isinstance(value, bool) else str(value))
+        for name, value in members.items()
+        if value is not None
+    )
+
+
+def headers(members: Mapping[str, object]) -> Mapping[str, str]:
+    """Header fields: None is left out."""
+    found = {name: str(value) for name, value in members.items() if value is not None}
+    return found or NO_HEADERS
