@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,14 +49,24 @@ RegionOption = Annotated[
 ]
 
 
-@contextmanager
-def opened_store(
-    url: str, endpoint: str | None = None, region: str | None = None
-) -> Iterator[ObjectStore]:
-    from cold_tier.open import open_store
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketOptions:
+    """Which bucket, and how it is reached."""
 
-    store = open_store(url, endpoint=endpoint, region=region, must_exist=True)
-    try:
-        yield store
-    finally:
-        store.close()
+    store: StoreOption
+    endpoint: EndpointOption = None
+    region: RegionOption = None
+
+    def open(self) -> ObjectStore:
+        """Raises ConfigurationError where there is no such bucket."""
+        from cold_tier.open import open_store
+
+        return open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
+
+    @contextmanager
+    def opened(self) -> Iterator[ObjectStore]:
+        store = self.open()
+        try:
+            yield store
+        finally:
+            store.close()

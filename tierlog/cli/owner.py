@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tierlog.cli.offline import EndpointOption, RegionOption
+from tierlog.cli.offline import BucketOptions, EndpointOption, RegionOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -89,13 +89,19 @@ class OwnerOptions:
     """How the owner is opened; its folder is the command's own option."""
 
     store: OwnStoreOption = None
-    take_over: TakeOverOption = False
-    gap: GapOption = OFFSET_GAP
     endpoint: EndpointOption = None
     region: RegionOption = None
+    take_over: TakeOverOption = False
+    gap: GapOption = OFFSET_GAP
     single_writer: SingleWriterOption = False
     grace_ms: GraceOption = GRACE_MS
     versions_min: VersionsOption = VERSIONS_MIN
+
+    @property
+    def bucket(self) -> BucketOptions | None:
+        if self.store is None:
+            return None
+        return BucketOptions(store=self.store, endpoint=self.endpoint, region=self.region)
 
     def policy(self) -> GarbagePolicy:
         from manifest.garbage import GarbagePolicy
@@ -103,7 +109,7 @@ class OwnerOptions:
         return GarbagePolicy(grace_ms=self.grace_ms, keep_min=self.versions_min)
 
     @contextmanager
-    def opened(self, data_dir: Path) -> Iterator[Broker]:
+    def broker(self, data_dir: Path) -> Iterator[Broker]:
         """A broker that nobody reaches, on the owner's folder: it holds the folder's lock.
 
         Nothing is rolled, uploaded, let go or collected meanwhile but what is asked for. Raises
@@ -127,7 +133,6 @@ class OwnerOptions:
 
     def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
         from broker.settings import BrokerSettings
-        from cold_tier.open import open_store
         from record_format import native
         from record_format.errors import ConfigurationError
         from tierlog.cli.logs import configure_logs
@@ -144,9 +149,7 @@ class OwnerOptions:
             manifest_versions_min=self.versions_min,
         )
         native.load()
-        if self.store is None:
-            if any((data_dir / "tierlog" / "manifests").glob("*.json")):
-                raise ConfigurationError(f"{data_dir} has a bucket: say which with --store URL")
-            return settings, None
-        store = open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
-        return settings, store
+        bucket = self.bucket
+        if bucket is None and any((data_dir / "tierlog" / "manifests").glob("*.json")):
+            raise ConfigurationError(f"{data_dir} has a bucket: say which with --store URL")
+        return settings, bucket.open() if bucket else None

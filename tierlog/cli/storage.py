@@ -11,7 +11,7 @@ import typer
 from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.offline import EndpointOption, OfflineStoreOption, opened_store
+from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def segments(
     *,
     partition: Partition = None,
     store: OfflineStoreOption = None,
-    s3_endpoint: EndpointOption = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
     cache: Cache = False,
     data_dir: CacheFolder = None,
     output: OutputOption = Output.AUTO,
@@ -73,7 +74,8 @@ def segments(
     if cache and data_dir is None:
         raise typer.BadParameter("--cache takes --data-dir: it asks this machine's page cache")
     if store is not None:
-        found = _offline_segments(topic, partition, store=store, endpoint=s3_endpoint)
+        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
+        found = _offline_segments(topic, partition, bucket)
     else:
         numbers = _partitions(client, topic, partition)
         found = {one: list(client.segments(topic, one)) for one in numbers}
@@ -132,12 +134,12 @@ def _cached(
 
 
 def _offline_segments(
-    name: str, partition: int | None, *, store: str, endpoint: str | None
+    name: str, partition: int | None, options: BucketOptions
 ) -> dict[int, list[Segment]]:
     from tierlog.cli.bucket_alone import Bucket
 
-    with opened_store(store, endpoint) as objects:
-        bucket = Bucket(objects)
+    with options.opened() as store:
+        bucket = Bucket(store)
         topic = bucket.topic(name)
         numbers = range(topic.partitions) if partition is None else [partition]
         return {one: bucket.segments(topic, one) for one in numbers}

@@ -16,7 +16,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.offline import EndpointOption, RegionOption, opened_store
+from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
@@ -33,10 +33,7 @@ def verify(
     topic: TopicArgument,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
-    store: Annotated[
-        str | None,
-        typer.Option(help="Check this bucket alone, without a broker.", metavar="URL"),
-    ] = None,
+    store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     spark: Annotated[
@@ -53,7 +50,8 @@ def verify(
         )
         report = _verify_on_spark(topic, source)
     elif store is not None:
-        report = _verify_offline(topic, store, endpoint, region, deep=deep)
+        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
+        report = _verify_offline(topic, bucket, deep=deep)
     else:
         report = client.verify(topic, deep=deep)
     if output.is_json:
@@ -64,13 +62,11 @@ def verify(
         raise typer.Exit(FOUND_PROBLEMS)
 
 
-def _verify_offline(
-    topic: str, url: str, endpoint: str | None, region: str | None, *, deep: bool
-) -> dict[str, Any]:
+def _verify_offline(topic: str, bucket: BucketOptions, *, deep: bool) -> dict[str, Any]:
     from broker.verify import size_of, verify_bucket
     from manifest.topic_objects import TopicObjects
 
-    with opened_store(url, endpoint, region) as store:
+    with bucket.opened() as store:
         found = TopicObjects(store).find(topic)
         total = size_of(store, found, clock=wall_clock_ms)
         with progress_bar(f"verify {topic}", total_bytes=total) as advance:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.offline import EndpointOption, OfflineStoreOption, opened_store
+from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import Output, note, print_json, print_table, shown
 
 if TYPE_CHECKING:
@@ -40,20 +40,24 @@ def manifest(
         bool, typer.Option("--history", help="The versions that are still kept; with --store.")
     ] = False,
     store: OfflineStoreOption = None,
-    s3_endpoint: EndpointOption = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """The manifest of a partition, or a version of it that is still kept."""
+    bucket: BucketOptions | None = None
+    if store is not None:
+        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
 
     def load(number: int | None) -> dict[str, Any]:
-        if store is not None:
-            return _offline_manifest(topic, partition, number, store=store, endpoint=s3_endpoint)
+        if bucket is not None:
+            return _offline_manifest(topic, partition, number, bucket)
         return _manifest(client, topic, partition, number)
 
     if history:
-        if store is None:
+        if bucket is None:
             raise typer.BadParameter("--history reads the bucket: --store URL")
-        _print_history(topic, partition, store=store, endpoint=s3_endpoint, output=output)
+        _print_history(topic, partition, bucket, output)
         return
     if diff is not None:
         _print_diff(difference(load(diff[0]), load(diff[1])), output)
@@ -121,14 +125,14 @@ def _manifest(client: Client, topic: str, partition: int, version: int | None) -
 
 
 def _offline_manifest(
-    name: str, partition: int, version: int | None, *, store: str, endpoint: str | None
+    name: str, partition: int, version: int | None, options: BucketOptions
 ) -> dict[str, Any]:
     from msgspec import structs, to_builtins
 
     from tierlog.cli.bucket_alone import Bucket
 
-    with opened_store(store, endpoint) as objects:
-        bucket = Bucket(objects)
+    with options.opened() as store:
+        bucket = Bucket(store)
         topic = bucket.topic(name)
         found = bucket.manifest(topic, partition, version=version)
         members = structs.asdict(found) | {"end_offset": found.end_offset}
@@ -136,13 +140,11 @@ def _offline_manifest(
         return members | {"segments": entries}
 
 
-def _print_history(
-    name: str, partition: int, *, store: str, endpoint: str | None, output: Output
-) -> None:
+def _print_history(name: str, partition: int, options: BucketOptions, output: Output) -> None:
     from tierlog.cli.bucket_alone import Bucket
 
-    with opened_store(store, endpoint) as objects:
-        bucket = Bucket(objects)
+    with options.opened() as store:
+        bucket = Bucket(store)
         versions = bucket.history(bucket.topic(name), partition)
     if output.is_json:
         print_json({"versions": [one._asdict() for one in versions]})

@@ -14,7 +14,8 @@ import typer
 from record_format.clock import wall_clock_ms
 from record_format.errors import TierlogError, UnknownManifestVersion
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, opened_store
+from tierlog.cli.offline import BucketOptions
+from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, moment, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,24 +31,23 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="1 to 128 of [
 
 
 @app.command("pin")
+@takes(BucketOptions)
 def pin(
+    bucket: BucketOptions,
     topic: TopicArgument,
     name: NameArgument,
     *,
-    store: StoreOption,
     days: Annotated[
         float | None,
         typer.Option("--days", min=0, help="Expire after this many days; never by default."),
     ] = None,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Keep the manifests in force, and every object they name, under a name."""
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
     made: list[tuple[int, Pin]] = []
-    with opened_store(store, endpoint, region) as opened:
-        partitions = list(_partitions(opened, topic))
+    with bucket.opened() as store:
+        partitions = list(_partitions(store, topic))
         try:
             for number, manifests, pins in partitions:
                 manifest = manifests.load()
@@ -66,34 +66,30 @@ def pin(
 
 
 @app.command("unpin")
+@takes(BucketOptions)
 def unpin(
+    bucket: BucketOptions,
     topic: TopicArgument,
     name: NameArgument,
-    *,
-    store: StoreOption,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
 ) -> None:
     """Remove a pin; one that is gone already is no error."""
-    with opened_store(store, endpoint, region) as opened:
-        for _, _, pins in _partitions(opened, topic):
+    with bucket.opened() as store:
+        for _, _, pins in _partitions(store, topic):
             pins.delete(name)
     note(f"{topic}: {name} is no pin any more")
 
 
 @app.command("pins")
+@takes(BucketOptions)
 def list_pins(
+    bucket: BucketOptions,
     topic: TopicArgument,
-    *,
-    store: StoreOption,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """All pins of a topic, expired ones too."""
-    with opened_store(store, endpoint, region) as opened:
+    with bucket.opened() as store:
         found = [
-            (number, one) for number, _, pins in _partitions(opened, topic) for one in pins.all()
+            (number, one) for number, _, pins in _partitions(store, topic) for one in pins.all()
         ]
     _show(topic, found, output)
 

@@ -16,7 +16,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import EndpointOption, RegionOption, StoreOption, opened_store
+from tierlog.cli.offline import BucketOptions
 from tierlog.cli.option_groups import takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
@@ -61,7 +61,7 @@ def repair(
     aside, never deleted.
     """
     if apply:
-        with owner.opened(data_dir) as broker:
+        with owner.broker(data_dir) as broker:
             steps = broker.repair(topic, apply=True, deep=deep, accept_loss=accept_loss)
     else:
         steps = owner.repair_plan(data_dir, topic, deep=deep)
@@ -96,10 +96,11 @@ def gc(
     Without --apply they are only listed, from the bucket alone, also beside a running broker;
     --apply opens the owner's data folder.
     """
-    if owner.store is None:
+    bucket = owner.bucket
+    if bucket is None:
         raise typer.BadParameter("garbage is in a bucket: --store URL")
     if not apply:
-        plans = _planned(owner, owner.store, topic)
+        plans = _planned(owner, bucket, topic)
     elif data_dir is None:
         raise typer.BadParameter("only the owner of a bucket collects: --data-dir DIR")
     else:
@@ -113,11 +114,11 @@ def gc(
     note(f"{len(rows)} {'deleted' if apply else 'to delete; --apply does it'}")
 
 
-def _planned(owner: OwnerOptions, store: str, topic: str) -> dict[int, GarbagePlan]:
+def _planned(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:
     from tierlog.cli.bucket_alone import Bucket
 
-    with opened_store(store, owner.endpoint, owner.region) as opened:
-        return Bucket(opened).garbage(topic, owner.policy())
+    with bucket.opened() as store:
+        return Bucket(store).garbage(topic, owner.policy())
 
 
 def _collected(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
@@ -126,7 +127,7 @@ def _collected(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, Gar
     from record_format.errors import ConfigurationError
 
     try:
-        with owner.opened(data_dir) as broker:
+        with owner.broker(data_dir) as broker:
             return broker.collect_garbage(topic, apply=True)
     except FolderInUse as error:
         raise ConfigurationError(
@@ -145,17 +146,16 @@ def _named(plan: GarbagePlan) -> Iterator[tuple[str, str | int]]:
 
 
 @app.command("restore")
+@takes(BucketOptions)
 def restore(
+    bucket: BucketOptions,
     *,
-    store: StoreOption,
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="NEW", help="A new folder.")],
     tail: Annotated[
         Path | None,
         typer.Option(metavar="OLD_DIR", help="The lost broker's folder, or what is left of it."),
     ] = None,
     gap: GapOption = OFFSET_GAP,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Make a data folder out of a bucket; the first serve on it takes the partitions over."""
@@ -165,13 +165,13 @@ def restore(
 
     configure_logs()
     options = RestoreOptions(data_dir=data_dir, gap=gap, clock=wall_clock_ms, tail=tail)
-    with opened_store(store, endpoint, region) as opened:
-        report = restore_folder(opened, options)
+    with bucket.opened() as store:
+        report = restore_folder(store, options)
     if output.is_json:
         print_json(msgspec.to_builtins(report))
     else:
         _print_restored(report)
-        note(f"tierlog serve --data-dir {data_dir} --store {store} goes on from there")
+        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} goes on from there")
     if any(other.unreadable for other in report.others):
         note("before anything is served: put what is unreadable back from a copy, restore again")
         raise typer.Exit(FOUND_PROBLEMS)
