@@ -249,7 +249,7 @@ async def records(context: Context, exchange: Exchange) -> Answer:
     try:
         found = await record_page(context, partition, query)
     except TierlogError as error:
-        told = problems.to_problem(error, request_id=exchange.request_id).document
+        told = context.problem(exchange, error).document
         refusal = f"{told['title']}: {told['detail']}"
     return fragment("records.html", **head, query=query, records=found, refusal=refusal)
 

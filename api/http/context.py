@@ -23,7 +23,9 @@ from api.http import timings
 from api.http.access import Access
 from api.http.bodies import InflightBytes
 from api.http.broker_metrics import BrokerMetrics
+from api.http.exchange import Exchange
 from api.http.metrics import HttpMetrics
+from api.http.problems import Problem, to_problem
 from api.http.settings import HttpSettings
 from api.http.shared_pages import SharedPages
 from api.http.unsent_answers import UnsentAnswers
@@ -116,10 +118,12 @@ class Context:
         inside = partial(contextvars.copy_context().run, call)
         return asyncio.get_running_loop().run_in_executor(threads, inside)
 
-    def full_key(self, key: str) -> str:
-        """The whole key in the bucket of what the store calls `key`."""
+    def problem(self, exchange: Exchange, error: Exception, *, writing: bool = False) -> Problem:
+        """What the client is told of an error; see `problems.to_problem`."""
         bucket = self.broker.bucket
-        return key if bucket is None else bucket.store.full_key(key)
+        full_key = str if bucket is None else bucket.store.full_key
+        request_id = exchange.request_id
+        return to_problem(error, request_id=request_id, writing=writing, full_key=full_key)
 
     def add_waiting(self, leave: Callable[[], None]) -> None:
         """`leave` is called when the server stops; at once where it does already."""

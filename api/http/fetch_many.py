@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http import problems, record_json
+from api.http import record_json
 from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -209,9 +209,7 @@ def _shown(
 
 
 def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:
-    problem = problems.to_problem(
-        refused.error, request_id=exchange.request_id, full_key=context.full_key
-    )
+    problem = context.problem(exchange, refused.error)
     return msgspec.json.encode(
         {
             "topic": refused.topic,

@@ -26,7 +26,6 @@ import structlog
 from fastapi import FastAPI
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
-from api.http import problems
 from api.http.answers import (
     Answer,
     AnyAnswer,
@@ -213,12 +212,7 @@ class TierlogApp(FastAPI):
         writing = call is not None and call.writes
         if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
             error = self._out_of_files(error)
-        problem = problems.to_problem(
-            error,
-            request_id=exchange.request_id,
-            writing=writing,
-            full_key=self.context.full_key,
-        )
+        problem = self.context.problem(exchange, error, writing=writing)
         self.context.metrics.errors.labels(problem.code).inc()
         if problem.status >= 500:
             self._log(exchange, error, problem.code)

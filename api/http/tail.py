@@ -24,7 +24,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http import media_types, problems, record_json, strict_json
+from api.http import media_types, record_json, strict_json
 from api.http.answers import AnyAnswer, StreamAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -181,11 +181,11 @@ async def tail_of(
         resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
     tail = Tail(context, query, topic=topic)
     await tail.start(partitions, resumed)
-    headers = _HEADERS if topic else [*_HEADERS, *_place(*next(iter(tail.places.items())))]
+    headers = _HEADERS if topic else [*_HEADERS, *_log_headers_at(*next(iter(tail.places.items())))]
     return StreamAnswer(headers, _stream(context, exchange, tail))
 
 
-def _place(partition: Partition, offset: int) -> HeaderList:
+def _log_headers_at(partition: Partition, offset: int) -> HeaderList:
     """Where the stream of one partition begins."""
     now = partition.offsets()
     tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
@@ -238,7 +238,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
 
 
 def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> bytes:
-    problem = problems.to_problem(error, request_id=exchange.request_id, full_key=context.full_key)
+    problem = context.problem(exchange, error)
     return b"event: error\ndata: %b\n\n" % problem.body()
 
 

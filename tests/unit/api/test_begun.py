@@ -16,6 +16,7 @@ from api.http.answers import Answer, FileAnswer
 from api.http.calls import Call, CallTable
 from api.http.front import TierlogApp
 from api.http.metrics import HttpMetrics
+from api.http.problems import to_problem
 from record_format.errors import InvalidRequest
 from record_format.file_slice import FileSlice, OpenFile
 
@@ -43,7 +44,10 @@ def app_of(at_once: Any, admitted: Any = None) -> TierlogApp:
         admit=lambda _: None, check=lambda *_: None, sent=lambda _: None, admitted=admitted
     )
     context: Any = SimpleNamespace(
-        access=nothing, unsent=nothing, metrics=HttpMetrics(), full_key=str
+        access=nothing,
+        unsent=nothing,
+        metrics=HttpMetrics(),
+        problem=lambda _, error, writing: to_problem(error, request_id="", writing=writing),
     )
     call = Call(method="GET", path="/now", handler=handler, at_once=at_once, tag="", summary="")
     return TierlogApp(context, CallTable([call]))
