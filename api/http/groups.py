@@ -20,11 +20,10 @@ from api.http.exchange import Exchange
 from api.http.grants import Grant
 from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.positions import MAX_OFFSET
+from api.http.produce_columns import MAX_PARTITION
 from broker.group_requests import NewOffset, check_group_name
 from broker.groups import GroupOffset
 from record_format.errors import UnknownGroup
-
-MAX_PARTITION: Final = 2**31 - 1
 
 
 class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):

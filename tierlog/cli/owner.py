@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from broker.settings import BrokerSettings
 from tierlog.cli.offline import BucketOptions, EndpointOption, RegionOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
     from broker.repair_step import RepairStep
-    from broker.settings import BrokerSettings
     from cold_tier.object_store import ObjectStore
     from manifest.garbage import GarbagePolicy
 
@@ -79,9 +79,8 @@ GapOption = Annotated[
     ),
 ]
 
-GRACE_MS: Final = 86_400_000
-VERSIONS_MIN: Final = 100
-OFFSET_GAP: Final = 1_000_000_000
+_BY_DEFAULT: Final[dict[str, Any]] = {one.name: one.default for one in fields(BrokerSettings)}
+OFFSET_GAP: Final[int] = _BY_DEFAULT["restore_offset_gap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +93,8 @@ class OwnerOptions:
     take_over: TakeOverOption = False
     gap: GapOption = OFFSET_GAP
     single_writer: SingleWriterOption = False
-    grace_ms: GraceOption = GRACE_MS
-    versions_min: VersionsOption = VERSIONS_MIN
+    grace_ms: GraceOption = _BY_DEFAULT["gc_grace_ms"]
+    versions_min: VersionsOption = _BY_DEFAULT["manifest_versions_min"]
 
     @property
     def bucket(self) -> BucketOptions | None:
@@ -132,7 +131,6 @@ class OwnerOptions:
         return plan_repair(settings, store, topic, deep=deep)
 
     def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
-        from broker.settings import BrokerSettings
         from record_format import native
         from record_format.errors import ConfigurationError
         from tierlog.cli.logs import configure_logs
