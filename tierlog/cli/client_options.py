@@ -20,11 +20,10 @@ from record_format.errors import TierlogError, UnknownTopic
 from record_format.near_miss import did_you_mean
 from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output
+from tierlog.client.wire import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-
-DEFAULT_SERVER = "http://127.0.0.1:8640"
 
 Server = Annotated[
     str, typer.Option("--server", envvar="TIERLOG_SERVER", help="URL of the broker.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import select
 import sys
@@ -17,6 +16,7 @@ import typer
 
 from tierlog.cli.client_options import TopicArgument, client_command
 from tierlog.cli.table import printable
+from tierlog.client.records import json_member
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord
@@ -155,21 +155,13 @@ def _json(record: ConsumedRecord) -> bytes:
             "partition": record.partition,
             "offset": record.offset,
             "timestamp": record.timestamp,
-            **_content("key", record.key),
-            **_content("value", record.value),
+            **json_member("key", record.key),
+            **json_member("value", record.value),
             "headers": [
-                {"name": name, **_content("value", content)} for name, content in record.headers
+                {"name": name, **json_member("value", content)} for name, content in record.headers
             ],
         }
     )
-
-
-def _content(name: str, content: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if content is None else content.decode()}
-    except UnicodeDecodeError:
-        assert content is not None
-        return {f"{name}_base64": base64.b64encode(content).decode()}
 
 
 def _batches(

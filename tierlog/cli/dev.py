@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from tierlog.client.wire import DEFAULT_SERVER
+
 app = typer.Typer(add_completion=False)
 
 
@@ -40,7 +42,7 @@ def dev(
 
 
 def _announce(url: str, folder: Path) -> None:
-    server = "" if url == "http://127.0.0.1:8640" else f" --server {shlex.quote(url)}"
+    server = "" if url == DEFAULT_SERVER else f" --server {shlex.quote(url)}"
     sys.stdout.write(
         f"""
   tierlog listens on {url}

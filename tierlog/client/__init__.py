@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from tierlog.client.producer import Producer
     from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
-    from tierlog.client.transport import DEFAULT_SERVER
+    from tierlog.client.wire import DEFAULT_SERVER
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -71,7 +71,7 @@ _MODULES: Final = {
     ),
     "producer": ("Producer",),
     "records": ("ConsumedRecord", "JsonSource", "NewRecord"),
-    "transport": ("DEFAULT_SERVER",),
+    "wire": ("DEFAULT_SERVER",),
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -70,21 +70,22 @@ def _each(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
 
 
 def _member(record: NewRecord) -> dict[str, object]:
-    member = _content("value", record.value)
+    member = json_member("value", record.value)
     if record.key is not None:
-        member |= _content("key", record.key)
+        member |= json_member("key", record.key)
     if record.timestamp is not None:
         member["timestamp"] = time_of_record(record.timestamp)
     if headers := to_headers(record.headers):
         member["headers"] = [
-            {"name": name, **_content("value", content)} for name, content in headers
+            {"name": name, **json_member("value", content)} for name, content in headers
         ]
     if record.partition is not None:
         member["partition"] = record.partition
     return member
 
 
-def _content(name: str, content: Value) -> dict[str, object]:
+def json_member(name: str, content: Value) -> dict[str, object]:
+    """As the API has it: text, or `…_base64` where the bytes are none."""
     if content is None or isinstance(content, (str, JsonSource)):
         return {name: content}
     plain = to_bytes(content, name=name)

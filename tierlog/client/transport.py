@@ -21,9 +21,8 @@ import httpx
 
 from record_format.errors import ConfigurationError
 from tierlog.client.exchange import Broken, Outcome, Unsent
-from tierlog.client.wire import Reply, Request
+from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
 
-DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 # Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
 # request that waits for one, whenever an answer comes.

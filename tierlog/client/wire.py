@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 JSON: Final = "application/json"
 RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
