@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from typing import Final
 
 from api.http import bodies, media_types, strict_json
-from api.http.answers import Answer
+from api.http.answers import Answer, json_answer
 from api.http.context import NOT_KNOWN, Context
 from api.http.exchange import Exchange
 from api.http.partitioner import split_by_partition
+from api.http.plain_requests import acceptable_json, no_body, no_query
 from api.http.produce_append import append
 from api.http.produce_batches import (
     TopicRules,
@@ -28,10 +31,14 @@ from api.http.produce_columns import (
     single_value,
 )
 from api.http.produce_head import ProduceQuery, Request, read_head
+from api.http.shapes import ProducerIdentity
 from broker.partition import Partition
 from broker.topics import Topic
 from record_format.errors import UnknownPartition
 from record_format.produced import ProducedBatches
+
+_FIRST_PRODUCER_ID: Final = 2**32
+_END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Answer:
@@ -131,3 +138,12 @@ def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
             raise
         place = columns.place(chosen.index(number), "partition")
         raise UnknownPartition(topic.record.name, number, place=place) from None
+
+
+async def new_producer(context: Context, exchange: Exchange) -> Answer:
+    """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
+    no_query(exchange)
+    acceptable_json(exchange)
+    await no_body(context, exchange)
+    span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
+    return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 
 import msgspec
@@ -69,15 +69,7 @@ async def append(
     began_s = time.perf_counter()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     timings.took("broker", began_s)
-    results: list[PartitionResult] = []
-    failure: BaseException | None = None
-    for number, outcome in zip(futures, outcomes, strict=True):
-        if isinstance(outcome, BaseException):
-            failure = failure or _reason(request, number, outcome)
-        else:
-            results.append(_result(number, outcome, appends[number].record_count))
-    if failure is not None:
-        raise _failed(failure, results)
+    results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_answer(Accepted(name, count), status=202)
     return json_answer(Produced(name, results, warnings))
@@ -111,6 +103,26 @@ def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) ->
         raise next(filter(None, refusals))
 
 
+def _results(
+    request: Request,
+    appends: Mapping[int, ProducedBatches],
+    outcomes: Iterable[AppendResult | BaseException],
+) -> list[PartitionResult]:
+    """Raises the first failure, and tells with it what was appended."""
+    results: list[PartitionResult] = []
+    failure: BaseException | None = None
+    for number, outcome in zip(appends, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            failure = failure or _reason(request, number, outcome)
+        else:
+            results.append(_result(number, outcome, appends[number].record_count))
+    if failure is None:
+        return results
+    if results and isinstance(failure, Exception):
+        raise AppendedInPart(failure, results=results)
+    raise failure
+
+
 def _reason(request: Request, number: int, error: BaseException) -> BaseException:
     """A log that was closed because its topic was deleted meanwhile has no bad disk."""
     if isinstance(error, LogOfflineError):
@@ -119,13 +131,6 @@ def _reason(request: Request, number: int, error: BaseException) -> BaseExceptio
         except TierlogError as reason:
             return reason
     return error
-
-
-def _failed(failure: BaseException, results: list[PartitionResult]) -> BaseException:
-    """What was appended before a fault is told with it."""
-    if results and isinstance(failure, Exception):
-        return AppendedInPart(failure, results=results)
-    return failure
 
 
 def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult:

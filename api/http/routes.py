@@ -12,7 +12,7 @@ from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
 from api.http.plain_requests import NO_BODY
-from api.http.produce import produce_to_partition, produce_to_topic
+from api.http.produce import new_producer, produce_to_partition, produce_to_topic
 from api.http.produce_append import Accepted, Produced
 from api.http.produce_columns import RecordsIn
 from api.http.produce_head import ProduceQuery
@@ -274,7 +274,7 @@ _RECORD_CALLS: Final = (
     Call(
         method="POST",
         path="/v1/producers",
-        handler=running.new_producer,
+        handler=new_producer,
         tag="records",
         summary="Make an idempotent producer's id",
         answer={JSON: Body(schema=shapes.ProducerIdentity)},

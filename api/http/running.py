@@ -1,9 +1,6 @@
-"""Calls for those who run the broker: health, readiness, metrics, storage, producer ids."""
+"""Calls for those who run the broker: health, readiness, metrics, storage."""
 
 from __future__ import annotations
-
-import secrets
-from typing import Final
 
 from api.http import media_types
 from api.http.answers import NO_STORE, Answer, json_answer
@@ -11,12 +8,9 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.grants import NOBODY
 from api.http.metrics import CONTENT_TYPE
-from api.http.plain_requests import acceptable_json, no_body, no_query
+from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import public
-from api.http.shapes import Alive, ProducerIdentity, Ready
-
-_FIRST_PRODUCER_ID: Final = 2**32
-_END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
+from api.http.shapes import Alive, Ready
 
 
 async def healthz(_: Context, exchange: Exchange) -> Answer:
@@ -46,12 +40,3 @@ async def storage(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
     acceptable_json(exchange)
     return json_answer(await context.read(context.broker.storage_report))
-
-
-async def new_producer(context: Context, exchange: Exchange) -> Answer:
-    """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
-    no_query(exchange)
-    acceptable_json(exchange)
-    await no_body(context, exchange)
-    span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
-    return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))
