@@ -39,7 +39,9 @@ def pin(
     *,
     days: Annotated[
         float | None,
-        typer.Option("--days", min=0, help="Expire after this many days; never by default."),
+        typer.Option(
+            "--days", min=0, max=1_000_000, help="Expire after this many days; never by default."
+        ),
     ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
