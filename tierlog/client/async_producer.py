@@ -15,17 +15,16 @@ from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
     Batching,
-    Partitioner,
     Pending,
     Placed,
-    Sequences,
-    deliver,
     outgoing,
     place_of,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
+from tierlog.client.partitioner import Partitioner
 from tierlog.client.producer import steady_ms
 from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.sender import Sender
 from tierlog.client.times import Time
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class AsyncProducer:
             self._batching, lambda: asyncio.get_running_loop().create_future
         )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sequences = Sequences()
+        self._sender = Sender(self._batching)
         self._changed = asyncio.Condition()  # what waits became less
         self._news = asyncio.Event()  # for the task that sends
         self._flushing = 0
@@ -152,13 +151,8 @@ class AsyncProducer:
             raise
 
     async def _send(self, pending: Pending[asyncio.Future[Placed]]) -> None:
-        steps = deliver(
-            pending,
-            self._sequences,
-            self._batching,
-            self._client.retries,
-            now_ms=self._clock(),
-        )
+        policy = self._client.retries
+        steps = self._sender.deliver(pending, policy, now_ms=self._clock())
         try:
             await self._client.run(steps)
         except BaseException as error:

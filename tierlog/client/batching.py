@@ -3,10 +3,6 @@
 Rules that keep it honest:
 
 * One batch of a partition is under way at a time, so records stay in the order they were sent in.
-* Every batch carries the producer's identity and a sequence, so that it may be sent again after a
-  lost answer and is appended once (`exchange` does so).
-* Where it stays unknown whether a batch was appended, its records fail with `AnswerLost`, and the
-  identity is given up: a sequence is never used for other records.
 * What waits is bounded by `buffer_bytes`, what Python takes for it included; who sends too fast
   waits for room.
 * Who stops waiting for a record (`cancel`, a timeout around `await`) stops only that: it goes out.
@@ -19,43 +15,19 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import index
-from random import randrange
 from threading import Condition
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from record_format.batch import HEADER_SIZE, MAX_SEQUENCE
+from record_format.batch import HEADER_SIZE
 from record_format.codecs import CODEC_IDS
-from record_format.encode import NO_HEADERS, Headers, encode_batch, record_size
-from record_format.errors import (
-    InvalidRequest,
-    OutOfOrderSequence,
-    ProducerFenced,
-    RequestError,
-    TierlogError,
-    TooLarge,
-)
-from record_format.murmur2 import partition_for_key
-from tierlog.client import calls
-from tierlog.client.answers import (
-    TOPIC_KNOWN_MS,
-    Produced,
-    ProducerIdentity,
-    TopicDescription,
-)
+from record_format.encode import NO_HEADERS, Headers, record_size
+from record_format.errors import InvalidRequest
 from tierlog.client.calls import Acks, check_acks
-from tierlog.client.exchange import (
-    ENDLESS,
-    RESTART_S,
-    AnswerLost,
-    BrokerUnreachable,
-    RetryPolicy,
-    Steps,
-    exchange,
-)
+from tierlog.client.exchange import RESTART_S
 from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
@@ -189,6 +161,23 @@ class Pending(Generic[Told]):
         self.size_bytes += record.size_bytes
         return delivery
 
+    def settle(self, base_offset: int) -> None:
+        for offset, delivery in enumerate(self.deliveries, base_offset):
+            if not delivery.cancelled():
+                delivery.set_result(Placed(*self.place, offset))
+
+    def fail(self, error: BaseException) -> int:
+        """How many had not been told yet. The batch is told of: asyncio need not tell of each
+        record whose future nobody awaits.
+        """
+        told = 0
+        for delivery in self.deliveries:
+            if not delivery.done():
+                delivery.set_exception(error)
+                delivery.exception()
+                told += 1
+        return told
+
     def part(self, start: int, end: int) -> Pending[Told]:
         columns = (self.values, self.keys, self.timestamps, self.headers, self.deliveries)
         cut: Any = (column[start:end] for column in columns)
@@ -253,12 +242,8 @@ class Accumulator(Generic[Told]):
 
     def fail_all(self, error: BaseException) -> None:
         """For who can send no more: of all that waits and is under way, nobody waits for ever."""
-        lost = 0
-        for pending in (*self._under_way.values(), *itertools.chain(*self._queues.values())):
-            for delivery in pending.deliveries:
-                if not delivery.done():
-                    _fail(delivery, error)
-                    lost += 1
+        held = (*self._under_way.values(), *itertools.chain(*self._queues.values()))
+        lost = sum([pending.fail(error) for pending in held])
         if lost:
             log.warning(
                 "%d records of a producer were not sent, or not seen to be: %r", lost, error
@@ -279,170 +264,6 @@ class Accumulator(Generic[Told]):
     @property
     def is_empty(self) -> bool:
         return not self._under_way and not any(self._queues.values())
-
-
-class Sequences:
-    """The identity that batches are sent under, and what comes next in each partition."""
-
-    def __init__(self) -> None:
-        self.identity: ProducerIdentity | None = None
-        self.is_answered: bool | None = None  # when a batch was sent last; None: none was
-        self._next: dict[TopicPartition, int] = {}
-
-    def next_of(self, place: TopicPartition) -> int:
-        return self._next.get(place, 0)
-
-    def advance(self, place: TopicPartition, count: int) -> None:
-        self._next[place] = (self.next_of(place) + count) & MAX_SEQUENCE
-
-    def give_up(self) -> None:
-        self.identity = None
-        self._next.clear()
-
-
-def deliver(
-    pending: Pending[Any],
-    sequences: Sequences,
-    batching: Batching,
-    policy: RetryPolicy,
-    *,
-    now_ms: int,
-) -> Steps[None]:
-    """Send one batch and settle its deliveries; never raises for what they can be told."""
-    timeout_s = batching.delivery_timeout_s
-    left_s = timeout_s - (now_ms - pending.due_ms) / 1000
-    patient = policy
-    if left_s > 0:
-        attempts = ENDLESS if sequences.is_answered else policy.attempts
-        patient = replace(policy, attempts=attempts, deadline_s=left_s)
-    try:
-        if left_s <= 0 and sequences.is_answered is False:
-            raise BrokerUnreachable(f"not tried: it waited {timeout_s:g} s behind one that failed")
-        if sequences.identity is None:
-            sequences.identity = yield from exchange(calls.init_producer(), patient)
-        call = calls.produce_batches(
-            pending.place[0],
-            _encode(pending, sequences.identity, sequences.next_of(pending.place), batching),
-            partition=pending.place[1],
-            acks=batching.acks,
-        )
-        answer = yield from exchange(call, patient)
-    except TierlogError as error:
-        if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending) > 1:
-            for part in _parts(pending, error):
-                yield from deliver(part, sequences, batching, policy, now_ms=now_ms)
-            return
-        sequences.is_answered = isinstance(error, RequestError)
-        was_sent = sequences.identity is not None
-        if not _changed_nothing(error):
-            sequences.give_up()
-        if was_sent and isinstance(error.__cause__, AnswerLost):
-            error = AnswerLost(f"{error}; a copy of it may have been appended")
-        failed = (len(pending), *pending.place, error)
-        # For those who never look at their futures.
-        log.warning("a batch of %d for %s-%d failed: %s", *failed)
-        for delivery in pending.deliveries:
-            _fail(delivery, error)
-        return
-    sequences.is_answered = True
-    sequences.advance(pending.place, len(pending))
-    _settle(pending, answer)
-
-
-def _parts(pending: Pending[Told], error: TooLarge) -> Iterator[Pending[Told]]:
-    """A batch that a topic takes in parts only, as Kafka's producer cuts it: in order."""
-    records = len(pending)
-    count = min(records, max(0, error.size_bytes) // max(1, error.limit_bytes) + 2)
-    for start, end in itertools.pairwise(records * part // count for part in range(count + 1)):
-        yield pending.part(start, end)
-
-
-def _encode(
-    pending: Pending[Any], identity: ProducerIdentity, sequence: int, batching: Batching
-) -> bytes:
-    return bytes(
-        encode_batch(
-            pending.values,
-            timestamps=pending.timestamps,
-            keys=pending.keys,
-            headers=pending.headers,
-            codec=batching.codec,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
-            base_sequence=sequence,
-        )
-    )
-
-
-def _changed_nothing(error: TierlogError) -> bool:
-    """A refusal of this request alone; not one that says that the sequence is lost, nor one of a
-    repeat: the first copy may have been appended.
-    """
-    lost = isinstance(error, (OutOfOrderSequence, ProducerFenced))
-    lost = lost or isinstance(error.__cause__, AnswerLost)
-    return isinstance(error, RequestError) and not lost
-
-
-def _settle(pending: Pending[Any], answer: Produced) -> None:
-    (result,) = answer.results
-    topic, partition = pending.place
-    for offset, delivery in enumerate(pending.deliveries, result.base_offset):
-        if not delivery.cancelled():
-            delivery.set_result(Placed(topic, partition, offset))
-
-
-def _fail(delivery: Settled, error: BaseException) -> None:
-    """The batch was told of: asyncio need not tell of each record whose future nobody awaits."""
-    if not delivery.cancelled():
-        delivery.set_exception(error)
-        delivery.exception()
-
-
-class _Shape(NamedTuple):
-    spread: int
-    takers: Sequence[int]
-    due_ms: int
-
-
-class Partitioner:
-    """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
-
-    What is known of a topic is asked for again after `TOPIC_KNOWN_MS`: it may have grown, and a
-    key goes where all others send it. `first`: the partition to begin with, of so many. Chance has
-    it, as in KIP-480: else partition 0 would get all that producers of a few records send.
-    """
-
-    def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
-        self._first: Final = first
-        self._shapes: dict[str, _Shape] = {}
-        self._sticky: dict[str, tuple[int, int]] = {}
-        self._batch_bytes: Final = batch_bytes
-
-    def claims_look(self, topic: str, *, now_ms: int) -> bool:
-        """Whether to ask for the topic's partitions; one of many callers, where some are known."""
-        shape = self._shapes.get(topic)
-        if shape is None or now_ms < shape.due_ms:
-            return shape is None
-        self._shapes[topic] = shape._replace(due_ms=now_ms + TOPIC_KNOWN_MS)
-        return True
-
-    def learn(self, topic: TopicDescription, *, now_ms: int) -> None:
-        self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + TOPIC_KNOWN_MS)
-
-    def keep(self, topic: str, error: TierlogError) -> None:
-        """They could not be asked for: go by what is known, if it is. Raises `error`."""
-        if topic not in self._shapes or isinstance(error, RequestError):
-            raise error
-
-    def choose(self, topic: str, record: Outgoing) -> int:
-        shape = self._shapes[topic]
-        if record.key is not None:
-            return partition_for_key(record.key, shape.spread)
-        turn, held = self._sticky.get(topic) or (self._first(len(shape.takers)), 0)
-        if held >= self._batch_bytes:
-            turn, held = turn + 1, 0
-        self._sticky[topic] = (turn, held + record.size_bytes)
-        return shape.takers[turn % len(shape.takers)]
 
 
 def place_of(topic: str, partition: int | None) -> tuple[str, int | None]:

@@ -1,6 +1,6 @@
 """`client.producer()`: send record by record, as one does; batches go out behind it.
 
-One thread sends; any number may call `send`. Nothing is decided here: see `batching`.
+One thread sends; any number may call `send`. Nothing is decided here: see `batching`, `sender`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from tierlog.client.batching import (
     Batching,
     Delivery,
     Outgoing,
-    Partitioner,
     Pending,
-    Sequences,
-    deliver,
     outgoing,
     place_of,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
+from tierlog.client.partitioner import Partitioner
 from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.sender import Sender
 from tierlog.client.times import Time
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class Producer:
         self._clock = clock
         self._waiting = Accumulator(self._batching, Delivery.of_a_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sequences = Sequences()
+        self._sender = Sender(self._batching)
         self._changed = threading.Condition()
         self._flushing = 0
         self._closed = False
@@ -187,13 +186,8 @@ class Producer:
 
     def _work(self) -> None:
         while (pending := self._next()) is not None:
-            steps = deliver(
-                pending,
-                self._sequences,
-                self._batching,
-                self._client.retries,
-                now_ms=self._clock(),
-            )
+            policy = self._client.retries
+            steps = self._sender.deliver(pending, policy, now_ms=self._clock())
             try:
                 self._client.run(steps)
             except BaseException as error:  # a bug, or its client was closed

@@ -23,10 +23,10 @@ from tierlog.client.batching import (
     OBJECTS_BYTES,
     Accumulator,
     Delivery,
-    Partitioner,
     Placed,
     outgoing,
 )
+from tierlog.client.partitioner import Partitioner
 from tierlog.client.producer import Producer
 
 record = partial(outgoing, key=None, timestamp=None, headers=(), now_ms=1)
