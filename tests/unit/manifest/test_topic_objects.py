@@ -17,6 +17,7 @@ from record_format.errors import (
     FencedError,
     OutcomeUnknownError,
     UnknownFormatVersion,
+    UnknownTopic,
 )
 from tests.fakes.plain_store import Fault, PlainStore
 
@@ -152,3 +153,17 @@ def test_a_topic_object_of_another_topic_is_refused() -> None:
     store.objects["topics/flights/id-1/topic/00000000000000000001.json"] = moved
     with pytest.raises(CorruptManifest, match="other"):
         objects(store).load("flights", "id-1")
+
+
+def test_one_topic_is_found_without_a_look_at_the_others() -> None:
+    store = PlainStore()
+    write(store, topic("flights", "old", created_ms=1))
+    write(store, topic("flights", "new", created_ms=2))
+    write(store, topic("other", "id", created_ms=3))
+    asked: list[str] = []
+    store.faults = lambda _, key: asked.append(key)  # type: ignore[func-returns-value]
+    assert objects(store).find("flights").topic_id == "new"
+    assert asked
+    assert all(key.startswith("topics/flights/") for key in asked)
+    with pytest.raises(UnknownTopic):
+        objects(store).find("none")
