@@ -26,6 +26,8 @@ _UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", r
 _MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", re.DOTALL)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
+# Of what is said of a member, whose name may be as long as a body: its beginning and its end.
+_SAID_CHARS: Final = 500
 _DEEP: Final = "nested too deeply"
 # msgspec says the same of text that ends early and of an escape that is half a character.
 _CUT: Final = "Input data was truncated"
@@ -93,13 +95,16 @@ def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
         return FieldProblem(within, _DEEP)
     if isinstance(error, UnicodeDecodeError):
         return FieldProblem(within, f"not UTF-8: {error.reason} at byte {error.start}")
-    match = _WHERE.match(str(error))
+    said = str(error)
+    if len(said) > 2 * _SAID_CHARS:
+        said = f"{said[:_SAID_CHARS]}…{said[-_SAID_CHARS:]}"
+    match = _WHERE.match(said)
     assert match is not None, "the pattern takes any text"
     message, place = match.group(1), match.group(2) or ""
-    for pattern, said in ((_UNKNOWN_MEMBER, "unknown member"), (_MISSING_MEMBER, "missing")):
+    for pattern, meaning in ((_UNKNOWN_MEMBER, "unknown member"), (_MISSING_MEMBER, "missing")):
         found = pattern.match(message)
         if found:
-            place, message = join(place, found.group(1)), said
+            place, message = join(place, found.group(1)), meaning
     if message == _CUT:
         message = _CUT_SHORT
     return FieldProblem(join(within, place), message)

@@ -143,6 +143,17 @@ def test_malformed_json_is_an_invalid_request(api: Api, body: bytes) -> None:
     problem(post(api, api.topic(), body, "application/json"), 400, "invalid-request")
 
 
+@pytest.mark.parametrize("media_type", ["application/json", NDJSON])
+def test_a_refusal_is_small_whatever_the_request_held(api: Api, media_type: str) -> None:
+    record = b'{"%b":1}' % (b"long" * 1_000_000)
+    body = record if media_type == NDJSON else b'{"records":[%b]}' % record
+    answer = post(api, api.topic(), body, media_type, envelope=1 if media_type == NDJSON else 0)
+    told = problem(answer, 400, "invalid-request")
+    assert told["errors"][0]["loc"].startswith(("records[0].longlong", "line 1.longlong"))
+    assert told["errors"][0]["msg"] == "unknown member"
+    assert len(answer.content) < 5_000
+
+
 def test_a_request_without_a_record_is_refused(api: Api) -> None:
     topic = api.topic()
     problem(api.produce(topic), 400, "invalid-record")
