@@ -248,7 +248,7 @@ class RunningServer:
         self.port: int = self._sock.getsockname()[1]
         self._started = threading.Event()
         self._tls = tls
-        self._context = _server(app, settings, tls=tls, on_started=self._started.set, loop=loop)
+        self._serving = _server(app, settings, tls=tls, on_started=self._started.set, loop=loop)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -258,7 +258,7 @@ class RunningServer:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> RunningServer:
-        self._server = self._context.__enter__()
+        self._server = self._serving.__enter__()
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -280,4 +280,4 @@ class RunningServer:
         assert self._thread is not None
         self._server.should_exit = True
         self._thread.join()
-        self._context.__exit__(None, None, None)
+        self._serving.__exit__(None, None, None)

@@ -23,6 +23,7 @@ from record_format.errors import OutcomeUnknownError, SettingsError, TierlogErro
 from record_format.near_miss import did_you_mean
 from tierlog.extras import how_to_install
 
+# Click's, or that of the copy of click which newer typers bring.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
