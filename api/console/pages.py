@@ -32,6 +32,7 @@ from api.http.packaged_files import PackagedFiles
 from api.http.partitions import FromOffset
 from api.http.plain_requests import no_query
 from api.http.positions import MAX_OFFSET
+from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
 from record_format.errors import TierlogError
@@ -225,25 +226,17 @@ async def topic_tail(context: Context, exchange: Exchange) -> Answer:
     return fragment("topic_tail.html", name=found.record.name)
 
 
-async def _partition(context: Context, exchange: Exchange, tab: str) -> dict[str, Any]:
+async def _head(context: Context, partition: Partition, tab: str) -> dict[str, Any]:
     """What every tab of a partition shows above its own."""
-    topic = context.broker.topic(exchange.topic)
-    partition = topic.partition(exchange.partition)
     line = await context.read(topic_pages.partition_line, partition)
-    return {
-        "name": topic.record.name,
-        "number": partition.number,
-        "partition_count": len(topic.partitions),
-        "line": line,
-        "tab": tab,
-    }
+    return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
 
 
 async def records(context: Context, exchange: Exchange) -> Answer:
     """A refusal is shown beside the form that caused it."""
     query = strict_json.parse_query(exchange.scope["query_string"], RecordsQuery)
-    head = await _partition(context, exchange, "records")
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    head = await _head(context, partition, "records")
     found: RecordPage | None = None
     refusal = ""
     try:
@@ -256,8 +249,8 @@ async def records(context: Context, exchange: Exchange) -> Answer:
 
 async def segments(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], SegmentsQuery)
-    head = await _partition(context, exchange, "segments")
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    head = await _head(context, partition, "segments")
     found = await context.read_cold(
         topic_pages.segment_page, partition, from_offset=query.from_offset
     )
@@ -266,8 +259,8 @@ async def segments(context: Context, exchange: Exchange) -> Answer:
 
 async def manifest(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
-    head = await _partition(context, exchange, "manifest")
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    head = await _head(context, partition, "manifest")
     version = None if isinstance(query.version, UnsetType) else query.version
     found = await context.read_cold(
         topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
@@ -282,4 +275,5 @@ async def manifest(context: Context, exchange: Exchange) -> Answer:
 
 async def partition_tail(context: Context, exchange: Exchange) -> Answer:
     no_query(exchange)
-    return fragment("partition_tail.html", **await _partition(context, exchange, "tail"))
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    return fragment("partition_tail.html", **await _head(context, partition, "tail"))
