@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from tierlog.cli.client_options import TopicArgument, client_command
-from tierlog.cli.table import printable
+from tierlog.cli.output import for_a_terminal
 from tierlog.client.records import json_member
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def consume(
     )
     shown: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
     if sys.stdout.isatty():
-        shown = _on_a_terminal(shown)
+        plain = shown
+        shown = lambda record: for_a_terminal(plain(record))  # noqa: E731
     if follow:
         Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
     _print(islice(records, max_records), shown, flush=follow)
@@ -134,15 +135,6 @@ def _end_when_nobody_reads() -> None:
     # Not by POLLNVAL: what cannot be watched says nothing of who reads it.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
         os._exit(0)  # an interrupt would wait for a long poll that it came a moment too early for
-
-
-def _on_a_terminal(shown: Callable[[ConsumedRecord], bytes]) -> Callable[[ConsumedRecord], bytes]:
-    """Records are by anybody: their bytes give a terminal no orders."""
-
-    def line(record: ConsumedRecord) -> bytes:
-        return printable(shown(record).decode(errors="backslashreplace"), but="\n\t").encode()
-
-    return line
 
 
 def _value(record: ConsumedRecord) -> bytes:

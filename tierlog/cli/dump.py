@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tierlog.cli.offline import EndpointOption, RegionOption
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, write
+from tierlog.cli.output import FOUND_PROBLEMS, Output, for_a_terminal, note, print_json, write
 
 app = typer.Typer(add_completion=False)
 
@@ -127,9 +127,10 @@ def _print(found: Found, *, records: bool, data: bool, as_json: bool) -> None:
 
     for item in read_items(found.file, with_records=records):
         if as_json:
-            write(to_json_line(found.shown, item, with_data=data))
+            line = to_json_line(found.shown, item, with_data=data)
         else:
-            write(to_text(item, with_data=data).encode() + b"\n")
+            line = to_text(item, with_data=data).encode() + b"\n"
+        write(for_a_terminal(line) if sys.stdout.isatty() else line)
 
 
 def _verify(files: list[Found], *, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tierlog.cli.table import cell, lay_out
+from tierlog.cli.table import cell, lay_out, printable
 
 FOUND_PROBLEMS: Final = 3  # the exit code of a check that found something
 WIDE: Final = 240  # columns where nobody's window limits them
@@ -44,6 +44,11 @@ def write(data: bytes) -> None:
     """Bytes as they are, in order with what was printed."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
+
+
+def for_a_terminal(data: bytes) -> bytes:
+    """Records are by anybody: their bytes give a terminal no orders."""
+    return printable(data.decode(errors="backslashreplace"), but="\n\t").encode()
 
 
 def print_table(

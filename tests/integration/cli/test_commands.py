@@ -288,19 +288,23 @@ def test_a_pipe_outlives_a_restart_of_the_broker(tmp_path):
     assert process.stop() == 0
 
 
-@pytest.mark.parametrize("shape", ["value", "json"])
-def test_records_give_a_terminal_no_orders(tierlog, shape):
+@pytest.mark.parametrize("shape", ["value", "json", "dump"])
+def test_records_give_a_terminal_no_orders(tierlog, broker, shape):
     topic = f"orders-{shape}"
     tierlog.ok("topic", "create", topic)
     value = b"\x1b]0;title\x07 \xff \xc2\x9b31m zw\xc3\xb6lf\ttab"
     tierlog.ok("produce", topic, stdin=value)
     ours, its = os.openpty()
     arguments = ["consume", topic, "--format", shape]
+    if shape == "dump":
+        (log,) = (broker.folder / ".tierlog" / "data" / f"{topic}-0").glob("*.log")
+        arguments = ["dump", str(log), "--print-data-log"]
     program = Forked(arguments, stdout=its, stderr=its, env=tierlog.environment)
     assert program.wait(30) == 0
     os.close(its)
     shown = os.read(ours, 10_000)
     os.close(ours)
+    assert shape == "json" or "zwölf".encode() in shown
     assert not any(byte < 0x20 and byte not in b"\t\r\n" for byte in shown)
     assert b"\xc2\x9b" not in shown
     if shape == "value":
