@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
 from record_format.near_miss import did_you_mean
+from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
 
 # Click's, or that of the copy of click which newer typers bring.
@@ -221,7 +222,7 @@ def _usage(error: Exception) -> int:
 
 
 def _say(text: str) -> int:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))  # it may quote what others wrote
     sys.stderr.write(f"tierlog: {line}\n")
     return 1
 

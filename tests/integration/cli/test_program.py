@@ -72,6 +72,12 @@ def test_wrong_usage_is_one_line(offline, code, arguments, said):
     assert said in offline.fails(code, *arguments)
 
 
+def test_what_an_error_quotes_gives_a_terminal_no_orders(offline):
+    line = b'{"\\u001b]0;title\\u0007": 1}\n'
+    said = offline.fails(1, "produce", "t", "--format", "envelope", stdin=line)
+    assert "unknown field `\\x1b]0;title\\x07`" in said
+
+
 def test_no_broker_is_one_line():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
