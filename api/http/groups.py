@@ -21,6 +21,7 @@ from api.http.grants import Grant
 from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.positions import MAX_OFFSET
 from api.http.produce_columns import MAX_PARTITION
+from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
 from broker.group_requests import NewOffset, check_group_name
 from broker.groups import GroupOffset
 from record_format.errors import UnknownGroup
@@ -35,35 +36,6 @@ class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
 
 class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
     offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
-
-
-class OffsetState(msgspec.Struct):
-    """`lag`: offsets left to read, without gaps that a restore left."""
-
-    topic: str
-    partition: int
-    offset: int
-    log_end_offset: int
-    lag: int
-    metadata: str
-
-
-class GroupState(msgspec.Struct):
-    group: str
-    offsets: list[OffsetState]
-
-
-class GroupSummary(msgspec.Struct):
-    """`partitions`: of how many an offset is committed; `lag` is theirs in all."""
-
-    group: str
-    topics: list[str]
-    partitions: int
-    lag: int
-
-
-class GroupList(msgspec.Struct):
-    groups: list[GroupSummary]
 
 
 _COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)

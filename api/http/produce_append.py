@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 
-import msgspec
 import structlog
 
 from api.http import timings
@@ -20,33 +19,12 @@ from api.http.context import Context
 from api.http.produce_batches import TopicRules
 from api.http.produce_head import Request
 from api.http.refusals import AppendedInPart
+from api.http.shapes import Accepted, PartitionResult, Produced
 from hot_tier.append import Acks, AppendResult
 from record_format.errors import LogOfflineError, TierlogError
 from record_format.produced import ProducedBatches
 
 log = structlog.get_logger(__name__)
-
-
-class PartitionResult(msgspec.Struct):
-    partition: int
-    base_offset: int
-    last_offset: int
-    records: int
-    log_append_time: int | None
-    duplicate: bool
-
-
-class Produced(msgspec.Struct):
-    topic: str
-    results: list[PartitionResult]
-    warnings: list[str]
-
-
-class Accepted(msgspec.Struct):
-    """`acks=0`: records taken in, not awaited."""
-
-    topic: str
-    accepted: int
 
 
 async def append(

@@ -13,7 +13,6 @@ from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
 from api.http.plain_requests import NO_BODY
 from api.http.produce import new_producer, produce_to_partition, produce_to_topic
-from api.http.produce_append import Accepted, Produced
 from api.http.produce_columns import RecordsIn
 from api.http.produce_head import ProduceQuery
 from api.http.segments import get_segment, segment_at_once
@@ -197,11 +196,11 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         query=ProduceQuery,
         headers=headers,
         body=body,
-        answer={JSON: Body(schema=Produced, example=_PRODUCED_EXAMPLE)},
+        answer={JSON: Body(schema=shapes.Produced, example=_PRODUCED_EXAMPLE)},
         other_answers={
             202: OtherAnswer(
                 "`acks=0`: taken in, not awaited",
-                {JSON: Body(schema=Accepted, example={"topic": "flights", "accepted": 2})},
+                {JSON: Body(schema=shapes.Accepted, example={"topic": "flights", "accepted": 2})},
             )
         },
         problems=problems,

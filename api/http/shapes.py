@@ -144,9 +144,60 @@ class Trimmed(msgspec.Struct):
     log_start_offset: int
 
 
+class PartitionResult(msgspec.Struct):
+    partition: int
+    base_offset: int
+    last_offset: int
+    records: int
+    log_append_time: int | None
+    duplicate: bool
+
+
+class Produced(msgspec.Struct):
+    topic: str
+    results: list[PartitionResult]
+    warnings: list[str]
+
+
+class Accepted(msgspec.Struct):
+    """`acks=0`: records taken in, not awaited."""
+
+    topic: str
+    accepted: int
+
+
 class ProducerIdentity(msgspec.Struct):
     producer_id: int
     producer_epoch: int
+
+
+class OffsetState(msgspec.Struct):
+    """`lag`: offsets left to read, without gaps that a restore left."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag: int
+    metadata: str
+
+
+class GroupState(msgspec.Struct):
+    group: str
+    offsets: list[OffsetState]
+
+
+class GroupSummary(msgspec.Struct):
+    """`partitions`: of how many an offset is committed; `lag` is theirs in all."""
+
+    group: str
+    topics: list[str]
+    partitions: int
+    lag: int
+
+
+class GroupList(msgspec.Struct):
+    groups: list[GroupSummary]
 
 
 class Alive(msgspec.Struct):
