@@ -92,6 +92,21 @@ EXAMPLES: Final[Mapping[str, Any]] = {
             "code": "unknown-partition",
         },
     },
+    "Produced": {
+        "topic": "flights",
+        "results": [
+            {
+                "partition": 0,
+                "base_offset": 336774,
+                "last_offset": 336775,
+                "records": 2,
+                "log_append_time": None,
+                "duplicate": False,
+            }
+        ],
+        "warnings": [],
+    },
+    "Accepted": {"topic": "flights", "accepted": 2},
     "ProducerIdentity": {"producer_id": 3543849216634336, "producer_epoch": 0},
     "OffsetsState": {**_OFFSETS, "last_stable_offset": 336776},
     "OffsetAtTime": {"offset": 107338, "timestamp": _LAST_MS},

@@ -12,9 +12,8 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
-from api.http import media_types, strict_json
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
-from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.grants import Grant
@@ -118,73 +117,3 @@ def _unknown(group: str) -> UnknownGroup:
 
 def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:
     return [one for one in offsets if grant.sees_topic(one.topic)]
-
-
-_PATH: Final = "/v1/groups/{group}"
-# What reading the log for the first time may meet, in either tier.
-_REBUILT: Final = (
-    "leadership-lost",
-    "cold-object-missing",
-    "cold-object-corrupt",
-    "corrupt-log",
-    "starting",
-    "store-unavailable",
-)
-_CHANGING: Final = (
-    *_REBUILT,
-    "log-offline",
-    "disk-full",
-)
-
-GROUP_CALLS: Final = (
-    Call(
-        method="PUT",
-        path=_PATH + "/offsets",
-        handler=commit_offsets,
-        tag="groups",
-        summary="Commit the offsets that a group reads next",
-        description="Durable when answered. Partitions that are not named keep their offsets.",
-        body={
-            media_types.JSON: Body(
-                schema=OffsetsToCommit,
-                example={"offsets": [{"topic": "flights", "partition": 0, "offset": 1000}]},
-            )
-        },
-        status=204,
-        problems=(
-            "unknown-topic",
-            "unknown-partition",
-            "request-too-large",
-            "unsupported-media-type",
-            "throttled",
-            *_CHANGING,
-        ),
-    ),
-    Call(
-        method="GET",
-        path=_PATH,
-        handler=get_group,
-        tag="groups",
-        summary="A group's offsets and lag",
-        answer={media_types.JSON: Body(schema=GroupState)},
-        problems=("unknown-group", *_REBUILT),
-    ),
-    Call(
-        method="DELETE",
-        path=_PATH,
-        handler=delete_group,
-        tag="groups",
-        summary="Forget a group's offsets",
-        status=204,
-        problems=("unknown-group", *_CHANGING),
-    ),
-    Call(
-        method="GET",
-        path="/v1/groups",
-        handler=list_groups,
-        tag="groups",
-        summary="List groups by name",
-        answer={media_types.JSON: Body(schema=GroupList)},
-        problems=_REBUILT,
-    ),
-)

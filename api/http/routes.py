@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.http import fetch_many, partitions, running, shapes, topics
+from api.http import fetch_many, groups, partitions, running, shapes, topics
 from api.http.calls import Body, Call, OtherAnswer
 from api.http.fetch import FetchQuery, fetch
 from api.http.fetch_at_once import fetch_at_once
-from api.http.groups import GROUP_CALLS
 from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from api.http.metrics import CONTENT_TYPE
 from api.http.plain_requests import NO_BODY
@@ -17,8 +16,9 @@ from api.http.produce_columns import RecordsIn
 from api.http.produce_head import ProduceQuery
 from api.http.segments import get_segment, segment_at_once
 from api.http.tail import TailQuery, tail_partition, tail_topic
-from api.http.verify import VERIFY_CALL
+from api.http.verify import VerifyQuery, verify
 from broker.reports import StorageReport
+from record_format.findings import VerifyReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
 LINES: Final[Any] = {"type": "string", "description": "one JSON value a line"}
@@ -46,26 +46,26 @@ WRITING: Final = (
     "throttled",
     "disk-full",
 )
+# What reading the log of groups' offsets for the first time may meet, in either tier.
+REBUILDING: Final = (
+    "leadership-lost",
+    "cold-object-missing",
+    "cold-object-corrupt",
+    "corrupt-log",
+    "starting",
+    "store-unavailable",
+)
+REBUILDING_TO_WRITE: Final = (
+    *REBUILDING,
+    "log-offline",
+    "disk-full",
+)
 
 _RECORDS_EXAMPLE: Final = {
     "records": [
         {"key": "N14228", "value": {"carrier": "UA", "delay": 2}, "timestamp": 1357034400000},
         {"value_base64": "AAEC", "headers": [{"name": "source", "value": "tower"}]},
     ]
-}
-_PRODUCED_EXAMPLE: Final = {
-    "topic": "flights",
-    "results": [
-        {
-            "partition": 0,
-            "base_offset": 336774,
-            "last_offset": 336775,
-            "records": 2,
-            "log_append_time": None,
-            "duplicate": False,
-        }
-    ],
-    "warnings": [],
 }
 _NOT_READY: Final = {
     "ready": False,
@@ -89,6 +89,7 @@ _SEGMENT_HEADERS: Final = {
 }
 _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
+_GROUP: Final = "/v1/groups/{group}"
 
 _TOPIC_CALLS: Final = (
     Call(
@@ -196,11 +197,11 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         query=ProduceQuery,
         headers=headers,
         body=body,
-        answer={JSON: Body(schema=shapes.Produced, example=_PRODUCED_EXAMPLE)},
+        answer={JSON: Body(schema=shapes.Produced)},
         other_answers={
             202: OtherAnswer(
                 "`acks=0`: taken in, not awaited",
-                {JSON: Body(schema=shapes.Accepted, example={"topic": "flights", "accepted": 2})},
+                {JSON: Body(schema=shapes.Accepted)},
             )
         },
         problems=problems,
@@ -371,6 +372,71 @@ _LOG_CALLS: Final = (
             "store-unavailable",
         ),
     ),
+    Call(
+        method="POST",
+        path=_TOPIC + "/verify",
+        handler=verify,
+        tag="log",
+        summary="Check both tiers of a topic against the manifest",
+        description="Problems are in the answer, each with its object or file. One at a time.",
+        query=VerifyQuery,
+        answer={JSON: Body(schema=VerifyReport)},
+        problems=(*NO_TOPIC, *NO_BODY, "store-unavailable", "throttled"),
+        only_reads=True,
+    ),
+)
+
+_GROUP_CALLS: Final = (
+    Call(
+        method="PUT",
+        path=_GROUP + "/offsets",
+        handler=groups.commit_offsets,
+        tag="groups",
+        summary="Commit the offsets that a group reads next",
+        description="Durable when answered. Partitions that are not named keep their offsets.",
+        body={
+            JSON: Body(
+                schema=groups.OffsetsToCommit,
+                example={"offsets": [{"topic": "flights", "partition": 0, "offset": 1000}]},
+            )
+        },
+        status=204,
+        problems=(
+            "unknown-topic",
+            "unknown-partition",
+            "request-too-large",
+            "unsupported-media-type",
+            "throttled",
+            *REBUILDING_TO_WRITE,
+        ),
+    ),
+    Call(
+        method="GET",
+        path=_GROUP,
+        handler=groups.get_group,
+        tag="groups",
+        summary="A group's offsets and lag",
+        answer={JSON: Body(schema=shapes.GroupState)},
+        problems=("unknown-group", *REBUILDING),
+    ),
+    Call(
+        method="DELETE",
+        path=_GROUP,
+        handler=groups.delete_group,
+        tag="groups",
+        summary="Forget a group's offsets",
+        status=204,
+        problems=("unknown-group", *REBUILDING_TO_WRITE),
+    ),
+    Call(
+        method="GET",
+        path="/v1/groups",
+        handler=groups.list_groups,
+        tag="groups",
+        summary="List groups by name",
+        answer={JSON: Body(schema=shapes.GroupList)},
+        problems=REBUILDING,
+    ),
 )
 
 _RUNNING_CALLS: Final = (
@@ -417,7 +483,6 @@ CALLS: Final = (
     *_TOPIC_CALLS,
     *_RECORD_CALLS,
     *_LOG_CALLS,
-    VERIFY_CALL,
-    *GROUP_CALLS,
+    *_GROUP_CALLS,
     *_RUNNING_CALLS,
 )

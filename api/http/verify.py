@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from msgspec.structs import replace
 
 from api.http import strict_json
 from api.http.answers import Answer, json_answer
-from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.media_types import JSON
-from api.http.plain_requests import NO_BODY, acceptable_json, no_body
+from api.http.plain_requests import acceptable_json, no_body
 from api.http.problems import public, shown_path
-from record_format.findings import Problem, VerifyReport
+from record_format.findings import Problem
 
 
 class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,17 +33,3 @@ def _shown(found: Problem) -> Problem:
     if found.file is None:
         return found
     return replace(found, file=shown_path(found.file), detail=public(found.detail))
-
-
-VERIFY_CALL: Final = Call(
-    method="POST",
-    path="/v1/topics/{topic}/verify",
-    handler=verify,
-    tag="log",
-    summary="Check both tiers of a topic against the manifest",
-    description="Problems are in the answer, each with its object or file. One at a time.",
-    query=VerifyQuery,
-    answer={JSON: Body(schema=VerifyReport)},
-    problems=("unknown-topic", *NO_BODY, "store-unavailable", "throttled"),
-    only_reads=True,
-)
