@@ -304,18 +304,15 @@ class FolderStore:
     @contextmanager
     def _counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
         """Count one request, and say what the disk says in the store's words."""
-        failures = 1
-        try:
-            yield
-            failures = 0
-        except OSError as error:
-            if error.errno in _NO_PERMISSION:
-                raise ConfigurationError(
-                    f"store {self.url}: no permission to {operation} {key}: {error.strerror}"
-                ) from error
-            raise StoreUnavailable(f"{key}: {operation}: {error.strerror}") from error
-        finally:
-            self._ledger.count(operation, key, failures=failures, sent_bytes=sent_bytes)
+        with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
+            try:
+                yield
+            except OSError as error:
+                if error.errno in _NO_PERMISSION:
+                    raise ConfigurationError(
+                        f"store {self.url}: no permission to {operation} {key}: {error.strerror}"
+                    ) from error
+                raise StoreUnavailable(f"{key}: {operation}: {error.strerror}") from error
 
 
 def _walk(folder: Path, folder_key: str, *, prefix: str, start_after: str) -> Iterator[str]:

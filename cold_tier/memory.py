@@ -181,7 +181,7 @@ class MemoryStore:
         with self._lock:
             stored = self._objects.get(key)
         if stored is None:
-            self._ledger.count("get", key, failures=1)
+            self._ledger.count("get", key)
             raise MissingObject("the object is not in the store", file=key)
         return stored.body
 

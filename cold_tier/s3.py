@@ -356,17 +356,13 @@ class S3Store:
         creates: bool = False,
         sent_bytes: int = 0,
     ) -> T:
-        failures = 1
-        try:
-            answer = send()
-            failures = 0
-            return answer
-        except Refused as refused:
-            self._raise(refused.answer, operation, key, cause=refused)
-        except FOREIGN as error:
-            self._raise(answer_of(error), operation, key, creates=creates, cause=error)
-        finally:
-            self._ledger.count(operation, key, failures=failures, sent_bytes=sent_bytes)
+        with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
+            try:
+                return send()
+            except Refused as refused:
+                self._raise(refused.answer, operation, key, cause=refused)
+            except FOREIGN as error:
+                self._raise(answer_of(error), operation, key, creates=creates, cause=error)
 
     def _raise(
         self,

@@ -10,9 +10,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from record_format.errors import MissingObject, ObjectExists
 
 Operation = Literal["put", "get", "head", "list", "delete"]
 Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
@@ -88,6 +91,19 @@ class StoreLedger:
         more = Usage(requests, failures, sent_bytes, received_bytes)
         with self._lock:
             self._usage[line] = self._usage.get(line, Usage()) + more
+
+    @contextmanager
+    def counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
+        """One request. That an object is not there, or there already, is an answer, no failure."""
+        failures = 1
+        try:
+            yield
+            failures = 0
+        except (MissingObject, ObjectExists):
+            failures = 0
+            raise
+        finally:
+            self.count(operation, key, failures=failures, sent_bytes=sent_bytes)
 
     def usage(self) -> Mapping[tuple[Purpose, Operation], Usage]:
         with self._lock:

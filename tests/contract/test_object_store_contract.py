@@ -163,6 +163,19 @@ def test_list_of_nested_folders_loses_nothing_at_any_page_size(store):
         assert [stat.key for stat in store.list("n/", limit=limit)] == keys[:limit]
 
 
+def test_that_an_object_is_there_or_not_is_no_failure_of_the_store(store):
+    store.put("n/there", b"")
+    for ask in (
+        lambda: store.get("n/none", max_bytes=1),
+        lambda: store.put("n/there", b"", if_absent=True),
+    ):
+        with pytest.raises((MissingObject, ObjectExists)):
+            ask()
+    used = store.ledger.usage()
+    assert [used["manifest", one].requests for one in ("put", "get")] == [2, 1]
+    assert not any(one.failures for one in used.values())
+
+
 def test_folders_are_the_names_that_hold_objects(store):
     for key in ("t/a/1/x", "t/a/2/x", "t/a-b/3/x", "t/a.b/4/x", "t/A/x", "t/file", "u/x"):
         store.put(key, b"")
