@@ -7,11 +7,7 @@ import pytest
 
 from spark_reader.jobs.stats import stats
 
-pytestmark = [
-    pytest.mark.spark,
-    # PySpark's own, about the pandas it would like to have.
-    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
-]
+pytestmark = pytest.mark.spark
 
 
 def read(spark, tiers, schema=None, **options):

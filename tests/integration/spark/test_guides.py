@@ -34,7 +34,6 @@ def run(page, tiers, folder, **known):
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
 def test_moving_a_job_from_kafkas_source(spark, tmp_path):
     pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
     with two_tiers(tmp_path) as tiers:
@@ -51,7 +50,6 @@ def test_moving_a_job_from_kafkas_source(spark, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
 def test_the_page_on_spark(spark, tiers, tmp_path):
     known = run("../spark.md", tiers, tmp_path, spark=spark)
     spark.dataSource.register(DefaultSource)  # without the session's settings, as before

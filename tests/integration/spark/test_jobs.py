@@ -20,10 +20,7 @@ from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.main import run as run_command
 from tierlog.client import Client
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
-]
+pytestmark = pytest.mark.spark
 
 HOUR_MS = 3_600_000
 

@@ -18,10 +18,7 @@ from spark_reader.jobs.verify import verify
 from tests.fakes.named_s3 import named_s3
 from tests.fakes.two_tiers import two_tiers
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
-]
+pytestmark = pytest.mark.spark
 
 ACCESS_KEY, TOKEN = "AKguarded", "a session token"
 

@@ -6,10 +6,7 @@ from record_format.codecs import CODEC_NAMES
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import Client
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
-]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -326,7 +326,6 @@ def test_what_is_lost_is_told_once_also_where_a_batch_waits_for_a_minimum(own, c
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore::FutureWarning:pyspark")
 def test_spark_restarts_from_its_checkpoint_without_loss_or_repeat(spark, own, tmp_path):
     own.produce("t", 300)
     own.offload("t")
