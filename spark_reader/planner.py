@@ -48,17 +48,17 @@ class Planner:
 
     def ranges(self) -> list[OffsetRange]:
         """What the options ask for, in offsets; it is reported."""
-        facts = self.catalog.partitions()
-        ranges = [
-            resolve(
-                one,
+
+        def resolved(facts: PartitionFacts) -> OffsetRange:
+            return resolve(
+                facts,
                 self._options.starting,
                 self._options.ending,
                 first_at_time=self.catalog.first_at_time,
                 loss=self.loss,
             )
-            for one in facts
-        ]
+
+        ranges = in_parallel(resolved, self.catalog.partitions())
         self._report(describe(ranges))
         return ranges
 

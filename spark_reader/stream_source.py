@@ -68,12 +68,13 @@ class TierlogStreamReader(
         planner = self._planner()
         facts = planner.catalog.partitions()
         look_up = planner.catalog.first_at_time
-        starts: dict[PartitionName, int] = {}
-        for one in facts:
+
+        def begin(one: PartitionFacts) -> int:
             start = resolve_start(one, self._options.starting, first_at_time=look_up)
-            begin, _ = within(one, start, one.end_offset, loss=planner.loss)
-            starts[one.topic, one.partition] = begin
-        return _document(_by_name(facts), starts)
+            return within(one, start, one.end_offset, loss=planner.loss)[0]
+
+        by_name = _by_name(facts)
+        return _document(by_name, dict(zip(by_name, in_parallel(begin, facts), strict=True)))
 
     # --- how far ----------------------------------------------------------------------------------
 

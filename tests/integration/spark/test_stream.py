@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -9,6 +10,7 @@ from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from record_format.errors import UnknownTopic
 from spark_reader import catalog
+from spark_reader.catalog import Catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.ranges import DataLoss
@@ -191,6 +193,19 @@ def test_a_stream_that_waits_asks_nothing_of_the_bucket(own, monkeypatch):
     own.produce("t", 50)
     after = stream.latestOffset(end, limit)
     assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
+
+
+def test_a_stream_that_begins_at_a_time_looks_all_partitions_up_together(own, monkeypatch):
+    own.produce("t", 50)
+    both, look_up = threading.Barrier(2), Catalog.first_at_time
+
+    def together(*given):
+        both.wait(timeout=10)
+        return look_up(*given)
+
+    monkeypatch.setattr(Catalog, "first_at_time", together)
+    stream = reader(own, startingTimestamp=str(START_MS - 60_000))
+    assert place(stream.initialOffset()) == {0: 0, 1: 0}
 
 
 def test_limits_by_bytes_and_a_minimum(own):

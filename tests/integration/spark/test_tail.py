@@ -120,15 +120,17 @@ def test_a_topic_that_goes_after_it_was_listed_is_passed_over(tiers, monkeypatch
     assert {split.topic for split in run.splits} == {"flights"}
 
 
-def test_partitions_wait_for_the_bucket_together_not_one_after_the_other(tiers, monkeypatch):
-    all_there, entries = threading.Barrier(3), Catalog.entries
+@pytest.mark.parametrize("asked", ["first_at_time", "entries"])
+def test_partitions_wait_together_not_one_after_the_other(tiers, monkeypatch, asked):
+    all_there, ask = threading.Barrier(3), getattr(Catalog, asked)
 
     def together(*given, **more):
         all_there.wait(timeout=10)
-        return entries(*given, **more)
+        return ask(*given, **more)
 
-    monkeypatch.setattr(Catalog, "entries", together)
-    assert len({split.partition for split in Run(tiers, subscribe="flights").splits}) == 3
+    monkeypatch.setattr(Catalog, asked, together)
+    run = Run(tiers, subscribe="flights", startingTimestamp=str(START_MS - 60_000))
+    assert len({split.partition for split in run.splits}) == 3
 
 
 def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
