@@ -19,7 +19,7 @@ def register(session: SparkSession) -> None:
     """Let `format("tierlog")` in this session use its S3A settings (`fs.s3a.*`), as they are now.
 
     Settings that change later are seen when it is called again. Without it the source is found
-    all the same, and has its options and AWS's own chain.
+    all the same, and has its options and AWS's own chain. Spark Connect tells no credentials.
     """
     settings = {"s3a": settings_of(session)}
     session.dataSource.register(type("TierlogSourceOfSession", (TierlogSource,), settings))

@@ -78,7 +78,7 @@ def test_endpoints_are_read_as_s3a_reads_them():
 
 
 class RemoteSession:
-    """What Spark Connect has: settings, and no JVM."""
+    """What Spark Connect has: settings, and no JVM. Newer servers keep secrets back."""
 
     class conf:
         getAll = {  # noqa: RUF012

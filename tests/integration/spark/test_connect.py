@@ -1,0 +1,77 @@
+"""Spark Connect: a session without a JVM on this side, in a process of its own, since PySpark has
+but one kind of session in each.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from spark_reader.java import ensure_java
+from tests.fakes import quick_java
+
+pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
+
+CHILD = """
+import json, sys
+from importlib.util import find_spec
+from pyspark.sql import SparkSession
+from pyspark_tierlog import register
+from spark_reader.jobs.stats import stats
+from spark_reader.jobs.verify import verify
+
+source, folder = json.loads(sys.argv[1]), sys.argv[2]
+sink = {"server": source["server"], "topic": "copy"}
+settings = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.ui.enabled": "false"}
+builder = SparkSession.builder.remote("local[2]")
+for name, value in settings.items():
+    builder = builder.config(name, value)
+session = builder.getOrCreate()
+assert type(session).__module__.startswith("pyspark.sql.connect")
+register(session)
+rows = session.read.format("tierlog").options(**source).load()
+some = rows.where("partition = 1 and offset >= 1490").select("offset").collect()
+rows.selectExpr("key", "value").write.format("tierlog").mode("append").options(**sink).save()
+told = {"rows": sorted(row.offset for row in some)}
+told["stats"] = sum(hour.records for hour in stats(session, source))
+told["problems"] = len(verify(session, source, clock=lambda: 0).problems)
+if find_spec("pyspark.sql.streaming.datasource"):
+    stream = session.readStream.format("tierlog").options(**source)
+    stream = stream.option("startingOffsets", "earliest").load().select("key", "value")
+    stream = stream.writeStream.format("tierlog").options(**sink)
+    stream = stream.option("checkpointLocation", folder).trigger(availableNow=True).start()
+    stream.awaitTermination()
+    told["stream"] = json.loads(stream.lastProgress.sources[0].endOffset)
+session.stop()
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.spark
+def test_all_but_replay_works_without_a_jvm_on_this_side(tiers, tmp_path):
+    tiers.create("copy", partitions=2)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
+    environment |= {"JAVA_HOME": str(ensure_java(dict(os.environ))), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= quick_java.ENVIRONMENT
+    environment |= {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"SPARK_TESTING": "1"}  # PySpark's word for a port that is free
+    source = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(source), str(tmp_path)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    streamed = told.pop("stream", None)
+    assert told == {"rows": list(range(1490, 1600)), "stats": 4800, "problems": 0}
+    if streamed:
+        assert streamed["flights"]["offsets"] == dict.fromkeys("012", 1600)
+    copies = [tiers.broker.partition("copy", p).offsets().high_watermark for p in range(2)]
+    assert sum(copies) == (9600 if streamed else 4800)
