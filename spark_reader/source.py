@@ -8,7 +8,7 @@ when it is asked for.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -56,6 +56,14 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return TierlogReader(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
+        from record_format.errors import TierlogError
+
+        try:
+            return self._stream_reader(schema)
+        except TierlogError as error:
+            return _Refused(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_reader.columns import columns_of
         from spark_reader.options import parse_options
 
@@ -75,6 +83,21 @@ class TierlogSource(DataSource):  # type: ignore[misc]
 
         # Output mode complete: every batch's whole answer is appended, as with Kafka's sink.
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
+
+
+class _Refused(DataSourceStreamReader):  # type: ignore[misc]
+    """A stream that cannot be, which says why when it is first asked for something.
+
+    What `streamReader` raises Spark (to 4.3) shows above an UnboundLocalError of its own.
+    """
+
+    def __init__(self, why: Exception) -> None:
+        self._why = why
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise self._why
+
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815  Spark's names
 
 
 def _check_streams() -> None:

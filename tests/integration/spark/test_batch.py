@@ -129,3 +129,18 @@ def test_an_empty_read_is_no_rows(spark, tiers):
         read(spark, tiers, startingOffsets='{"flights": {"0": 1600, "1": 1600, "2": 1600}}').count()
         == 0
     )
+
+
+def test_a_stream_that_cannot_be_says_why_and_no_more(spark, tiers, tmp_path):
+    options = {"server": tiers.url, "subscribe": "flights", "maxOffsetPerTrigger": "5"}
+    query = (
+        spark.readStream.format("tierlog")
+        .options(**options)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    with pytest.raises(Exception, match="did you mean maxOffsetsPerTrigger") as caught:
+        query.awaitTermination(120)
+    assert "UnboundLocalError" not in str(caught.value)
