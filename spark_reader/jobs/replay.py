@@ -150,11 +150,15 @@ def _plan(
     options = parse_options(source, streaming=False, s3a=s3a)
     split_bytes = options.split_bytes or MAX_SPLIT_BYTES
     options = replace(options, split_bytes=split_bytes)
-    planner = Planner(options, report=say, warn=say)
+    told: list[str] = []
+    planner = Planner(options, report=told.append, warn=say)
     ranges = planner.ranges()
     steps = cut_steps(
         ranges, planner.splits(ranges), split_bytes=split_bytes, step_bytes=step_bytes
     )
+    if len(steps) > 1:  # of one alone Spark's source tells the same
+        for line in told:
+            say(line)
     plan = ReplayPlan(asked=asked, steps=steps)
     notes.write_text(_PLAN, plan.to_json())
     return plan

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,8 +144,13 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:
-    """A task that fails is told in full for each attempt; what ends the command is its one line."""
-    return {"spark.log.level": "FATAL", **config}
+    """A start is ten lines of Spark's, a task that fails a hundred for each attempt; what ends the
+    command is its one line. Who asks for a level gets the log.
+    """
+    if "spark.log.level" in config:
+        return config
+    silent = Path(str(files("spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={silent}", **config}
 
 
 _OUR_ERRORS = ("record_format.", "spark_reader.", "tierlog.")
