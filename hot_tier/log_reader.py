@@ -51,8 +51,9 @@ def read(
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
     one. With `files` that do not wait: raises BlockingIOError where it would have to.
 
-    An empty read at the end. Raises OffsetTrimmed (below the first local segment, or the log
-    start), OffsetPastEnd, CorruptDataError.
+    An empty read at the end, which offsets that were left out before it lead to as well. Raises
+    OffsetTrimmed (below the first local segment, or the log start), OffsetPastEnd,
+    CorruptDataError.
     """
     segments = state.segments
     _check_range(state, segments, offset, end_offset)
@@ -71,7 +72,10 @@ def read(
                 raise
             break
         if found is None:
-            continue  # no batch here: the segment ends in offsets that compaction removed
+            if not slices and segment.end.next_offset <= end_offset:
+                # No batch here: the segment ends in offsets that compaction, or a gap, left out.
+                next_offset = max(next_offset, segment.end.next_offset)
+            continue
         piece, first, end = found
         if slices and piece.size_bytes > left_bytes:
             break

@@ -60,6 +60,18 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     assert len(records) == len(last), "the old values of both sides of the gap are gone"
 
 
+def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restored):
+    """A fetch below the high watermark that gets nowhere is asked again at once, for ever."""
+    partition = partition_of(restored)
+    before = partition.read(500, max_bytes=1 << 20)
+    restored.broker.chores.compactor._complete_logs()
+    assert partition.log.first_local_offset < 500
+    for offset in (500, 600):
+        found = partition.read(offset, max_bytes=1 << 20)
+        assert (found.slices, found.next_offset) == ((), before.next_offset)
+    assert before.next_offset == partition.offsets().high_watermark == 500 + GAP
+
+
 def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
     last = kept | fill(restored, "t", 100, seed=3)
     compacted_to_the_end(restored)
