@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import structlog
 
 from broker.bucket import Bucket
 from broker.partition import Partition
-from broker.rebuilt_segment import object_pieces, rebuilt_segment
-from cold_tier.object_store import ObjectStore
+from broker.rebuilt_segment import object_pieces, producers_before, rebuilt_segment
 from hot_tier.cleaner import Interrupted
 from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError
@@ -46,9 +46,13 @@ class BringBack:
         CorruptDataError, LogOfflineError.
         """
         store = self._bucket.standing.checked_store()
-        for entry in reversed(list(cold_only(partition))):
+        entries = list(cold_only(partition))
+        for before, entry in reversed(list(pairwise([None, *entries]))):
+            assert entry is not None, "none is before the first alone"
             self._check_room(entry.size_bytes)
-            if not self._bring(partition, entry, store, stopping=stopping):
+            snapshot = producers_before(store, entry, before)
+            pieces = _until(stopping, object_pieces(store, entry))
+            if not self._bring(partition, entry, pieces, snapshot=snapshot):
                 return  # retention or a trim has passed it, and all that lies below
             log.info(
                 "segment brought back",
@@ -61,9 +65,9 @@ class BringBack:
         self,
         partition: Partition,
         entry: SegmentEntry,
-        store: ObjectStore,
+        pieces: Iterator[bytes],
         *,
-        stopping: Callable[[], bool],
+        snapshot: bytes | None,
     ) -> bool:
         if entry.next_offset > partition.log.first_local_offset:
             raise CorruptDataError(
@@ -71,9 +75,8 @@ class BringBack:
                 f"{partition.log.first_local_offset}",
                 file=entry.log_key,
             )
-        pieces = _until(stopping, object_pieces(store, entry))
         with rebuilt_segment(
-            self._scratch, partition.log, entry, pieces, clock=self._clock
+            self._scratch, partition.log, entry, pieces, clock=self._clock, snapshot=snapshot
         ) as rebuilt:
             if entry.modified_ms >= 0:  # compaction and retention go by it; else it is new
                 modified_ns = entry.modified_ms * 1_000_000

@@ -1,8 +1,8 @@
 """One segment that the manifest names, as Kafka's files again, in a scratch folder of its own.
 
 * Its bytes must have the CRC-32C that the manifest holds.
-* Nothing else of the bucket is taken: the folder is opened as after a crash, which checks every
-  batch and makes the indexes anew.
+* Nothing else of the bucket is taken but the producers before it: the folder is opened as after a
+  crash, which checks every batch and makes the indexes anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
+from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import FETCH_POLICY
 from hot_tier import parting
@@ -71,6 +72,21 @@ def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
     for start in range(0, entry.size_bytes, PIECE_BYTES):
         end = min(start + PIECE_BYTES, entry.size_bytes)
         yield FETCH_POLICY.run(partial(_range, store, entry.log_key, start, end))
+
+
+def producers_before(
+    store: ObjectStore, entry: SegmentEntry, before: SegmentEntry | None
+) -> bytes | None:
+    """As the segment before it has them: a transaction that it aborts may have begun there. None
+    where that is damaged too. Raises StoreUnavailable.
+    """
+    if before is None or before.next_offset != entry.base_offset:
+        return None
+    try:
+        body = store.get(before.indexes_key, max_bytes=before.indexes_size_bytes)
+        return parse_bundle(body, file=before.indexes_key).producer_snapshot or None
+    except CorruptDataError:
+        return None
 
 
 def _range(store: ObjectStore, key: str, start: int, end: int) -> bytes:

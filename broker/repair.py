@@ -33,10 +33,9 @@ from crc32c import crc32c as crc32c_of
 
 from broker.bucket_check import CheckOptions, check_partition
 from broker.partition import Partition
-from broker.rebuilt_segment import PIECE_BYTES, object_pieces, rebuilt_segment
+from broker.rebuilt_segment import PIECE_BYTES, object_pieces, producers_before, rebuilt_segment
 from broker.repair_step import Action, RepairStep
 from broker.rotten_segments import InBucket, RottenSegments
-from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
 from manifest import repairs
@@ -231,7 +230,7 @@ class Repair:
     ) -> None:
         """Both objects under a new name, the indexes made out of the log's bytes."""
         pieces = self._local(entry) if local else object_pieces(self._store, entry)
-        snapshot = self._producers_before(entry, before)
+        snapshot = producers_before(self._store, entry, before)
         log_ = self._partition.log
         with self._cold.going_up(entry.base_offset):
             with rebuilt_segment(
@@ -279,13 +278,3 @@ class Repair:
                 return
             yield from (piece.read() for piece in read.slices)
             offset = read.next_offset
-
-    def _producers_before(self, entry: SegmentEntry, before: SegmentEntry | None) -> bytes | None:
-        """As the segment before it has them; None where that is damaged too."""
-        if before is None or before.next_offset != entry.base_offset:
-            return None
-        try:
-            body = self._store.get(before.indexes_key, max_bytes=before.indexes_size_bytes)
-            return parse_bundle(body, file=before.indexes_key).producer_snapshot or None
-        except CorruptDataError:
-            return None

@@ -11,6 +11,8 @@ from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.decode import iter_records
 from record_format.errors import DiskFull
+from tests.integration.broker.conftest import House
+from tests.integration.broker.test_adopt import copied
 from tests.integration.broker.test_compaction import (
     COMPACT,
     cold_records,
@@ -58,6 +60,24 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     records = restored.records("t")
     assert last_of(records) == last
     assert len(records) == len(last), "the old values of both sides of the gap are gone"
+
+
+def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
+    house = House(copied(tmp_path, "txn-0", clean=True))
+    house.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
+    house.broker.partition("txn", 0).log.roll(reason="test")
+    offload(house, "txn")
+    log = house.broker.partition("txn", 0).log
+    end, borders = log.high_watermark, log.base_offsets
+    aborted = log.aborted_transactions(0, end)
+    assert any(
+        one.first_offset < border <= one.last_offset for border in borders for one in aborted
+    )
+    house.broker.close()
+    restored = Restored(tmp_path / "restored", house)
+    restored.broker.chores.compactor._complete_logs()
+    assert restored.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
+    restored.broker.close()
 
 
 def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restored):
