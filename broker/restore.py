@@ -5,7 +5,7 @@
     <new>/tierlog/topics.json            the newest undeleted id of each name
     <new>/tierlog/manifests/             the manifests in force
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
-    <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint
+    <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint, tierlog/compaction-reached
                                          with `--tail`: what the old folder's say of such logs
     <new>/tierlog/restoring              until it is done; a restore that was interrupted may be
                                          repeated on the same folder
@@ -32,6 +32,7 @@ import structlog
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import producers_at_end, uses_bucket
 from broker.data_folder import (
+    COMPACTION_REACHED,
     LOG_STARTS,
     RECOVERY_POINTS,
     TopicPartition,
@@ -145,6 +146,7 @@ class _Restore:
         self._epochs: dict[str, tuple[EpochStart, ...]] = {}
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
+        self._cleaned_before: dict[TopicPartition, int] = {}
         self._unreadable: list[OtherTopic] = []
         self._deletions: list[TopicRecord] = []  # to be finished
         self._manifest_options = StoreOptions(clock=options.clock)
@@ -278,8 +280,8 @@ class _Restore:
     def _take_checkpoints(
         self, old: OldFolder, keys: PartitionKeys, manifest: Manifest | None, tail: Tail
     ) -> None:
-        """What had been flushed, here or there, is not cut at the first start, and what was trimmed
-        does not come back.
+        """What had been flushed, here or there, is not cut at the first start; what was trimmed
+        does not come back; what compaction left out is no loss.
         """
         if old.why_left(keys, manifest):
             return
@@ -287,6 +289,8 @@ class _Restore:
         self._recovery_points[place] = max(tail.end_offset, old.reached(keys))
         if (log_start := old.log_start(keys)) is not None:
             self._log_starts[place] = log_start
+        if cleaned_before := old.cleaned_before(keys):
+            self._cleaned_before[place] = cleaned_before
 
     def _plan(
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
@@ -310,6 +314,7 @@ class _Restore:
         write_epochs(self._data_dir, self._epochs)
         write_checkpoint(self._data_dir / RECOVERY_POINTS, self._recovery_points)
         write_checkpoint(self._data_dir / LOG_STARTS, self._log_starts)
+        write_checkpoint(self._data_dir / COMPACTION_REACHED, self._cleaned_before)
         write_marker(marker_path(self._data_dir), self._pending)
         properties = {
             "version": "1",

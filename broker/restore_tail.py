@@ -35,6 +35,8 @@ import msgspec
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import uses_bucket
 from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    COMPACTION_REACHED,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -99,6 +101,8 @@ class OldFolder:
         self._epochs = read_epochs(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
         self._log_starts = read_checkpoint(path / LOG_STARTS)
+        marks = (read_checkpoint(path / name) for name in (CLEANER_CHECKPOINT, COMPACTION_REACHED))
+        self._compaction = tuple(marks)
         try:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
         except CorruptSnapshot:  # they only say once more what the recovery points say
@@ -148,6 +152,9 @@ class OldFolder:
 
     def log_start(self, keys: PartitionKeys) -> int | None:
         return self._log_starts.get((keys.topic, keys.partition))
+
+    def cleaned_before(self, keys: PartitionKeys) -> int:
+        return max(marks.get((keys.topic, keys.partition), 0) for marks in self._compaction)
 
     def reached(self, keys: PartitionKeys) -> int:
         """An offset up to which, at least, its log had records that were flushed."""

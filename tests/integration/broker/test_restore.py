@@ -463,6 +463,28 @@ def test_a_tail_that_is_bad_in_any_of_its_segments_is_refused_by_name(on_disk_al
         Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
 
 
+def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
+    """Of a topic that is no longer compacted."""
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
+    config |= {"segment.bytes": 1400, "remote.storage.enable": False}
+    house.broker.create_topic("t", config=config)
+    for keys in ((b"once", b"again"), (b"more", b"again"), (b"last",)):
+        for key in keys:
+            put(house, "t", [(key, b"x" * 600)])
+        house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.chores.compactor.run_round()
+    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    claim(house)
+    assert house.broker.verify("t", deep=True).ok
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    opened.append(new)
+    new.broker.chores.janitor.run_round()
+    assert [one.offset for one in new.records("t")] == [0, 2, 3, 4]
+    assert new.broker.verify("t", deep=True).ok
+    assert new.broker.readiness().degraded == []
+
+
 def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
     house = House(copied(tmp_path, "txn-0", clean=True))
     opened.append(house)
