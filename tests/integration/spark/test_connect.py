@@ -25,6 +25,7 @@ from spark_reader.jobs.verify import verify
 source, folder = json.loads(sys.argv[1]), sys.argv[2]
 sink = {"server": source["server"], "topic": "copy"}
 settings = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.ui.enabled": "false"}
+settings["spark.sql.shuffle.partitions"] = "1"
 builder = SparkSession.builder.remote("local[2]")
 for name, value in settings.items():
     builder = builder.config(name, value)

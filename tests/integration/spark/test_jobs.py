@@ -229,7 +229,8 @@ def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
 
 def test_a_command_says_what_is_its_own_and_nothing_of_sparks(tiers, tmp_path):
     program = Program()
-    done = program.run("stats", "flights", "--store", tiers.store_url, cwd=tmp_path)
+    quick = ("--conf", "spark.sql.shuffle.partitions=1", "--master", "local[1]")
+    done = program.run("stats", "flights", "--store", tiers.store_url, *quick, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     assert json.loads(done.stdout)["topic"] == "flights"
     said = done.stderr.decode()
