@@ -28,7 +28,8 @@ def where(batches):
         files = [record_format.arrow.__file__, spark_reader.reading.__file__]
         yield pa.RecordBatch.from_pydict({"file": files})
 
-with job_session("cluster", master=sys.argv[1]) as session:
+few = {"spark.sql.shuffle.partitions": "2"}
+with job_session("cluster", master=sys.argv[1], config=few) as session:
     rows = session.range(2, numPartitions=2).mapInArrow(where, "file string").collect()
     print(json.dumps(sorted({row.file for row in rows})))
     for command in json.loads(sys.argv[2]):  # each finds the session that is there

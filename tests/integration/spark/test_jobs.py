@@ -1,7 +1,6 @@
 """The jobs that run on Spark, on the session of these tests."""
 
 import json
-import re
 from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from spark_reader.jobs.stats import stats
 from spark_reader.jobs.stats_picture import picture
 from spark_reader.jobs.verify import verify
-from tests.fakes.command_line import Program
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.main import run as run_command
 from tierlog.client import Client
@@ -225,14 +223,3 @@ def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
     bars = [one for one in drawn if one.tag.endswith("rect")]
     assert len(bars) == 1 + 3 + 2 * len(rows)  # background, legend, two panels
     assert ElementTree.fromstring(picture([], title="nothing")) is not None
-
-
-def test_a_command_says_what_is_its_own_and_nothing_of_sparks(tiers, tmp_path):
-    program = Program()
-    quick = ("--conf", "spark.sql.shuffle.partitions=1", "--master", "local[1]")
-    done = program.run("stats", "flights", "--store", tiers.store_url, *quick, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert json.loads(done.stdout)["topic"] == "flights"
-    said = done.stderr.decode()
-    assert "tierlog: plan " in said
-    assert not re.search(r" WARN |log4j|log level", said), said
