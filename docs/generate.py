@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.http import openapi, problems
+from api.http import problems
+from api.http.access.scopes import NEEDS, OPEN_PATHS
 from api.http.calls import Call
-from api.http.metric_table import METRICS
+from api.http.docs import openapi
+from api.http.metrics.table import METRICS
 from api.http.routes import CALLS
-from api.http.scopes import NEEDS, OPEN_PATHS
 from hot_tier.log_config import KEYS
 from tierlog.cli.main import COMMANDS, load_command
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting

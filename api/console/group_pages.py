@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, NamedTuple
 
-from api.http.grants import Grant
+from api.http.access.grants import Grant
 from broker.groups import GroupOffset, Groups
 
 GROUPS_SHOWN: Final = 200

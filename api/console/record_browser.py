@@ -14,11 +14,11 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from api.console.shown_bytes import Shown, shown, summary, visible
-from api.http import record_json
 from api.http.context import Context
-from api.http.fetch import FetchQuery
-from api.http.positions import EARLIEST, LATEST, parse_position, resolve
-from api.http.reading import read
+from api.http.fetch import record_json
+from api.http.fetch.one import FetchQuery
+from api.http.fetch.positions import EARLIEST, LATEST, parse_position, resolve
+from api.http.fetch.reading import read
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition, Tier
 

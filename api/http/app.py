@@ -10,10 +10,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from api.console.pages import Console
-from api.http import openapi, problems
+from api.http import problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
-from api.http.docs_page import DOCS_CALLS, document_call
+from api.http.docs import openapi
+from api.http.docs.page import DOCS_CALLS, document_call
 from api.http.exchange import Receive, Send
 from api.http.front import TierlogApp
 from api.http.refusals import MethodNotAllowed, NotFound

@@ -19,17 +19,17 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from api.http import timings
-from api.http.access import Access
-from api.http.bodies import InflightBytes
-from api.http.broker_metrics import BrokerMetrics
+from api.http.access.check import Access
 from api.http.exchange import Exchange
-from api.http.metrics import HttpMetrics
+from api.http.fetch.shared_pages import SharedPages
+from api.http.fetch.watermarks import Watermarks
+from api.http.metrics import timings
+from api.http.metrics.broker import BrokerMetrics
+from api.http.metrics.registry import HttpMetrics
 from api.http.problems import Problem, to_problem
+from api.http.request.bodies import InflightBytes
 from api.http.settings import HttpSettings
-from api.http.shared_pages import SharedPages
 from api.http.unsent_answers import UnsentAnswers
-from api.http.watermarks import Watermarks
 from broker.broker import Broker
 from broker.partition import Partition
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.http import fetch_many, groups, partitions, running, shapes, topics
+from api.http import shapes
+from api.http.admin import groups, partitions, running, topics
+from api.http.admin.verify import VerifyQuery, verify
 from api.http.calls import Body, Call, OtherAnswer
-from api.http.fetch import FetchQuery, fetch
-from api.http.fetch_at_once import fetch_at_once
-from api.http.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
-from api.http.metrics import CONTENT_TYPE
-from api.http.plain_requests import NO_BODY
-from api.http.produce import new_producer, produce_to_partition, produce_to_topic
-from api.http.produce_columns import RecordsIn
-from api.http.produce_head import ProduceQuery
-from api.http.segments import get_segment, segment_at_once
-from api.http.tail import TailQuery, tail_partition, tail_topic
-from api.http.verify import VerifyQuery, verify
+from api.http.fetch import many
+from api.http.fetch.at_once import fetch_at_once
+from api.http.fetch.one import FetchQuery, fetch
+from api.http.fetch.segments import get_segment, segment_at_once
+from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
+from api.http.metrics.registry import CONTENT_TYPE
+from api.http.produce.calls import new_producer, produce_to_partition, produce_to_topic
+from api.http.produce.columns import RecordsIn
+from api.http.produce.head import ProduceQuery
+from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
+from api.http.request.plain_requests import NO_BODY
 from broker.reports import StorageReport
 from record_format.findings import VerifyReport
 
@@ -256,12 +258,12 @@ _RECORD_CALLS: Final = (
     Call(
         method="POST",
         path="/v1/fetch",
-        handler=fetch_many.fetch_many,
+        handler=many.fetch_many,
         tag="records",
         summary="Fetch from many partitions in one long poll",
         body={
             JSON: Body(
-                schema=fetch_many.FetchMany,
+                schema=many.FetchMany,
                 example={"partitions": [{"topic": "flights", "partition": 0, "offset": 0}]},
             )
         },

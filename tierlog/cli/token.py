@@ -15,7 +15,7 @@ from tierlog.cli.client_options import OutputOption
 from tierlog.cli.output import Output, moment, note, print_json, print_table, write
 
 if TYPE_CHECKING:
-    from api.http.tokens import TokenEntry
+    from api.http.access.tokens import TokenEntry
 
 app = typer.Typer(
     help="Create, list, revoke tokens. Where there is a tokens file, every call takes one.",
@@ -56,8 +56,8 @@ def create(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Make a token and print it: it is shown this once, and kept as a hash."""
-    from api.http.grants import Scope
-    from api.http.tokens import create_token
+    from api.http.access.grants import Scope
+    from api.http.access.tokens import create_token
 
     unknown = [one for one in scope if one not in list(Scope)]
     if unknown:
@@ -82,7 +82,7 @@ def list_tokens(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the tokens: names, scopes, topics; never the tokens themselves."""
-    from api.http.tokens import read_entries
+    from api.http.access.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
     if data_dir is not None and not data_dir.exists():
@@ -106,7 +106,7 @@ def revoke(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Revoke a token, from the broker's next request on."""
-    from api.http.tokens import revoke_token
+    from api.http.access.tokens import revoke_token
 
     revoke_token(_path(data_dir, tokens_file), name)
     if output.is_json:

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.http.grants import Scope
-from api.http.tokens import create_token
+from api.http.access.grants import Scope
+from api.http.access.tokens import create_token
 from cold_tier.store_ledger import FREE, PriceTable
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, House, open_house

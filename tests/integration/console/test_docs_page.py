@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from api.http.grants import Scope
-from api.http.tokens import create_token
+from api.http.access.grants import Scope
+from api.http.access.tokens import create_token
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import House, open_house
 

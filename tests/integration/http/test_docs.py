@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from api.http.docs_files import FILES
+from api.http.docs.files import FILES
 from tests.integration.http.conftest import Api, problem
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http import record_json
 from api.http.app import create_app
+from api.http.fetch import record_json
 from record_format.batch import iter_headers
 from record_format.decode import iter_records
 from tests.fakes.waiting import until, until_waiting

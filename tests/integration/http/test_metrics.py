@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from structlog.testing import capture_logs
 
-from api.http.metric_table import METRICS, OTHER_TOPICS, TOPICS_MAX
+from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
 FOREIGN = ("process_", "python_")  # the client library's own
@@ -130,8 +130,8 @@ def test_topics_beyond_the_limit_are_one(api: Api, monkeypatch: pytest.MonkeyPat
     api.values(api.topic(), "a")
     assert TOPICS_MAX == 1_000
     whole = value(api, "tierlog_topic_bytes")
-    monkeypatch.setattr("api.http.broker_metrics.TOPICS_MAX", 1)
-    monkeypatch.setattr("api.http.broker_metrics.PARTITIONS_MAX", 1)
+    monkeypatch.setattr("api.http.metrics.broker.TOPICS_MAX", 1)
+    monkeypatch.setattr("api.http.metrics.broker.PARTITIONS_MAX", 1)
     shown = families(api)
     topics = {sample.labels["topic"] for sample in shown["tierlog_topic_bytes"].samples}
     assert len(topics) == 2

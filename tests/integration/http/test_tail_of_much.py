@@ -12,8 +12,8 @@ import pytest
 from api.http.answers import StreamAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.fetch.tail import tail_partition
 from api.http.settings import HttpSettings
-from api.http.tail import tail_partition
 from broker.broker import Broker
 from broker.partition import Fetched
 from broker.settings import BrokerSettings

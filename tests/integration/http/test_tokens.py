@@ -10,14 +10,14 @@ import httpx
 import pytest
 import structlog.testing
 
-from api.http import access
+from api.http.access import check
+from api.http.access.grants import Scope
+from api.http.access.scopes import NEEDS, OPEN_PATHS
+from api.http.access.tokens import create_token, read_entries, revoke_token
 from api.http.app import create_app
-from api.http.grants import Scope
 from api.http.routes import CALLS
-from api.http.scopes import NEEDS, OPEN_PATHS
 from api.http.server import RunningServer
 from api.http.settings import HttpSettings
-from api.http.tokens import create_token, read_entries, revoke_token
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from tests.fakes.waiting import until_waiting
@@ -72,7 +72,7 @@ def open_door(root: Path) -> Iterator[Door]:
             RunningServer(door.app, settings) as server,
             httpx.Client() as door.client,
         ):
-            patch.setattr(access, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
+            patch.setattr(check, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
             door.url = server.url
             for topic in ("orders.eu", "orders.us", "private"):
                 made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})

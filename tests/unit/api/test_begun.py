@@ -15,7 +15,7 @@ import pytest
 from api.http.answers import Answer, FileAnswer
 from api.http.calls import Call, CallTable
 from api.http.front import TierlogApp
-from api.http.metrics import HttpMetrics
+from api.http.metrics.registry import HttpMetrics
 from api.http.problems import to_problem
 from record_format.errors import InvalidRequest
 from record_format.file_slice import FileSlice, OpenFile

@@ -1,7 +1,7 @@
 import pytest
 
-from api.http import client_rates
-from api.http.client_rates import ClientRates
+from api.http.access import client_rates
+from api.http.access.client_rates import ClientRates
 from record_format.errors import Throttled
 
 

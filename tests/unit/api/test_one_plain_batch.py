@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.http.produce_batches import is_one_plain_batch
+from api.http.produce.batches import is_one_plain_batch
 from record_format import codecs
 from record_format.encode import encode_batch
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from api.http.batch_filter import filter_batches
-from api.http.record_json import TakesLong, read_page, write_array, write_lines
+from api.http.fetch.batch_filter import filter_batches
+from api.http.fetch.record_json import TakesLong, read_page, write_array, write_lines
 from broker.partition import Fetched
 from record_format import page_cache
 from record_format.batch import iter_headers

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.http.metrics import HttpMetrics
-from api.http.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, SharedPages, WrittenPage
-from api.http.watermarks import Watermarks
+from api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, SharedPages, WrittenPage
+from api.http.fetch.watermarks import Watermarks
+from api.http.metrics.registry import HttpMetrics
 
 AT_END = SimpleNamespace(at_end=True, size_bytes=100)
 NOTHING = SimpleNamespace(at_end=True, size_bytes=0)

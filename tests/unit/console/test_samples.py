@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from api.console.samples import RING, Sample, Sampler, series, total
-from api.http.metrics import HttpMetrics
+from api.http.metrics.registry import HttpMetrics
 from record_format.errors import CorruptIndex
 
 

@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 from api.http import problems
-from api.http.metric_table import METRICS
+from api.http.metrics.table import METRICS
 from api.http.routes import CALLS
 
 ROOT = Path(__file__).parents[3]

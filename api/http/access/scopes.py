@@ -1,0 +1,89 @@
+"""Which scopes each call takes, in one table: any of those named will do.
+
+* A call that is not in the table takes `admin`: a forgotten row shuts a door, never opens one.
+* `whole`: the call tells of all topics at once, so a token with a prefix of topics may not make it.
+  The others are checked by the topic in their path, or topic by topic in their handlers.
+* HEAD is GET.
+* Who may produce to a topic may see how it is made, as with Kafka, where Write implies Describe: a
+  producer has to know the partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from api.console.static_names import STATIC_NAMES
+from api.http.access.grants import Scope
+from api.http.docs.files import FILES as DOCS_FILES
+
+READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
+
+
+class Need:
+    """`whole` as above."""
+
+    __slots__ = ("scopes", "whole")
+
+    def __init__(self, *scopes: Scope, whole: bool = False) -> None:
+        self.scopes, self.whole = scopes, whole
+
+
+# The pages of the console and of the documentation, and their scripts, hold no facts, and must be
+# there to ask for a token.
+_CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
+_DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_FILES))
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))
+UNLISTED: Final = Need(ADMIN, whole=True)
+
+_TOPIC: Final = "/v1/topics/{topic}"
+_PARTITION: Final = _TOPIC + "/partitions/{partition}"
+_SHOWN_TOPIC: Final = "/console/topics/{topic}"
+_SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
+
+NEEDS: Final[Mapping[tuple[str, str], Need]] = {
+    ("POST", "/v1/topics"): Need(ADMIN),
+    ("GET", "/v1/topics"): Need(READ),
+    ("GET", _TOPIC): Need(READ, PRODUCE),
+    ("PATCH", _TOPIC): Need(ADMIN),
+    ("DELETE", _TOPIC): Need(ADMIN),
+    ("POST", _TOPIC + "/records"): Need(PRODUCE),
+    ("POST", _PARTITION + "/records"): Need(PRODUCE),
+    ("POST", "/v1/producers"): Need(PRODUCE),
+    ("GET", _PARTITION + "/records"): Need(READ),
+    ("GET", _PARTITION + "/tail"): Need(READ),
+    ("GET", _TOPIC + "/tail"): Need(READ),
+    ("POST", "/v1/fetch"): Need(READ),
+    ("GET", _PARTITION + "/offsets"): Need(READ),
+    ("GET", _PARTITION + "/segments"): Need(READ),
+    ("GET", _PARTITION + "/segments/{base_offset}"): Need(READ),
+    ("GET", _PARTITION + "/manifest"): Need(READ),
+    ("POST", _PARTITION + "/trim"): Need(ADMIN),
+    ("POST", _TOPIC + "/offload"): Need(ADMIN),
+    ("POST", _TOPIC + "/verify"): Need(ADMIN),
+    ("PUT", "/v1/groups/{group}/offsets"): Need(READ),
+    ("GET", "/v1/groups/{group}"): Need(READ),
+    ("GET", "/v1/groups"): Need(READ),
+    ("DELETE", "/v1/groups/{group}"): Need(ADMIN),
+    ("GET", "/healthz"): Need(READ),
+    ("GET", "/readyz"): Need(READ),
+    ("GET", "/metrics"): Need(READ, whole=True),
+    ("GET", "/v1/storage"): Need(READ, whole=True),
+    ("GET", "/openapi.json"): Need(READ),
+    ("GET", "/docs"): Need(READ),
+    ("GET", "/docs/{file}"): Need(READ),
+    ("GET", "/"): Need(READ),
+    ("GET", "/console/static/{file}"): Need(READ),
+    ("GET", "/console/overview"): Need(READ),
+    ("GET", "/console/summary"): Need(READ, whole=True),
+    ("GET", "/console/samples"): Need(READ, whole=True),
+    ("GET", "/console/topics"): Need(READ),
+    ("GET", "/console/groups"): Need(READ),
+    ("GET", "/console/store"): Need(READ, whole=True),
+    ("GET", _SHOWN_TOPIC): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/tail"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/records"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/segments"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/manifest"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/tail"): Need(READ),
+}

@@ -1,0 +1,196 @@
+"""The tokens file: who may call, by the hashes of their tokens.
+
+    {"format_version": 1,
+     "tokens": [{"name", "hash": "sha256:<64 hex>", "scopes": [...], "topics", "created_ms"}]}
+
+* A token is 256 random bits, so one round of SHA-256 is as good as a slow hash. It is shown once
+  and kept nowhere; neither it nor its hash is ever logged.
+* Only the command line writes the file: whole, by a rename, readable by its owner alone.
+* `TokensFile` follows the file. One that cannot be read lets nobody in, and neither does one that
+  vanished: a broker that has asked for tokens once never stops asking.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from api.http.access.grants import Grant, Scope
+from hot_tier.durable_file import sync_folder
+from record_format import typed_json
+from record_format.errors import ConfigurationError
+
+log = structlog.get_logger(__name__)
+
+FORMAT_VERSION: Final = 1
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_TOKENS: Final = 1000
+_PREFIX: Final = "tierlog_"
+_HASH: Final = "sha256:"
+_NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}\Z", re.ASCII)
+_TOPICS: Final = re.compile(r"[a-zA-Z0-9._-]{0,249}\Z", re.ASCII)
+
+
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`topics`: the prefix; empty for all."""
+
+    name: str
+    hash: str
+    scopes: tuple[Scope, ...]
+    topics: str = ""
+    created_ms: int = 0
+
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.name, frozenset(self.scopes), self.topics)
+
+
+class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format_version: int
+    tokens: tuple[TokenEntry, ...]
+
+
+def hash_of(token: str) -> str:
+    return _HASH + hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_entries(path: Path) -> tuple[TokenEntry, ...]:
+    """Raises ConfigurationError where the file is not one of tokens, OSError where it is none."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        document = typed_json.decode(data, _Document)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path} is not a file of tokens: {error}") from error
+    if document.format_version != FORMAT_VERSION:
+        raise ConfigurationError(
+            f"{path}: format version {document.format_version}; {FORMAT_VERSION} is known"
+        )
+    return document.tokens
+
+
+def create_token(
+    path: Path, name: str, *, scopes: tuple[Scope, ...], topics: str = "", now_ms: int
+) -> str:
+    """Add a token to the file, new or not; the token itself, which nothing else will tell again.
+
+    Raises ConfigurationError.
+    """
+    if not _NAME.match(name):
+        raise ConfigurationError(f"a token's name has 1 to 64 of A-Z a-z 0-9 . _ @ -, not {name!r}")
+    if not _TOPICS.match(topics):
+        raise ConfigurationError(f"no topic begins with {topics!r}")
+    if not scopes:
+        raise ConfigurationError("a token takes at least one scope: read, produce or admin")
+    token = _PREFIX + secrets.token_urlsafe(32)
+    entry = TokenEntry(
+        name=name,
+        hash=hash_of(token),
+        scopes=tuple(dict.fromkeys(scopes)),
+        topics=topics,
+        created_ms=now_ms,
+    )
+    with _changing(path) as entries:
+        if any(known.name == name for known in entries):
+            raise ConfigurationError(f"there is a token {name!r} already: revoke it first")
+        if len(entries) >= MAX_TOKENS:
+            raise ConfigurationError(f"at most {MAX_TOKENS} tokens are kept")
+        entries.append(entry)
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Takes force within a millisecond. Raises ConfigurationError where there is none."""
+    with _changing(path) as entries:
+        kept = [entry for entry in entries if entry.name != name]
+        if len(kept) == len(entries):
+            raise ConfigurationError(f"there is no token {name!r}")
+        entries[:] = kept
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[TokenEntry]]:
+    """The entries, to be changed in place; written when the block ends well. One at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = list(read_entries(path)) if path.exists() else []
+        yield entries
+        document = _Document(format_version=FORMAT_VERSION, tokens=tuple(entries))
+        _write(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file; its owner stays the same, or is the folder's, when root writes."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    try:
+        if os.geteuid() == 0:
+            owner = (path if path.exists() else path.parent).stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+class TokensFile:
+    """The file as a running broker follows it: read when it changed."""
+
+    def __init__(self, path: Path, *, required: bool) -> None:
+        self._path, self._name = path, str(path)
+        self._seen: tuple[int, int, int] | None = None
+        self._entries: tuple[TokenEntry, ...] = ()
+        self.required = required
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the file again where it is not the one that was read last."""
+        try:
+            now = os.stat(self._name)  # noqa: PTH116  every request asks, and a Path takes longer
+        except OSError as error:
+            if self.required and self._seen is not None:
+                log.error("tokens file is gone: nobody is let in", error=error.strerror)
+            elif not isinstance(error, FileNotFoundError):
+                self.required = True
+            self._seen, self._entries = None, ()
+            return
+        seen = (now.st_ino, now.st_mtime_ns, now.st_size)
+        if seen == self._seen:
+            return
+        self._seen, self.required = seen, True
+        try:
+            self._entries = read_entries(self._path)
+        except (ConfigurationError, OSError) as error:
+            self._entries = ()
+            log.error("tokens file cannot be read: nobody is let in", error=str(error))
+        else:
+            log.info("tokens read", tokens=[entry.name for entry in self._entries])
+
+    def grant_of(self, token: str) -> Grant | None:
+        """Compared with every hash, each in constant time, whichever it is."""
+        presented = hash_of(token).encode()
+        found: Grant | None = None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.hash.encode(), presented):
+                found = entry.grant
+        return found

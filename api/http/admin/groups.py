@@ -1,0 +1,119 @@
+"""Calls on groups: how far each has read. All wait for a flush or a lock, so all run in a thread.
+
+A token that is bound to a prefix of topics sees, commits and deletes only offsets of such topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Final
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from api.http.access.grants import Grant
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch.positions import MAX_OFFSET
+from api.http.produce.columns import MAX_PARTITION
+from api.http.request import strict_json
+from api.http.request.plain_requests import acceptable_json, json_body, no_query
+from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
+from broker.group_requests import NewOffset, check_group_name
+from broker.groups import GroupOffset
+from record_format.errors import UnknownGroup
+
+
+class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+    metadata: str | None = None
+
+
+class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
+
+
+_COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
+
+
+async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    group = _group(exchange)
+    wanted = await json_body(context, exchange, _COMMIT)
+    if len(wanted.offsets) > context.settings.records_max:
+        strict_json.refuse_field("offsets", f"at most {context.settings.records_max} in a request")
+    for one in wanted.offsets:
+        exchange.grant.check_topic(one.topic)
+    offsets = [
+        NewOffset(one.topic, one.partition, one.offset, one.metadata or "")
+        for one in wanted.offsets
+    ]
+    await context.change(context.broker.groups.commit, group, offsets)
+    return Answer(204, [])
+
+
+async def get_group(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    group = _group(exchange)
+    offsets = await context.read(context.broker.groups.group, group)
+    visible = _visible(offsets, exchange.grant)
+    if offsets and not visible:
+        raise _unknown(group)
+    shown = [OffsetState(**one._asdict()) for one in visible]
+    return json_answer(GroupState(group, shown))
+
+
+async def list_groups(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    return json_answer(await context.read(_summaries, context, exchange.grant))
+
+
+def _summaries(context: Context, grant: Grant) -> GroupList:
+    shown = []
+    for name, offsets in context.broker.groups.all_groups():
+        visible = _visible(offsets, grant)
+        if visible:
+            topics = sorted({one.topic for one in visible})
+            lag = sum(one.lag for one in visible)
+            shown.append(GroupSummary(name, topics, len(visible), lag))
+    return GroupList(shown)
+
+
+async def delete_group(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    group = _group(exchange)
+    if exchange.grant.topics:
+        offsets = await context.read(context.broker.groups.group, group)
+        if not _visible(offsets, exchange.grant):
+            raise _unknown(group)
+        for one in offsets:
+            exchange.grant.check_topic(one.topic)
+    await context.change(context.broker.groups.delete, group)
+    return Answer(204, [])
+
+
+def _group(exchange: Exchange) -> str:
+    """The name in the path. It is any text, so bytes that are no text are told from it."""
+    raw = (exchange.scope.get("raw_path") or b"").split(b"?")[0].split(b"/")
+    name = exchange.params["group"]
+    if len(raw) > 3:
+        try:
+            name = unquote(raw[3].decode("ascii"), errors="strict")
+        except UnicodeDecodeError:
+            strict_json.refuse_field("group", "the name is not percent-encoded UTF-8")
+    check_group_name(name)
+    return name
+
+
+def _unknown(group: str) -> UnknownGroup:
+    return UnknownGroup(f"there is no group {group!r}")
+
+
+def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:
+    return [one for one in offsets if grant.sees_topic(one.topic)]

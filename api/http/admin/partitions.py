@@ -1,0 +1,171 @@
+"""Calls on one partition that move no records: offsets, lists of segments, the manifest, trim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch.positions import MAX_OFFSET, time_of
+from api.http.request import strict_json
+from api.http.request.plain_requests import acceptable_json, json_body, no_body, no_query
+from api.http.settings import MAX_WAIT_MS
+from api.http.shapes import (
+    EpochState,
+    GapState,
+    ManifestSegment,
+    ManifestState,
+    Offloaded,
+    OffsetAtTime,
+    OffsetsState,
+    SegmentList,
+    SegmentState,
+    Trimmed,
+)
+from broker.cold_log import ColdLog
+from broker.partition import Partition
+from broker.segment_listing import iter_segments
+from manifest.state import Manifest, SegmentEntry
+from record_format.errors import Forbidden, UnknownManifestVersion
+
+PAGE: Final = 1000
+FromOffset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+Limit = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    timestamp: str | UnsetType = UNSET
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True):
+    from_offset: FromOffset = 0
+    limit: Limit = PAGE
+
+
+class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True):
+    version: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | UnsetType = UNSET
+    from_offset: FromOffset = 0
+    limit: Limit = PAGE
+
+
+class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
+    wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | UnsetType = UNSET
+
+
+class Trim(msgspec.Struct, forbid_unknown_fields=True):
+    before_offset: FromOffset
+
+
+_TRIM: Final = msgspec.json.Decoder(Trim)
+
+
+async def get_offsets(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], OffsetsQuery)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    if isinstance(query.timestamp, UnsetType):
+        return json_answer(OffsetsState(**partition.offsets()._asdict()))
+    timestamp = time_of(query.timestamp, loc="timestamp")
+    look = partial(partition.offset_for_timestamp, timestamp)
+    found = await context.read_at(partition, partition.offsets().log_start_offset, look)
+    return json_answer(OffsetAtTime(*(found or (None, None))))
+
+
+async def list_segments(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], PageQuery)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    return json_answer(await context.read_cold(_segment_page, partition, query))
+
+
+def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
+    """One more than asked for is looked up: it says where the next page begins."""
+    found = list(islice(iter_segments(partition, from_offset=query.from_offset), query.limit + 1))
+    following = found[query.limit].base_offset if len(found) > query.limit else None
+    shown = [SegmentState(**segment._asdict()) for segment in found[: query.limit]]
+    return SegmentList(shown, following)
+
+
+async def get_manifest(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    return json_answer(await context.read_cold(_manifest_page, partition, query))
+
+
+def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
+    cold = partition.cold
+    if cold is None:
+        raise UnknownManifestVersion(f"{partition}: this broker has no object store")
+    version = None if isinstance(query.version, UnsetType) else query.version
+    manifest = cold.version(version)
+    entries = cold.entries_of(manifest, from_offset=query.from_offset)
+    return _shown_manifest(cold, manifest, entries, limit=query.limit)
+
+
+def _shown_manifest(
+    cold: ColdLog, manifest: Manifest, entries: Iterable[SegmentEntry], *, limit: int
+) -> ManifestState:
+    found = list(islice(entries, limit + 1))
+    return ManifestState(
+        topic=manifest.topic,
+        topic_id=manifest.topic_id,
+        partition=manifest.partition,
+        version=manifest.version,
+        created_ms=manifest.created_ms,
+        leader_epoch=manifest.leader_epoch,
+        owner=manifest.owner,
+        log_start_offset=manifest.log_start_offset,
+        end_offset=manifest.end_offset,
+        epochs=[EpochState(one.epoch, one.start_offset, one.owner) for one in manifest.epochs],
+        gaps=[GapState(gap.start_offset, gap.end_offset) for gap in manifest.gaps],
+        segments=[_shown_entry(cold, entry) for entry in found[:limit]],
+        next_from_offset=found[limit].base_offset if len(found) > limit else None,
+    )
+
+
+def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
+    return ManifestSegment(
+        base_offset=entry.base_offset,
+        last_offset=entry.last_offset,
+        size_bytes=entry.size_bytes,
+        records=entry.record_count,
+        min_timestamp=entry.min_timestamp,
+        max_timestamp=entry.max_timestamp if entry.max_timestamp >= 0 else None,
+        leader_epoch=entry.leader_epoch,
+        object_key=cold.full_key(entry.log_key),
+        crc32c=f"{entry.log_crc32c:08x}",
+        indexes_key=cold.full_key(entry.indexes_key),
+        indexes_crc32c=f"{entry.indexes_crc32c:08x}",
+        indexes_size_bytes=entry.indexes_size_bytes,
+    )
+
+
+async def trim(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
+        raise Forbidden(f"{exchange.topic} is internal: it is not trimmed over HTTP")
+    wanted = await json_body(context, exchange, _TRIM)
+    log_start = await context.change(
+        context.broker.trim, exchange.topic, partition.number, wanted.before_offset
+    )
+    context.watermarks.look_again(partition)  # a long poll may wait with what is no more
+    return json_answer(Trimmed(log_start))
+
+
+async def offload(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
+    await no_body(context, exchange)
+    wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
+    progress = await context.change(context.broker.offload, exchange.topic, wait_ms=wait_ms)
+    return json_answer(Offloaded(*progress))

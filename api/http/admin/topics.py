@@ -1,0 +1,136 @@
+"""The five calls on topics. What writes to disk runs in a thread."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.problems import public
+from api.http.request import strict_json
+from api.http.request.plain_requests import acceptable_json, json_body, no_query
+from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
+from broker.topic_registry import INTERNAL_PREFIX
+from broker.topics import TopicDescription
+from hot_tier.log_config import ConfigValue
+from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
+from record_format.errors import Forbidden
+
+
+class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    partitions: int = 1
+    config: dict[str, ConfigValue] = {}
+
+
+class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
+    """null puts a key's default back."""
+
+    config: dict[str, ConfigValue | None] | UnsetType = UNSET
+    partitions: int | UnsetType = UNSET
+
+
+class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    prefix: str = ""
+    internal: bool = False
+
+
+_CREATE: Final = msgspec.json.Decoder(CreateTopic)
+_ALTER: Final = msgspec.json.Decoder(AlterTopic)
+
+
+async def create_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    wanted = await json_body(context, exchange, _CREATE)
+    exchange.grant.check_topic(wanted.name)
+    if wanted.name.startswith(INTERNAL_PREFIX):  # nobody could write to it, or delete it
+        raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are internal")
+    created = await context.change(
+        context.broker.create_topic,
+        wanted.name,
+        partitions=wanted.partitions,
+        config=wanted.config,
+    )
+    location = (b"location", f"/v1/topics/{created.name}".encode())
+    return json_answer(_shown(created), status=201, headers=[location])
+
+
+async def list_topics(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
+    topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
+    shown = [
+        TopicSummary(**topic._asdict()) for topic in topics if exchange.grant.sees_topic(topic.name)
+    ]
+    return json_answer(TopicList(shown))
+
+
+async def get_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    return json_answer(_shown(context.broker.topic(exchange.topic).describe()))
+
+
+async def alter_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
+    wanted = await json_body(context, exchange, _ALTER)
+    if exchange.topic == CONSUMER_OFFSETS:
+        _check_offsets_are_kept(wanted)
+    if wanted.config is UNSET and wanted.partitions is UNSET:
+        strict_json.refuse_field("", "give config or partitions to change")
+    altered = await context.change(
+        context.broker.alter_topic,
+        exchange.topic,
+        config=None if isinstance(wanted.config, UnsetType) else wanted.config,
+        partitions=None if isinstance(wanted.partitions, UnsetType) else wanted.partitions,
+    )
+    if wanted.partitions is not UNSET:
+        _show_to_tails(context, exchange.topic)
+    return json_answer(_shown(altered))
+
+
+def _show_to_tails(context: Context, name: str) -> None:
+    """Those who follow the topic, and wait, take in the partitions that it gained."""
+    for partition in list(context.broker.topic(name).partitions.values()):
+        context.watermarks.look_again(partition)
+
+
+def _check_offsets_are_kept(wanted: AlterTopic) -> None:
+    """Raises Forbidden for what would lose what groups have committed."""
+    if wanted.partitions is not UNSET:
+        raise Forbidden(
+            f"{CONSUMER_OFFSETS}: with more partitions its groups would move and be lost"
+        )
+    config = {} if isinstance(wanted.config, UnsetType) else wanted.config
+    if config.get("cleanup.policy", "compact") != "compact":
+        raise Forbidden(
+            f"{CONSUMER_OFFSETS}: its cleanup.policy stays compact, or offsets would expire"
+        )
+
+
+async def delete_topic(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    if context.broker.topic(exchange.topic).record.internal:
+        raise Forbidden(f"{exchange.topic} is internal: it is not deleted over HTTP")
+    await context.change(context.broker.delete_topic, exchange.topic)
+    return Answer(204, [])
+
+
+def _shown(topic: TopicDescription) -> TopicState:
+    return TopicState(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        config=topic.config,
+        effective_config=topic.effective_config,
+        partitions=[PartitionState(**state._asdict()) for state in topic.partitions],
+        damaged_partitions=[
+            DamagedState(one.partition, public(one.detail)) for one in topic.damaged_partitions
+        ],
+    )

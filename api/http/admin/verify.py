@@ -1,0 +1,35 @@
+"""`POST /v1/topics/{topic}/verify`: what is wrong is the answer, not an error."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.problems import public, shown_path
+from api.http.request import strict_json
+from api.http.request.plain_requests import acceptable_json, no_body
+from record_format.findings import Problem
+
+
+class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`deep` reads every byte of both tiers."""
+
+    deep: bool = False
+
+
+async def verify(context: Context, exchange: Exchange) -> Answer:
+    acceptable_json(exchange)
+    query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
+    await no_body(context, exchange)
+    report = await context.change(context.broker.verify, exchange.topic, deep=query.deep)
+    return json_answer(replace(report, problems=[_shown(one) for one in report.problems]))
+
+
+def _shown(found: Problem) -> Problem:
+    """A local file as every other problem shows one: without this machine's paths."""
+    if found.file is None:
+        return found
+    return replace(found, file=shown_path(found.file), detail=public(found.detail))

@@ -1,0 +1,59 @@
+"""Files of our own package, and what else stays the same while a broker runs: with a strong ETag.
+
+Files are found by name in a table: no path is ever made of a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from api.http.answers import Answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.problems import HeaderList
+from api.http.refusals import NotFound
+from api.http.request.byte_range import none_match
+from api.http.request.plain_requests import no_query
+
+
+class Tagged(NamedTuple):
+    body: bytes
+    etag: str
+
+
+def tagged(body: bytes) -> Tagged:
+    return Tagged(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def tagged_answer(
+    exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
+) -> Answer:
+    """A browser asks each time, and is told where it has the same."""
+    headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
+    if not none_match(exchange.header(b"if-none-match"), content.etag):
+        return Answer(304, headers)
+    return Answer(200, [(b"content-type", content_type), *headers], content.body)
+
+
+class PackagedFiles:
+    """The files of one folder of a package, by name, with their media types."""
+
+    def __init__(
+        self, package: str, folder: str, media_types: Mapping[str, bytes], headers: HeaderList
+    ) -> None:
+        self._folder = files(package).joinpath(folder)
+        self._media_types, self._headers = media_types, headers
+        self._read = cache(lambda name: tagged(self._folder.joinpath(name).read_bytes()))
+
+    async def answer(self, _: Context, exchange: Exchange) -> Answer:
+        """The handler of a call whose path ends with `{file}`."""
+        no_query(exchange)
+        name = exchange.params["file"]
+        media_type = self._media_types.get(name)
+        if media_type is None:
+            raise NotFound("no file of this name is served here")
+        return tagged_answer(exchange, self._read(name), media_type, self._headers)

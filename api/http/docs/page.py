@@ -1,0 +1,94 @@
+"""`/openapi.json`, and at `/docs` the same as a page, by Swagger UI out of our own package.
+
+* Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
+* The page and its files hold nothing but what anybody can read in our package, and a browser sends
+  no token for them: they are open, and the page asks for the token that the document takes.
+* `swagger_ui/` holds what is needed of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside it),
+  unchanged but for the stylesheet's reference to a source map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from api.http.answers import Answer
+from api.http.calls import Call
+from api.http.context import Context
+from api.http.docs.files import FILES
+from api.http.docs.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
+from api.http.exchange import Exchange
+from api.http.problems import HeaderList
+from api.http.request import media_types
+from api.http.request.plain_requests import acceptable_json, no_query
+
+_PAGE: Final = b"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>tierlog: the HTTP API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="stylesheet" href="docs/docs.css">
+<div id="swagger-ui"></div>
+<dialog id="ask-token" aria-labelledby="ask-token-title">
+<form>
+<h2 id="ask-token-title">This broker wants a token</h2>
+<p>One with the scope <code>read</code> is enough. It is kept by this tab alone, until the tab is
+closed.</p>
+<label>Token
+<input type="password" name="token" autocomplete="off" spellcheck="false" required></label>
+<p id="refusal" role="alert"></p>
+<button>Use it</button>
+</form>
+</dialog>
+<noscript>The same is in <a href="openapi.json">openapi.json</a>.</noscript>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/docs.js"></script>
+</html>
+"""
+# Swagger UI's stylesheet draws with data: images.
+_HEADERS: Final[HeaderList] = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; "
+        b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        b"frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", FILES, _HEADERS)
+
+
+async def docs_page(_: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-cache")]
+    return Answer(200, [*headers, *_HEADERS], _PAGE)
+
+
+def document_call(document: Callable[[], dict[str, Any]]) -> Call:
+    """`document` makes what is shown; it is asked once, when the first reader comes."""
+
+    @cache
+    def written() -> Tagged:
+        return tagged(msgspec.json.encode(document()))
+
+    async def openapi_document(_: Context, exchange: Exchange) -> Answer:
+        no_query(exchange)
+        acceptable_json(exchange)
+        return tagged_answer(exchange, written(), media_types.JSON.encode(), [])
+
+    return Call(
+        method="GET", path="/openapi.json", handler=openapi_document, tag="docs", summary=""
+    )
+
+
+DOCS_CALLS: Final = (
+    Call(method="GET", path="/docs", handler=docs_page, tag="docs", summary=""),
+    Call(method="GET", path="/docs/{file}", handler=_FILES.answer, tag="docs", summary=""),
+)

@@ -1,0 +1,91 @@
+"""A fetch that waits for nothing, answered before there is a task: whole batches in memory, and few
+records as text.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final
+
+from api.http.answers import AnyAnswer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch.one import (
+    FORMS,
+    FetchQuery,
+    Found,
+    is_cut_short,
+    is_enough,
+    key_of,
+    raw_answer,
+    records_answer,
+    write,
+)
+from api.http.fetch.positions import EARLIEST, parse_position
+from api.http.fetch.reading import work_bytes
+from api.http.fetch.record_json import TakesLong
+from api.http.request import media_types, strict_json
+from api.http.settings import MAX_FETCH_BYTES
+from api.protocol.at_once import AT_ONCE_BYTES
+from broker.partition import Partition
+
+# What a reader sends again and again: read without the table of parameters, to the same end.
+_USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
+
+
+def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
+    """As `fetch`, where the offset is named and what is there is in memory; else None."""
+    form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
+    if form == media_types.EVENTS:
+        return None
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    offset, query = _offset_and_rest(exchange.scope["query_string"])
+    if offset < 0 or query.committed:
+        return None
+    if form == media_types.BATCHES:
+        if query.record_limit is not None:
+            return None
+        found = _found(exchange, partition, offset, query)
+        return None if found is None else raw_answer(context, exchange, found)
+    few = query.for_few()
+    found = _found(exchange, partition, offset, few)
+    if found is None or work_bytes(found.fetched, found.offset) > AT_ONCE_BYTES:
+        return None
+    began_s = time.perf_counter()
+    try:
+        page = context.pages.get_now(
+            key_of(found, few, form),
+            found.fetched,
+            lambda: write(found, few, form, at_once=True),
+        )
+    except TakesLong:
+        return None
+    exchange.timings.add("encode", began_s)
+    if is_cut_short(found, page, few, query):
+        return None
+    return records_answer(context, found, page, form)
+
+
+def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
+    """The offset that a fetch names, -1 where it names none, and the rest of its query."""
+    usual = _USUAL.match(query_string)
+    if usual is not None and (max_bytes := int(usual[2])) <= MAX_FETCH_BYTES:
+        return int(usual[1]), FetchQuery(max_bytes=max_bytes)
+    query = strict_json.parse_query(query_string, FetchQuery)
+    return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
+
+
+def _found(
+    exchange: Exchange, partition: Partition, offset: int, query: FetchQuery
+) -> Found | None:
+    """What need not be waited for, neither for the disk nor for what is to come."""
+    began_s = time.perf_counter()
+    fetched = partition.try_read(offset, max_bytes=query.max_bytes)
+    if fetched is None:
+        return None
+    found = Found(partition, offset, fetched)
+    if query.wait_ms and not is_enough(found, query):
+        return None
+    exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
+    return found

@@ -1,0 +1,75 @@
+"""Fewer batches out of a fetch: a limit of records, and without what was taken back.
+
+Only headers are read. What is left out is a run of bytes between slices: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from api.http.fetch.record_json import is_aborted
+from broker.partition import Fetched
+from record_format.batch import HEADER_SIZE, BatchHeader, parse_header
+from record_format.errors import CorruptBatch
+from record_format.file_slice import FileSlice
+
+
+class _Placed(NamedTuple):
+    """A batch in its file."""
+
+    header: BatchHeader
+    piece: FileSlice
+
+
+def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
+    """Whole batches of at most `max_records` records from `offset` on, but at least one batch.
+
+    Aborted batches are left out. Reads files: it may block.
+    """
+    kept: list[FileSlice] = []
+    records = 0
+    for header, piece in _placed(fetched):
+        counted = min(header.record_count, header.last_offset - max(offset, header.base_offset) + 1)
+        if max_records is not None and kept and records + counted > max_records:
+            return fetched._replace(slices=tuple(_joined(kept)), next_offset=header.base_offset)
+        if not is_aborted(header, fetched.aborted):
+            kept.append(piece)
+            records += 0 if header.is_control else counted
+    return fetched._replace(slices=tuple(_joined(kept)))
+
+
+def _placed(fetched: Fetched) -> Iterator[_Placed]:
+    for piece in fetched.slices:
+        position, end = piece.position, piece.position + piece.size_bytes
+        while position < end:
+            header = _header_at(piece, position)
+            yield _Placed(header, piece._replace(position=position, size_bytes=header.size_bytes))
+            position += header.size_bytes
+
+
+def _header_at(piece: FileSlice, position: int) -> BatchHeader:
+    try:
+        return parse_header(os.pread(piece.file.fileno(), HEADER_SIZE, position))
+    except CorruptBatch as error:
+        piece.file.doubt()
+        raise CorruptBatch(error.detail, file=str(piece.file.path), position=position) from error
+
+
+def _joined(pieces: list[FileSlice]) -> Iterator[FileSlice]:
+    """Neighbours in a file as one slice."""
+    run: FileSlice | None = None
+    for piece in pieces:
+        if run is not None and run.file is piece.file and _end(run) == piece.position:
+            run = run._replace(size_bytes=run.size_bytes + piece.size_bytes)
+            continue
+        if run is not None:
+            yield run
+        run = piece
+    if run is not None:
+        yield run
+
+
+def _end(piece: FileSlice) -> int:
+    return piece.position + piece.size_bytes

@@ -1,0 +1,219 @@
+"""`POST /v1/fetch`: many partitions in one long poll.
+
+* A partition that refuses is answered in its place with its problem; the others go on.
+* A partition that named no offset and is trimmed meanwhile is read on from where it begins then.
+* `max_bytes` of the request is shared in the order of the partitions: one that finds nothing left
+  is answered empty, at its offset, and comes first if the client asks so next time. The first
+  partition with records always gets some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http.access.grants import Grant
+from api.http.answers import JSON, NO_STORE, Answer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch import record_json
+from api.http.fetch.long_poll import Beyond, LongPoll
+from api.http.fetch.one import FetchQuery, framed, read_on
+from api.http.fetch.positions import EARLIEST, Position, parse_position, resolve
+from api.http.fetch.reading import (
+    Isolation,
+    MaxBytes,
+    MinBytes,
+    WaitMs,
+    compute_text,
+    work_bytes,
+)
+from api.http.request.plain_requests import acceptable_json, json_body, no_query
+from api.http.settings import MIB
+from broker.partition import Fetched, Partition
+from record_format.errors import TierlogError
+
+MAX_PARTITIONS: Final = 1000
+
+
+class WantedPartition(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    offset: int | str | UnsetType = UNSET
+    max_bytes: MaxBytes = MIB
+
+
+class FetchMany(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: Annotated[list[WantedPartition], Meta(min_length=1, max_length=MAX_PARTITIONS)]
+    max_bytes: MaxBytes = 8 * MIB
+    min_bytes: MinBytes = 1
+    wait_ms: WaitMs = 0
+    encoding: record_json.Encoding = "utf8"
+    isolation: Isolation = "read_uncommitted"
+
+
+class Refused(NamedTuple):
+    topic: str
+    partition: int
+    error: Exception
+
+
+class Place(NamedTuple):
+    """A partition that is read, from where (`position` is what was asked for), and what was found
+    there.
+    """
+
+    partition: Partition
+    position: Position
+    offset: int
+    max_bytes: int
+    fetched: Fetched | None = None
+    page_bytes: int = 0  # of `max_bytes`, what the places before it left
+
+
+_DECODER: Final = msgspec.json.Decoder(FetchMany)
+
+
+async def fetch_many(context: Context, exchange: Exchange) -> Answer:
+    no_query(exchange)
+    acceptable_json(exchange)
+    wanted = await json_body(context, exchange, _DECODER)
+    positions = [
+        parse_position(one.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
+        for index, one in enumerate(wanted.partitions)
+    ]
+    places = [
+        await _place(context, exchange.grant, one, position, wanted)
+        for one, position in zip(wanted.partitions, positions, strict=True)
+    ]
+    with LongPoll(context, exchange, wait_ms=wanted.wait_ms) as poll:
+        places = await _read_all(context, places, wanted)
+        while not poll.over and not _is_enough(places, wanted):
+            await poll.wait(_beyonds(places))
+            context.access.recheck(exchange)
+            places = await _read_all(context, places, wanted)
+    return await _answer(context, exchange, places, wanted)
+
+
+async def _place(
+    context: Context,
+    grant: Grant,
+    one: WantedPartition,
+    position: Position,
+    wanted: FetchMany,
+) -> Place | Refused:
+    try:
+        grant.check_topic(one.topic)
+        partition = context.broker.partition(one.topic, one.partition)
+        committed = wanted.isolation == "read_committed"
+        offset = await resolve(context, partition, position, committed=committed)
+    except TierlogError as error:
+        return Refused(one.topic, one.partition, error)
+    return Place(partition, position, offset, one.max_bytes)
+
+
+async def _read_all(
+    context: Context, places: Sequence[Place | Refused], wanted: FetchMany
+) -> list[Place | Refused]:
+    room = wanted.max_bytes
+    found: list[Place | Refused] = []
+    for place in places:
+        if isinstance(place, Place):
+            place = await _read_one(context, place, wanted, room)
+            if isinstance(place, Place) and place.fetched is not None:
+                room -= place.fetched.size_bytes
+        found.append(place)
+    return found
+
+
+async def _read_one(
+    context: Context, place: Place, wanted: FetchMany, room: int
+) -> Place | Refused:
+    """With no room left only the offsets are told."""
+    page_bytes = max(1, min(place.max_bytes, room))
+    query = FetchQuery(max_bytes=page_bytes, isolation=wanted.isolation)
+    partition, position = place.partition, place.position
+    try:
+        _, offset, fetched = await read_on(context, partition, position, place.offset, query)
+    except TierlogError as error:
+        return Refused(partition.topic, partition.number, error)
+    if room <= 0:
+        fetched = fetched._replace(slices=(), next_offset=offset)
+    return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
+
+
+def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
+    """A refusal is news as well: it is answered at once."""
+    found = [place.fetched for place in places if isinstance(place, Place) and place.fetched]
+    if len(found) < len(places):
+        return True
+    size = sum(fetched.size_bytes for fetched in found)
+    full = any(fetched.slices and not fetched.at_end for fetched in found)
+    return size >= min(wanted.min_bytes, wanted.max_bytes) or full
+
+
+def _beyonds(places: Sequence[Place | Refused]) -> list[Beyond]:
+    return [
+        Beyond(place.partition, place.fetched.high_watermark)
+        for place in places
+        if isinstance(place, Place) and place.fetched is not None
+    ]
+
+
+async def _answer(
+    context: Context, exchange: Exchange, places: Sequence[Place | Refused], wanted: FetchMany
+) -> Answer:
+    work = 0
+    for place in places:
+        if isinstance(place, Place) and place.fetched is not None:
+            fetched = place.fetched
+            work += work_bytes(fetched, place.offset)
+            records = max(0, fetched.next_offset - place.offset)
+            context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
+
+    def write(at_once: bool) -> bytes:
+        shown = [
+            _shown(context, exchange, place, wanted=wanted, at_once=at_once) for place in places
+        ]
+        return b'{"partitions":[' + b",".join(shown) + b"]}"
+
+    return Answer(200, [JSON, NO_STORE], await compute_text(context, work, write))
+
+
+def _shown(
+    context: Context,
+    exchange: Exchange,
+    place: Place | Refused,
+    *,
+    wanted: FetchMany,
+    at_once: bool,
+) -> bytes:
+    if isinstance(place, Refused):
+        return _shown_error(context, exchange, place)
+    assert place.fetched is not None, "it was read"
+    try:
+        page = record_json.read_page(
+            place.fetched,
+            offset=place.offset,
+            max_bytes=place.page_bytes,
+            at_once=at_once,
+        )
+    except TierlogError as error:
+        refused = Refused(place.partition.topic, place.partition.number, error)
+        return _shown_error(context, exchange, refused)
+    records = record_json.write_array(page, wanted.encoding)
+    return framed(place.partition, place.fetched, records, next_offset=page.next_offset)
+
+
+def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:
+    problem = context.problem(exchange, refused.error)
+    return msgspec.json.encode(
+        {
+            "topic": refused.topic,
+            "partition": refused.partition,
+            "error": problem.document,
+        }
+    )

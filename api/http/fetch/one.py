@@ -1,0 +1,274 @@
+"""The fetch of one partition: batches as they lie on disk, or records as JSON.
+
+* What is in memory is answered by the event loop; what is not is brought by a thread.
+* Raw batches are never in this process's memory: the slices go to the socket.
+* What is not named as an offset may be trimmed between its lookup and the read, or while it is
+  waited for: it is looked up again, an offset that the client named is not. So is a time past the
+  last record, as long as it is waited for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.http.answers import NO_STORE, Answer, AnyAnswer, FileAnswer
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.fetch import record_json
+from api.http.fetch.batch_filter import filter_batches
+from api.http.fetch.long_poll import Beyond, LongPoll
+from api.http.fetch.positions import EARLIEST, LATEST, Position, parse_position, resolve
+from api.http.fetch.reading import (
+    Isolation,
+    MaxBytes,
+    MinBytes,
+    WaitMs,
+    compute_text,
+    log_headers,
+    read,
+    work_bytes,
+)
+from api.http.fetch.shared_pages import Key, WrittenPage, page_key
+from api.http.fetch.tail import tail_of
+from api.http.problems import HeaderList
+from api.http.request import media_types, strict_json
+from api.http.settings import MIB
+from broker.partition import Fetched, Partition
+from record_format.errors import OffsetTrimmed
+
+MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+FORMS: Final = (
+    media_types.JSON,
+    media_types.NDJSON,
+    media_types.BATCHES,
+    media_types.EVENTS,
+)
+_RAW: Final = (b"content-type", media_types.BATCHES.encode())
+_ATTEMPTS: Final = 3
+# So many records are looked for in so many bytes first: a megabyte is not read to show one record.
+FEW_RECORDS: Final = 100
+FEW_BYTES: Final = 16 << 10
+
+
+class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
+    offset: str | UnsetType = UNSET
+    timestamp: str | UnsetType = UNSET
+    max_bytes: MaxBytes = MIB
+    max_records: MaxRecords | UnsetType = UNSET
+    min_bytes: MinBytes = 1
+    wait_ms: WaitMs = 0
+    isolation: Isolation = "read_uncommitted"
+    encoding: record_json.Encoding = "utf8"
+
+    @property
+    def committed(self) -> bool:
+        return self.isolation == "read_committed"
+
+    def for_few(self) -> FetchQuery:
+        """The same with less to read, where few records are asked for; else itself."""
+        limit = self.record_limit
+        if limit is None or limit > FEW_RECORDS or self.min_bytes > 1:
+            return self
+        return msgspec.structs.replace(self, max_bytes=min(self.max_bytes, FEW_BYTES))
+
+    @property
+    def record_limit(self) -> int | None:
+        return None if isinstance(self.max_records, UnsetType) else self.max_records
+
+
+class Found(NamedTuple):
+    """What was read of a partition, and the offset it was read from."""
+
+    partition: Partition
+    offset: int
+    fetched: Fetched
+
+
+async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
+    form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    if form == media_types.EVENTS:
+        return await tail_of(context, exchange, [partition])
+    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
+    position = parse_position(query.offset, query.timestamp, default=EARLIEST)
+    if form == media_types.BATCHES:
+        found = await _fetch_enough(context, exchange, partition, position, query)
+        return await _batches_answer(context, exchange, found, query)
+    few = query.for_few()
+    found = await _fetch_enough(context, exchange, partition, position, few)
+    page = await _written(context, found, few, form)
+    if is_cut_short(found, page, few, query):
+        found, page = await _more(context, found, page, query, form)
+    return records_answer(context, found, page, form)
+
+
+def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQuery) -> bool:
+    """Whether the few bytes that were read first were too few for what is asked for."""
+    too_few = few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0)
+    return too_few and page.next_offset < found.fetched.end_offset
+
+
+async def _more(
+    context: Context, found: Found, page: WrittenPage, query: FetchQuery, form: str
+) -> tuple[Found, WrittenPage]:
+    """What all of `max_bytes` holds."""
+    try:
+        fetched = await read(context, found.partition, found.offset, query)
+    except OffsetTrimmed:
+        return found, page  # what was there is an answer
+    found = found._replace(fetched=fetched)
+    return found, await _written(context, found, query, form)
+
+
+async def _fetch_enough(
+    context: Context,
+    exchange: Exchange,
+    partition: Partition,
+    position: Position,
+    query: FetchQuery,
+) -> Found:
+    found = await read_first(context, partition, position, query)
+    if query.wait_ms == 0 or is_enough(found, query):
+        return found
+    with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
+        while not poll.over and not is_enough(found, query):
+            await poll.wait([Beyond(partition, found.fetched.high_watermark)])
+            context.access.recheck(exchange)
+            if position.timestamp >= 0 and not found.fetched.slices:
+                # What came may be older than that time: it is looked up in what there is now.
+                found = await read_first(context, partition, position, query)
+            else:
+                found = await read_on(context, partition, position, found.offset, query)
+    return found
+
+
+async def read_first(
+    context: Context, partition: Partition, position: Position, query: FetchQuery
+) -> Found:
+    for attempt in range(_ATTEMPTS):
+        offset = await resolve(context, partition, position, committed=query.committed)
+        try:
+            return Found(partition, offset, await read(context, partition, offset, query))
+        except OffsetTrimmed:
+            # Who named no offset is told of none: what retention took is looked up again.
+            if position.offset >= 0 or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def read_on(
+    context: Context, partition: Partition, position: Position, offset: int, query: FetchQuery
+) -> Found:
+    """What is there now from `offset` on, where `position` was found before."""
+    try:
+        return Found(partition, offset, await read(context, partition, offset, query))
+    except OffsetTrimmed:
+        if position.keyword == LATEST:  # what came since it was looked up is not left out
+            position = Position(keyword=EARLIEST)
+        return await read_first(context, partition, position, query)
+
+
+def is_enough(found: Found, query: FetchQuery) -> bool:
+    """A page that is full, or cut by something else than the end of the log, is enough."""
+    size = found.fetched.size_bytes
+    wanted = min(query.min_bytes, query.max_bytes)
+    return size >= wanted or (size > 0 and not found.fetched.at_end)
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> HeaderList:
+    tier = fetched.tier_below(next_offset)
+    return [*log_headers(partition, fetched, next_offset=next_offset, tier=tier), NO_STORE]
+
+
+async def _batches_answer(
+    context: Context, exchange: Exchange, found: Found, query: FetchQuery
+) -> FileAnswer:
+    fetched, limit = found.fetched, query.record_limit
+    if limit is not None or fetched.aborted:
+        fetched = await context.read(
+            filter_batches, fetched, offset=found.offset, max_records=limit
+        )
+        found = found._replace(fetched=fetched)
+    return raw_answer(context, exchange, found)
+
+
+def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+    partition, offset, fetched = found
+    next_offset = max(fetched.next_offset, offset)
+    if exchange.method != "HEAD":  # which reads nothing of the files
+        records = next_offset - offset
+        context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
+    headers = _headers(partition, fetched, next_offset=next_offset)
+    headers.append(_RAW)
+    return FileAnswer(200, headers, fetched.slices)
+
+
+def records_answer(context: Context, found: Found, page: WrittenPage, form: str) -> Answer:
+    partition, _, fetched = found
+    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
+    body: bytes = page.content
+    if form == media_types.JSON:
+        body = framed(partition, fetched, body, next_offset=page.next_offset)
+    headers = _headers(partition, fetched, next_offset=page.next_offset)
+    headers.append((b"content-type", form.encode()))
+    return Answer(200, headers, body)
+
+
+async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> WrittenPage:
+    """The records as text; from others who stand at the end of the log as well, where it can be."""
+    work = work_bytes(found.fetched, found.offset)
+    return await context.pages.get(
+        key_of(found, query, form),
+        found.fetched,
+        lambda: compute_text(context, work, partial(write, found, query, form)),
+    )
+
+
+def key_of(found: Found, query: FetchQuery, form: str) -> Key:
+    """All that what `write` gives depends on."""
+    partition, offset, fetched = found
+    limits = (query.committed, query.max_bytes, query.record_limit)
+    return page_key(partition, fetched, offset, form, query.encoding, *limits)
+
+
+def write(found: Found, query: FetchQuery, form: str, at_once: bool) -> WrittenPage:
+    """The records as text. Raises CorruptBatch, and TakesLong as `read_page` does."""
+    page = record_json.read_page(
+        found.fetched,
+        offset=found.offset,
+        max_bytes=query.max_bytes,
+        max_records=query.record_limit,
+        at_once=at_once,
+    )
+    if form == media_types.JSON:
+        body = record_json.write_array(page, query.encoding)
+    else:
+        number = found.partition.number
+        body = record_json.write_lines(page, partition=number, encoding=query.encoding)
+    return WrittenPage(body, page.next_offset, len(body), page.record_count)
+
+
+def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:
+    """The object around records that are written already."""
+    return b"".join(
+        (
+            b'{"topic":"%b","partition":%d,"records":['
+            % (partition.topic.encode(), partition.number),
+            records,
+            b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d,"tier":"%b"}'
+            % (
+                next_offset,
+                fetched.log_start_offset,
+                fetched.high_watermark,
+                fetched.tier_below(next_offset).encode(),
+            ),
+        )
+    )

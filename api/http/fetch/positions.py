@@ -1,0 +1,78 @@
+"""Where a reader starts: `offset` (a number or a keyword) or `timestamp`, resolved to an offset."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from api.http.context import Context
+from api.http.request import strict_json
+from api.http.request.times import parse_time
+from broker.partition import Partition
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+EARLIEST_LOCAL: Final = "earliest-local"
+KEYWORDS: Final = (EARLIEST, LATEST, EARLIEST_LOCAL)
+MAX_OFFSET: Final = 2**63 - 1
+
+
+class Position(NamedTuple):
+    """One of the three: a keyword, an offset, or a time."""
+
+    keyword: str = ""
+    offset: int = -1
+    timestamp: int = -1
+
+
+def parse_position(
+    offset: str | int | UnsetType, timestamp: str | UnsetType, *, default: str, within: str = ""
+) -> Position:
+    """Raises InvalidRequest. `within` is where the two members stand in a body."""
+    if timestamp is not UNSET:
+        if offset is not UNSET:
+            strict_json.refuse_field(
+                strict_json.join(within, "timestamp"), "give offset or timestamp, not both"
+            )
+        assert isinstance(timestamp, str)
+        return Position(timestamp=time_of(timestamp, loc=strict_json.join(within, "timestamp")))
+    if offset is UNSET:
+        return Position(keyword=default)
+    text = str(offset)
+    if text in KEYWORDS:
+        return Position(keyword=text)
+    value = strict_json.natural(text)  # a segment's file is named with 20
+    if value is None or value > MAX_OFFSET:
+        strict_json.refuse_field(
+            strict_json.join(within, "offset"),
+            f"expected an offset from 0 or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
+        )
+    return Position(offset=value)
+
+
+def time_of(text: str, *, loc: str) -> int:
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        strict_json.refuse_field(loc, str(error))
+
+
+async def resolve(
+    context: Context, partition: Partition, position: Position, *, committed: bool
+) -> int:
+    """The offset to read from. A time past the last record gives the end."""
+    if position.offset >= 0:
+        return position.offset
+    if position.timestamp >= 0:
+        look = partial(partition.offset_for_timestamp, position.timestamp)
+        found = await context.read_at(partition, partition.offsets().log_start_offset, look)
+        if found is not None:
+            return found[0]
+    now = partition.offsets()
+    if position.keyword == EARLIEST:
+        return now.log_start_offset
+    if position.keyword == EARLIEST_LOCAL:
+        return max(now.local_log_start_offset, now.log_start_offset)
+    return now.last_stable_offset if committed else now.high_watermark

@@ -1,0 +1,82 @@
+"""How a call reads a partition, and the limits that all reading calls share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Final, Literal, Protocol, TypeVar
+
+from msgspec import Meta
+
+from api.http.context import NOT_KNOWN, Context
+from api.http.fetch.record_json import TakesLong
+from api.http.metrics import timings
+from api.http.problems import HeaderList
+from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
+from broker.partition import Fetched, Partition, Tier
+from hot_tier.log_state import Offsets
+
+T = TypeVar("T")
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
+MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
+_RECORD_BYTES: Final = 100  # one that is smaller is as much work
+
+
+class ReadQuery(Protocol):
+    """What a query says of how much is read, and how far: `committed` ends at the last stable
+    offset.
+    """
+
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def committed(self) -> bool: ...
+
+
+async def read(context: Context, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
+    """On the loop where everything is in memory, else in a thread of the tier's own."""
+    began_s = time.perf_counter()
+    max_bytes, committed = query.max_bytes, query.committed
+    fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
+    if fetched is None:
+        call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
+        fetched = await context.run(context.threads_for(partition, offset), call)
+    timings.took("broker" if fetched.tier == "hot" else "store", began_s)
+    return fetched
+
+
+def work_bytes(fetched: Fetched, offset: int) -> int:
+    """How much work it is to write this as text: compressed, few bytes may be many records."""
+    return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
+
+
+async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
+    """Run at once what is little work, in a thread what is much. `write` is given whether it is to
+    raise TakesLong rather than expand a batch, as nobody knows how much work that is, or wait for
+    the disk.
+    """
+    if work <= context.settings.inline_max_bytes:
+        try:
+            return await context.compute(work, lambda: write(True))
+        except TakesLong:
+            pass
+    return await context.compute(NOT_KNOWN, lambda: write(False))
+
+
+def log_headers(
+    partition: Partition, log: Fetched | Offsets, *, next_offset: int, tier: Tier
+) -> HeaderList:
+    """What every answer of a partition's records tells of its log."""
+    up_to_date = b"true" if next_offset == log.high_watermark else b"false"
+    return [
+        (b"log-start-offset", b"%d" % log.log_start_offset),
+        (b"log-high-watermark", b"%d" % log.high_watermark),
+        (b"log-next-offset", b"%d" % next_offset),
+        (b"log-up-to-date", up_to_date),
+        (b"log-tier", tier.encode()),
+        (b"log-topic-id", partition.log.topic_id.encode()),
+    ]

@@ -1,0 +1,1 @@
+"""What is counted: `table` has the names, `registry` the requests', `broker` asks the broker."""

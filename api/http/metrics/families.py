@@ -1,0 +1,41 @@
+"""Counts that are kept elsewhere, as Prometheus' client shows them; texts and labels are the
+table's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from api.http.metrics.table import BY_NAME
+from hot_tier.commit_times import DurationsSeen
+
+Labels = tuple[str, ...]
+
+
+def gauge(name: str, values: Mapping[Labels, float]) -> Metric:
+    family = GaugeMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def counter(name: str, values: Mapping[Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def histogram(name: str, values: Mapping[Labels, DurationsSeen]) -> Metric:
+    family = HistogramMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, (bounds_s, counts, total_s) in values.items():
+        shown = zip([*map(str, bounds_s), "+Inf"], counts, strict=True)
+        family.add_metric(labels, list(shown), total_s)
+    return family

@@ -1,0 +1,62 @@
+"""What the HTTP door counts, for Prometheus; the broker's own counts are those of `broker`.
+
+* Names, labels and texts are the table's (`table`).
+* A registry of its own for each app, so that two of them in one process do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.registry import Collector
+
+from api.http.metrics.request_tallies import RequestTallies
+from api.http.metrics.table import BY_NAME
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpMetrics:
+    def __init__(self) -> None:
+        # Each count would have a second series, with the time of its first one.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.errors = self._counter("tierlog_http_errors_total")
+        self.under_way = self._gauge("tierlog_http_requests_in_progress")
+        self.produced_records = self._counter("tierlog_produced_records_total")
+        self.produced_bytes = self._counter("tierlog_produced_bytes_total")
+        self.shared_pages = self._counter("tierlog_http_shared_pages_total")
+        self.requests = RequestTallies()
+        self.register(self.requests)
+
+    def sample(self, name: str, value_of: Callable[[], float]) -> None:
+        """A gauge whose value is asked for when it is shown."""
+        self._gauge(name).set_function(value_of)
+
+    def register(self, collector: Collector) -> None:
+        self.registry.register(collector)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str) -> Counter:
+        metric = BY_NAME[name]
+        return Counter(name, metric.doc, metric.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        metric = BY_NAME[name]
+        return Gauge(name, metric.doc, metric.labels, registry=self.registry)

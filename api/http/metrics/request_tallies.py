@@ -1,0 +1,72 @@
+"""What every request counts, in plain numbers: Prometheus' own counters take longer than finding a
+batch. On the event loop only; a scrape reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from api.http.metrics.families import Labels, counter, histogram
+from hot_tier.commit_times import Durations
+
+BOUNDS_S: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+    60.0,
+)
+
+
+class RequestTallies(Collector):
+    def __init__(self) -> None:
+        self._answered: dict[Labels, int] = {}
+        self._seconds: dict[Labels, Durations] = {}
+        self.fetched_bytes: dict[str, int] = {}
+        self.fetched_records: dict[str, int] = {}
+
+    def answered(self, method: str, path: str, status: str, *, seconds: float) -> None:
+        """Count a request. All three are of few values: never text that a client made up."""
+        labels = (method, path, status)
+        self._answered[labels] = self._answered.get(labels, 0) + 1
+        call = (method, path)
+        durations = self._seconds.get(call)
+        if durations is None:
+            durations = self._seconds[call] = Durations(BOUNDS_S)
+        durations.observe(seconds)
+
+    def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
+        """Count what was read for an answer."""
+        self.fetched_bytes[tier] = self.fetched_bytes.get(tier, 0) + size_bytes
+        self.fetched_records[tier] = self.fetched_records.get(tier, 0) + records
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the table names them."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        # Copies: a scrape is written by a thread.
+        answered, seconds = dict(self._answered), dict(self._seconds)
+        yield counter("tierlog_http_requests_total", answered)
+        yield histogram(
+            "tierlog_http_request_seconds",
+            {call: durations.seen() for call, durations in seconds.items()},
+        )
+        for name, by_tier in (
+            ("tierlog_fetched_records_total", dict(self.fetched_records)),
+            ("tierlog_fetched_bytes_total", dict(self.fetched_bytes)),
+        ):
+            yield counter(name, {(tier,): count for tier, count in by_tier.items()})

@@ -1,0 +1,144 @@
+"""The batches of a produce request on their way into their partitions, and what it is answered.
+
+* The answer waits for what `acks` asks for, and no thread waits with it.
+* What was appended before a fault is told with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+
+import structlog
+
+from api.http.answers import Answer, json_answer
+from api.http.context import Context
+from api.http.metrics import timings
+from api.http.produce.batches import TopicRules
+from api.http.produce.head import Request
+from api.http.refusals import AppendedInPart
+from api.http.shapes import Accepted, PartitionResult, Produced
+from hot_tier.append import Acks, AppendResult
+from record_format.errors import LogOfflineError, TierlogError
+from record_format.produced import ProducedBatches
+
+log = structlog.get_logger(__name__)
+
+
+async def append(
+    context: Context, request: Request, appends: Mapping[int, ProducedBatches]
+) -> Answer:
+    """The batches by partition: each partition's are one append. Raises what refused one."""
+    name = request.topic.record.name
+    warnings = _warnings(request, appends, context.settings.clock())
+    acks = _acks_to_await(request, appends)
+    futures = {number: _submit(request, number, appends[number], acks) for number in appends}
+    count = sum(produced.record_count for produced in appends.values())
+    context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appends.values()))
+    context.metrics.produced_records.inc(count)
+    if acks is Acks.NONE:
+        _refuse_where_nothing_is_taken(futures.values())
+        for number, future in futures.items():
+            future.add_done_callback(_Unawaited(name, number))
+        return json_answer(Accepted(name, count), status=202)
+    waiting = [asyncio.wrap_future(future) for future in futures.values()]
+    began_s = time.perf_counter()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    timings.took("broker", began_s)
+    results = _results(request, appends, outcomes)
+    if request.acks is Acks.NONE:
+        return json_answer(Accepted(name, count), status=202)
+    return json_answer(Produced(name, results, warnings))
+
+
+def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> Acks:
+    """A condition that does not hold is told also under acks=0: its append is awaited."""
+    conditional = request.expected_offset is not None or any(
+        header.producer_id >= 0 for produced in appends.values() for header in produced.headers[:1]
+    )
+    return Acks.LEADER if request.acks is Acks.NONE and conditional else request.acks
+
+
+def _submit(
+    request: Request, number: int, produced: ProducedBatches, acks: Acks
+) -> Future[AppendResult]:
+    try:
+        return request.topic.partition(number).append(
+            produced, acks=acks, expected_offset=request.expected_offset
+        )
+    except TierlogError as error:
+        refused: Future[AppendResult] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) -> None:
+    """What is not awaited may fail unseen, but a full disk is known by now: raised."""
+    refusals = [future.exception() for future in futures if future.done()]
+    if refusals and len(refusals) == len(futures) and all(refusals):
+        raise next(filter(None, refusals))
+
+
+def _results(
+    request: Request,
+    appends: Mapping[int, ProducedBatches],
+    outcomes: Iterable[AppendResult | BaseException],
+) -> list[PartitionResult]:
+    """Raises the first failure, and tells with it what was appended."""
+    results: list[PartitionResult] = []
+    failure: BaseException | None = None
+    for number, outcome in zip(appends, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            failure = failure or _reason(request, number, outcome)
+        else:
+            results.append(_result(number, outcome, appends[number].record_count))
+    if failure is None:
+        return results
+    if results and isinstance(failure, Exception):
+        raise AppendedInPart(failure, results=results)
+    raise failure
+
+
+def _reason(request: Request, number: int, error: BaseException) -> BaseException:
+    """A log that was closed because its topic was deleted meanwhile has no bad disk."""
+    if isinstance(error, LogOfflineError):
+        try:
+            request.topic.partition(number).check_leadership()
+        except TierlogError as reason:
+            return reason
+    return error
+
+
+def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult:
+    return PartitionResult(
+        partition=number,
+        base_offset=outcome.base_offset,
+        last_offset=outcome.last_offset,
+        records=records,
+        log_append_time=outcome.log_append_time,
+        duplicate=outcome.duplicate,
+    )
+
+
+class _Unawaited:
+    """Nobody waits for an append with acks=0: a failure of it goes to the log."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+
+    def __call__(self, future: Future[AppendResult]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            log.warning(
+                "append with acks=0 failed",
+                partition=f"{self.topic}-{self.partition}",
+                error=str(error),
+            )
+
+
+def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:
+    rules = TopicRules.of(request.topic.config, now_ms=now_ms)
+    expired = any(rules.is_expired(produced) for produced in appends.values())
+    return ["older-than-retention"] if expired else []

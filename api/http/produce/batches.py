@@ -1,0 +1,168 @@
+"""Columns or raw batches into what is appended, by the topic's rules.
+
+Pure but for the time, which comes in. A topic that keeps the broker's time (LogAppendTime) takes
+records of any time; else the limits of `message.timestamp.*` are checked record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from api.http.produce.columns import RecordColumns
+from api.http.settings import HttpSettings
+from hot_tier.log_config import LogConfig
+from record_format import codecs
+from record_format.batch import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    parse_header,
+)
+from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
+from record_format.produced import (
+    ProducedBatches,
+    build_produced,
+    check_produced,
+    check_sizes,
+    recompress,
+    timestamp_problem,
+)
+
+_FEW_RECORDS: Final = 4096
+
+
+class ProducerState(NamedTuple):
+    """What an idempotent producer says of a batch: who it is, and which comes now."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+_NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
+
+
+class TopicRules(NamedTuple):
+    """What a topic's configuration says about a produce request that came at `now_ms`."""
+
+    now_ms: int
+    max_message_bytes: int
+    codec: int | None  # None: as the producer sent it
+    timestamp_type: int
+    before_max_ms: int
+    after_max_ms: int
+    retention_ms: int
+    needs_keys: bool
+
+    @classmethod
+    def of(cls, config: LogConfig, *, now_ms: int) -> TopicRules:
+        compression = config.compression_type
+        stamped = config.message_timestamp_type == "LogAppendTime"
+        return cls(
+            now_ms=now_ms,
+            max_message_bytes=config.max_message_bytes,
+            codec=None if compression == "producer" else codecs.CODEC_IDS[compression],
+            timestamp_type=LOG_APPEND_TIME if stamped else CREATE_TIME,
+            before_max_ms=config.message_timestamp_before_max_ms,
+            after_max_ms=config.message_timestamp_after_max_ms,
+            retention_ms=config.retention_ms,
+            needs_keys="compact" in config.cleanup_policy,
+        )
+
+    def is_expired(self, produced: ProducedBatches) -> bool:
+        """Whether retention would take all of these records at its next turn."""
+        deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
+        newest = max(header.max_timestamp for header in produced.headers)
+        return deletes and 0 <= newest < self.now_ms - self.retention_ms
+
+
+def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
+    """Raw batches, all of them checked. Raises what `check_produced` does."""
+    produced = check_produced(
+        body,
+        max_message_bytes=rules.max_message_bytes,
+        now_ms=rules.now_ms,
+        timestamp_type=rules.timestamp_type,
+        before_max_ms=rules.before_max_ms,
+        after_max_ms=rules.after_max_ms,
+        max_expanded_bytes=settings.expanded_max_bytes,
+        max_records=settings.records_max,
+        require_keys=rules.needs_keys,
+    )
+    if rules.codec is None:
+        return produced
+    produced = recompress(produced, rules.codec)
+    check_sizes(produced, max_message_bytes=rules.max_message_bytes)
+    return produced
+
+
+def is_one_plain_batch(body: bytes | bytearray) -> bool:
+    """Whether this is one batch, not compressed, of few records: it is checked in no time."""
+    try:
+        header = parse_header(body)
+    except CorruptBatch:
+        return False
+    is_plain = header.codec == codecs.NONE and header.record_count <= _FEW_RECORDS
+    return is_plain and header.size_bytes == len(body)
+
+
+def build_appends(
+    by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: ProducerState | None
+) -> dict[int, ProducedBatches]:
+    """Each partition's columns as batches. Raises InvalidRecord, TooLarge."""
+    appends = {}
+    for partition, columns in by_partition.items():
+        try:
+            appends[partition] = _build(columns, rules, producer or _NO_PRODUCER)
+        except RecordTooLarge as error:
+            raise _named(error, columns) from None
+    return appends
+
+
+def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
+    """By its place in the request, which has other partitions' records too, and may have lines."""
+    assert error.row is not None, "one record made it too large"
+    limit, size = error.limit_bytes, error.size_bytes
+    return RecordTooLarge(
+        f"{columns.record(error.row)} makes a batch of {size} bytes; max.message.bytes is {limit}",
+        limit_bytes=limit,
+        size_bytes=size,
+    )
+
+
+def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
+    if rules.needs_keys and (columns.keys is None or None in columns.keys):
+        row = 0 if columns.keys is None else columns.keys.index(None)
+        problem = "a topic that is compacted takes only records with a key"
+        raise _invalid(columns.place(row, "key"), problem)
+    return build_produced(
+        columns.values,
+        timestamps=_timestamps(columns, rules),
+        keys=columns.keys,
+        headers=columns.headers,
+        max_message_bytes=rules.max_message_bytes,
+        codec=codecs.NONE if rules.codec is None else rules.codec,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=producer.base_sequence,
+    )
+
+
+def _timestamps(columns: RecordColumns, rules: TopicRules) -> list[int]:
+    now_ms = rules.now_ms
+    if columns.timestamps is None:
+        return [now_ms] * len(columns.values)
+    timestamps = [now_ms if given is None else given for given in columns.timestamps]
+    if rules.timestamp_type == CREATE_TIME:
+        for timestamp in (max(timestamps), min(timestamps)):
+            problem = timestamp_problem(timestamp, rules)
+            if problem:
+                index = timestamps.index(timestamp)
+                raise _invalid(columns.place(index, "timestamp"), problem)
+    return timestamps
+
+
+def _invalid(loc: str, problem: str) -> InvalidRecord:
+    return InvalidRecord(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))

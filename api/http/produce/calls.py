@@ -1,0 +1,149 @@
+"""The produce calls: a body becomes batches, each partition's batches one append.
+
+* Nothing is appended before the whole body was parsed, checked and encoded for every partition.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from api.http.answers import Answer, json_answer
+from api.http.context import NOT_KNOWN, Context
+from api.http.exchange import Exchange
+from api.http.produce.append import append
+from api.http.produce.batches import (
+    TopicRules,
+    build_appends,
+    check_batches,
+    is_one_plain_batch,
+)
+from api.http.produce.columns import (
+    RecordColumns,
+    decode_base64,
+    parse_envelopes,
+    parse_json,
+    parse_values,
+    single_value,
+)
+from api.http.produce.head import ProduceQuery, Request, read_head
+from api.http.produce.partitioner import split_by_partition
+from api.http.request import bodies, media_types, strict_json
+from api.http.request.plain_requests import acceptable_json, no_body, no_query
+from api.http.shapes import ProducerIdentity
+from broker.partition import Partition
+from broker.topics import Topic
+from record_format.errors import UnknownPartition
+from record_format.produced import ProducedBatches
+
+_FIRST_PRODUCER_ID: Final = 2**32
+_END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
+
+
+async def produce_to_topic(context: Context, exchange: Exchange) -> Answer:
+    return await _produce(context, exchange, partition=None)
+
+
+async def produce_to_partition(context: Context, exchange: Exchange) -> Answer:
+    topic = context.broker.topic(exchange.topic)
+    return await _produce(context, exchange, partition=topic.partition(exchange.partition))
+
+
+async def _produce(context: Context, exchange: Exchange, *, partition: Partition | None) -> Answer:
+    request = read_head(context, exchange, partition)
+    encoding = bodies.encoding_of(exchange)
+    async with bodies.received_body(exchange, context.settings, context.inflight) as body:
+        appends = await context.compute(
+            _work_bytes(request, body, encoding),
+            lambda: _prepare(context, request, body=body, encoding=encoding),
+        )
+        return await append(context, request, appends)
+
+
+def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int:
+    """How much work a body is, in bytes of JSON. What expands to who knows what is not for the
+    loop; a batch that stays as it is takes a quarter of the time.
+    """
+    if encoding:
+        return NOT_KNOWN
+    if request.media_type != media_types.BATCHES:
+        return len(body)
+    if not is_one_plain_batch(body):
+        return NOT_KNOWN
+    stays = request.topic.config.compression_type in ("producer", "uncompressed")
+    return len(body) // 4 if stays else len(body)
+
+
+def _prepare(
+    context: Context, request: Request, *, body: bytes | bytearray, encoding: str
+) -> dict[int, ProducedBatches]:
+    """The batches of each partition, checked. May run in a thread."""
+    settings = context.settings
+    body = bodies.expand(body, encoding, max_bytes=settings.expanded_max_bytes)
+    rules = TopicRules.of(request.topic.config, now_ms=settings.clock())
+    if request.media_type == media_types.BATCHES:
+        assert request.partition is not None, "refused before"
+        produced = check_batches(
+            body if isinstance(body, bytearray) else bytearray(body), rules, settings
+        )
+        return {request.partition.number: produced}
+    columns = _parse(request, body, records_max=settings.records_max)
+    return build_appends(_by_partition(request, columns), rules, request.producer)
+
+
+def _parse(request: Request, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
+    if request.media_type == media_types.JSON:
+        return parse_json(body, records_max=records_max)
+    if request.media_type == media_types.OCTETS:
+        return single_value(body, key=_key(request.query))
+    parse = parse_envelopes if request.query.envelope else parse_values
+    return parse(body, records_max=records_max)
+
+
+def _key(query: ProduceQuery) -> bytes | None:
+    if isinstance(query.key_base64, str):
+        return decode_base64(query.key_base64, loc="key_base64")
+    return query.key.encode() if isinstance(query.key, str) else None
+
+
+def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, RecordColumns]:
+    topic = request.topic
+    if request.partition is None:
+        split = split_by_partition(
+            columns,
+            existing=topic.partitions or topic.numbers,
+            count=topic.record.partitions,
+            turn=next(topic.turns),
+        )
+        for number in split:
+            _check_partition(topic, number, columns)
+        return split
+    number = request.partition.number
+    for index, chosen in enumerate(columns.partitions or ()):
+        if chosen not in (None, number):
+            strict_json.refuse_field(
+                columns.place(index, "partition"), f"{chosen}, but the path says partition {number}"
+            )
+    return {number: columns}
+
+
+def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
+    """All are there, before anything is appended to one. Raises what `Topic.partition` does."""
+    try:
+        topic.partition(number)
+    except UnknownPartition:
+        chosen = columns.partitions or ()
+        if number not in chosen:  # a key's: the folder lacks some of the topic's partitions
+            raise
+        place = columns.place(chosen.index(number), "partition")
+        raise UnknownPartition(topic.record.name, number, place=place) from None
+
+
+async def new_producer(context: Context, exchange: Exchange) -> Answer:
+    """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
+    no_query(exchange)
+    acceptable_json(exchange)
+    await no_body(context, exchange)
+    span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
+    return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

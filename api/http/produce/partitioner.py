@@ -1,0 +1,66 @@
+"""Which partition a record of the topic path goes to.
+
+Its own `partition` first; else murmur2 of its key, as Kafka's clients have it, so that one key
+stays in one partition whoever produces; else, for records without a key, one partition a request,
+and the next partition for the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from api.http.produce.columns import Content, RecordColumns
+from record_format.encode import Headers
+from record_format.murmur2 import partition_for_key
+
+
+def split_by_partition(
+    columns: RecordColumns, *, existing: Collection[int], count: int, turn: int
+) -> dict[int, RecordColumns]:
+    """The records by partition, in their order. `count` is what keys are spread over, `existing`
+    where a record without a key may go; a partition that is neither may be in the answer.
+    """
+    targets = _targets(columns, sticky=sorted(existing)[turn % len(existing)], count=count)
+    rows: dict[int, list[int]] = {}
+    for row, target in enumerate(targets):
+        rows.setdefault(target, []).append(row)
+    if len(rows) == 1:
+        return dict.fromkeys(rows, columns)
+    return {target: _take(columns, rows[target]) for target in sorted(rows)}
+
+
+def _targets(columns: RecordColumns, *, sticky: int, count: int) -> list[int]:
+    if columns.keys is None:
+        targets = [sticky] * len(columns.values)
+    else:
+        known: dict[Content, int] = {None: sticky}
+        targets = []
+        for key in columns.keys:
+            target = known.get(key)
+            if target is None:
+                assert key is not None, "the sticky partition stands for it"
+                target = known[key] = partition_for_key(key, count)
+            targets.append(target)
+    if columns.partitions is None:
+        return targets
+    return [
+        target if chosen is None else chosen
+        for target, chosen in zip(targets, columns.partitions, strict=True)
+    ]
+
+
+def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
+    values, keys, headers, timestamps = columns[:4]
+    chosen_keys: list[Content] | None = None if keys is None else [keys[row] for row in rows]
+    chosen_headers: list[Headers | None] | None = (
+        None if headers is None else [headers[row] for row in rows]
+    )
+    return RecordColumns(
+        [values[row] for row in rows],
+        chosen_keys,
+        chosen_headers,
+        None if timestamps is None else [timestamps[row] for row in rows],
+        rows=rows,
+        lines=columns.lines,
+        has_members=columns.has_members,
+    )

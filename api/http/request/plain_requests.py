@@ -1,0 +1,56 @@
+"""What a call takes that carries no records: parameters, `Accept`, and a small JSON body.
+
+Whatever else was sent is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from api.http.context import Context
+from api.http.exchange import Exchange
+from api.http.request import bodies, media_types, strict_json
+
+T = TypeVar("T")
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """No parameter, or no member."""
+
+
+NO_BODY: Final = ("request-too-large", "unsupported-media-type")  # what `no_body` refuses with
+_NO_MEMBERS: Final = msgspec.json.Decoder(_Nothing)
+
+
+async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
+    """A small JSON body. Raises what is wrong with it."""
+    media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
+    encoding = bodies.encoding_of(exchange)
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), decoder)
+
+
+async def no_body(context: Context, exchange: Exchange) -> None:
+    """For a POST that takes nothing: no body, or an object without members."""
+    encoding = bodies.encoding_of(exchange)
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+        if body.strip():
+            media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
+            body = bodies.expand(body, encoding, max_bytes=limit)
+            strict_json.decode_control(body, _NO_MEMBERS)
+
+
+def no_query(exchange: Exchange) -> None:
+    strict_json.parse_query(exchange.scope["query_string"], _Nothing)
+
+
+def acceptable_json(exchange: Exchange) -> None:
+    media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
