@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import structlog
@@ -47,8 +46,7 @@ class BringBack:
         """
         store = self._bucket.standing.checked_store()
         entries = list(cold_only(partition))
-        for before, entry in reversed(list(pairwise([None, *entries]))):
-            assert entry is not None, "none is before the first alone"
+        for before, entry in reversed(list(zip([None, *entries[:-1]], entries, strict=True))):
             self._check_room(entry.size_bytes)
             snapshot = producers_before(store, entry, before)
             pieces = _until(stopping, object_pieces(store, entry))

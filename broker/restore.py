@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -266,25 +267,27 @@ class _Restore:
     ) -> Tail | None:
         if self._old is None:
             return None
+        snapshot = producers_at_end(manifests, manifest)
+        keys = manifests.keys
+        folder = self._data_dir / str(keys)
+        if folder.exists():
+            shutil.rmtree(folder)  # an interrupted restore's
+        if why := self._old.why_left(keys, manifest):
+            return Tail(whole=False, detail=why)
         target = TailTarget(
-            folder=self._data_dir / str(manifests.keys),
-            keys=manifests.keys,
+            folder=folder,
+            keys=keys,
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,
         )
-        snapshot = producers_at_end(manifests, manifest)
         tail = take_tail(self._old, target, manifest, manifests, snapshot=snapshot)
-        self._take_checkpoints(self._old, manifests.keys, manifest, tail)
+        self._take_checkpoints(self._old, keys, tail)
         return tail
 
-    def _take_checkpoints(
-        self, old: OldFolder, keys: PartitionKeys, manifest: Manifest | None, tail: Tail
-    ) -> None:
+    def _take_checkpoints(self, old: OldFolder, keys: PartitionKeys, tail: Tail) -> None:
         """What had been flushed, here or there, is not cut at the first start; what was trimmed
         does not come back; what compaction left out is no loss.
         """
-        if old.why_left(keys, manifest):
-            return
         place = (keys.topic, keys.partition)
         self._recovery_points[place] = max(tail.end_offset, old.reached(keys))
         if (log_start := old.log_start(keys)) is not None:

@@ -24,7 +24,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,18 +113,20 @@ class OldFolder:
     def close(self) -> None:
         self._open.close()
 
-    def partition_folder(self, keys: PartitionKeys) -> Path | None:
-        """None where it is not there, or another topic's."""
-        folder = self.path / str(keys)
-        metadata = folder / "partition.metadata"
+    def partition_folder(self, keys: PartitionKeys) -> Path:
+        return self.path / str(keys)
+
+    def _has_partition(self, keys: PartitionKeys) -> bool:
+        """Whether its folder is there, and is no other topic's."""
+        metadata = self.partition_folder(keys) / "partition.metadata"
         if not metadata.exists():
-            return None
+            return False
         found = checkpoint_files.parse_partition_metadata(metadata.read_bytes(), file=str(metadata))
-        return folder if checkpoint_files.format_topic_id(found) == keys.topic_id else None
+        return checkpoint_files.format_topic_id(found) == keys.topic_id
 
     def why_left(self, keys: PartitionKeys, manifest: Manifest | None) -> str:
         """Why what it says of the partition counts for nothing; empty where it counts."""
-        if self.partition_folder(keys) is None:
+        if not self._has_partition(keys):
             return "the old folder does not have the partition"
         if manifest is not None and not self.notes(keys).knows(manifest):
             return (
@@ -170,15 +171,12 @@ def take_tail(
     *,
     snapshot: bytes | None,
 ) -> Tail:
-    """Copy what the old folder has from the manifest's end on. Raises CorruptDataError.
+    """Copy what the old folder has from the manifest's end on; what it says counts (`why_left`).
+    Raises CorruptDataError.
 
     `snapshot`: the producers at that end, as the bucket has them.
     """
-    if target.folder.exists():
-        shutil.rmtree(target.folder)  # an interrupted restore's
-    if why := old.why_left(target.keys, manifest):
-        return Tail(whole=False, detail=why)
-    source, notes = old.path / str(target.keys), old.notes(target.keys)
+    source, notes = old.partition_folder(target.keys), old.notes(target.keys)
     bases = parting.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):

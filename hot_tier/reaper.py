@@ -23,9 +23,8 @@ from hot_tier.segment import Segment
 
 DELETED_IN_ORDER: Final = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
 REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
-FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[
-    1:
-]  # the producers before it are those before the new one
+# Of the first that was replaced: the producers before it are those before the new one.
+FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[1:]
 
 
 class Reaper:
