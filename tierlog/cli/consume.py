@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from tierlog.cli.client_options import TopicArgument, client_command
-from tierlog.cli.output import for_a_terminal
+from tierlog.cli.output import for_stdout
 from tierlog.client.records import json_member
 
 if TYPE_CHECKING:
@@ -92,9 +92,6 @@ def consume(
         limits=limits,
     )
     shown: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
-    if sys.stdout.isatty():
-        plain = shown
-        shown = lambda record: for_a_terminal(plain(record))  # noqa: E731
     if follow:
         Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
     _print(islice(records, max_records), shown, flush=follow)
@@ -114,10 +111,10 @@ def parse_offset(text: str) -> Any:
 def _print(
     records: Iterator[ConsumedRecord], shown: Callable[[ConsumedRecord], bytes], *, flush: bool
 ) -> None:
-    out = sys.stdout.buffer
+    out, safe = sys.stdout.buffer, for_stdout()
     try:
         for record in records:
-            out.write(shown(record) + b"\n")
+            out.write(safe(shown(record)) + b"\n")
             if flush:
                 out.flush()
     except KeyboardInterrupt:

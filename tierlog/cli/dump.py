@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tierlog.cli.offline import EndpointOption, RegionOption
-from tierlog.cli.output import FOUND_PROBLEMS, Output, for_a_terminal, note, print_json, write
+from tierlog.cli.output import FOUND_PROBLEMS, Output, for_stdout, note, print_json, write
 
 app = typer.Typer(add_completion=False)
 
@@ -125,12 +125,13 @@ def _print(found: Found, *, records: bool, data: bool, as_json: bool) -> None:
     from tierlog.dump.reading import read_items
     from tierlog.dump.text import to_text
 
+    safe = for_stdout()
     for item in read_items(found.file, with_records=records):
         if as_json:
             line = to_json_line(found.shown, item, with_data=data)
         else:
             line = to_text(item, with_data=data).encode() + b"\n"
-        write(for_a_terminal(line) if sys.stdout.isatty() else line)
+        write(safe(line))
 
 
 def _verify(files: list[Found], *, as_json: bool) -> int:

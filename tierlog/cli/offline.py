@@ -57,6 +57,13 @@ class BucketOptions:
     endpoint: EndpointOption = None
     region: RegionOption = None
 
+    @classmethod
+    def named(
+        cls, store: str | None, endpoint: str | None, region: str | None
+    ) -> BucketOptions | None:
+        """None where no store is given."""
+        return None if store is None else cls(store=store, endpoint=endpoint, region=region)
+
     def open(self) -> ObjectStore:
         """Raises ConfigurationError where there is no such bucket."""
         from cold_tier.open import open_store

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from shutil import get_terminal_size
 from typing import Any, Final
@@ -46,8 +46,12 @@ def write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
 
 
-def for_a_terminal(data: bytes) -> bytes:
-    """Records are by anybody: their bytes give a terminal no orders."""
+def for_stdout() -> Callable[[bytes], bytes]:
+    """How records are written: they are by anybody, and give a terminal no orders."""
+    return _for_a_terminal if sys.stdout.isatty() else bytes
+
+
+def _for_a_terminal(data: bytes) -> bytes:
     return printable(data.decode(errors="backslashreplace"), but="\n\t").encode()
 
 

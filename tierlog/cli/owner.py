@@ -98,9 +98,7 @@ class OwnerOptions:
 
     @property
     def bucket(self) -> BucketOptions | None:
-        if self.store is None:
-            return None
-        return BucketOptions(store=self.store, endpoint=self.endpoint, region=self.region)
+        return BucketOptions.named(self.store, self.endpoint, self.region)
 
     def policy(self) -> GarbagePolicy:
         from manifest.garbage import GarbagePolicy

@@ -73,8 +73,8 @@ def segments(
     """Every segment, oldest first: where it begins, how large it is, and in which tier it lies."""
     if cache and data_dir is None:
         raise typer.BadParameter("--cache takes --data-dir: it asks this machine's page cache")
-    if store is not None:
-        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
+    bucket = BucketOptions.named(store, endpoint, region)
+    if bucket is not None:
         found = _offline_segments(topic, partition, bucket)
     else:
         numbers = _partitions(client, topic, partition)

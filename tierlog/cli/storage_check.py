@@ -49,8 +49,7 @@ def verify(
             store=store, s3_endpoint=endpoint, s3_region=region, master=master, conf=conf
         )
         report = _verify_on_spark(topic, source)
-    elif store is not None:
-        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
+    elif (bucket := BucketOptions.named(store, endpoint, region)) is not None:
         report = _verify_offline(topic, bucket, deep=deep)
     else:
         report = client.verify(topic, deep=deep)

@@ -45,9 +45,7 @@ def manifest(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """The manifest of a partition, or a version of it that is still kept."""
-    bucket: BucketOptions | None = None
-    if store is not None:
-        bucket = BucketOptions(store=store, endpoint=endpoint, region=region)
+    bucket = BucketOptions.named(store, endpoint, region)
 
     def load(number: int | None) -> dict[str, Any]:
         if bucket is not None:
