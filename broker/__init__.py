@@ -1,7 +1,6 @@
 """The two tiers as one log, and what moves between them.
 
-Read `broker` first, then `partition` (which tier serves a read). What runs in the background is in
-`chores`: `copier` uploads, `janitor` deletes, `compactor` and `mirror` compact both tiers.
-`ownership` and `fences` keep a former owner from writing; `take_over`, `restore` and `repair` are
-for bad days.
+Read `broker` first, then `partition` (which tier serves a read). What runs in the background
+begins at `background.chores`; `ownership` keeps a former owner from writing; `groups` is how far
+each group has read; `mending` is for bad days.
 """

@@ -17,19 +17,19 @@ from pathlib import Path
 import structlog
 
 from broker import reports
+from broker.background.chores import Chores
+from broker.background.copier import OffloadProgress
 from broker.bucket import Bucket
-from broker.chores import Chores
-from broker.copier import OffloadProgress
-from broker.cuts import Cuts
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import told_when_full
-from broker.groups import Groups
+from broker.groups.cuts import Cuts
+from broker.groups.groups import Groups
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
+from broker.mending.repair_step import RepairStep
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
-from broker.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary

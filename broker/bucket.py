@@ -14,7 +14,7 @@ from broker.bucket_notes import BucketNotes
 from broker.cold_log import ColdLog
 from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder
-from broker.own_partition import OwnPartition
+from broker.ownership.own_partition import OwnPartition
 from broker.pace import Pace
 from broker.settings import BrokerSettings
 from broker.store_standing import StoreStanding

@@ -18,7 +18,7 @@ import msgspec
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import ColdReads
 from broker.disk_reserve import told_when_full
-from broker.ownership import Ownership
+from broker.ownership.ownership import Ownership
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.log_config import LogConfig

@@ -28,10 +28,10 @@ from broker.data_folder import (
 )
 from broker.holes import lost_before
 from broker.opened_log import OpenedLog
+from broker.ownership.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
+from broker.ownership.taken_epochs import TakenEpochs
 from broker.partition import Partition
 from broker.settings import BrokerSettings
-from broker.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
-from broker.taken_epochs import TakenEpochs
 from broker.topic_registry import TopicRecord
 from hot_tier import parting
 from hot_tier.commit_times import CommitTimes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.cold_log import ColdLog
 from broker.data_folder import place_name
-from broker.take_over import TakeOver
+from broker.ownership.take_over import TakeOver
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart
 

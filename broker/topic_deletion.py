@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.own_partition import OwnPartition
+from broker.ownership.own_partition import OwnPartition
 from cold_tier.object_store import ObjectStore, Unfinished
 from manifest.topic_objects import TopicObject, TopicObjects
 

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import msgspec
 
+from broker.background.chores import Chores
+from broker.background.copier import OffloadProgress
 from broker.bucket import Bucket
-from broker.chores import Chores
-from broker.copier import OffloadProgress
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.local_repair import LocalRepair
 from broker.log_opener import LogOpener
+from broker.mending.local_repair import LocalRepair
+from broker.mending.repair import Repair
+from broker.mending.repair_step import Action, RepairStep
+from broker.mending.rotten_segments import NO_BUCKET, RottenSegments
+from broker.mending.verify import Looking, check_topic_object, verify_topic
 from broker.partition import Partition
-from broker.repair import Repair
-from broker.repair_step import Action, RepairStep
-from broker.rotten_segments import NO_BUCKET, RottenSegments
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
-from broker.verify import Looking, check_topic_object, verify_topic
 from manifest.garbage import GarbagePlan
 from record_format.errors import Throttled
 from record_format.findings import VerifyReport

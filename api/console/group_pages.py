@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from api.http.access.grants import Grant
-from broker.groups import GroupOffset, Groups
+from broker.groups.groups import GroupOffset, Groups
 
 GROUPS_SHOWN: Final = 200
 

@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-from broker import copier, mirror
+from broker.background import copier, mirror
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store

@@ -26,10 +26,10 @@ from random import Random
 
 import pytest
 
-from broker import take_over
+from broker.background.janitor import removable_end
 from broker.broker import Broker
-from broker.janitor import removable_end
-from broker.restore import RestoreOptions, restore
+from broker.mending.restore import RestoreOptions, restore
+from broker.ownership import take_over
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.garbage import GarbagePolicy

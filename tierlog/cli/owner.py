@@ -18,7 +18,7 @@ from tierlog.cli.offline import BucketOptions, EndpointOption, RegionOption
 
 if TYPE_CHECKING:
     from broker.broker import Broker
-    from broker.repair_step import RepairStep
+    from broker.mending.repair_step import RepairStep
     from cold_tier.object_store import ObjectStore
     from manifest.garbage import GarbagePolicy
 
@@ -123,7 +123,7 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """What a repair would do; changes nothing. Raises ConfigurationError."""
-        from broker.stand_in import plan_repair
+        from broker.mending.stand_in import plan_repair
 
         settings, store = self._asked(data_dir)
         return plan_repair(settings, store, topic, deep=deep)

@@ -62,7 +62,7 @@ def verify(
 
 
 def _verify_offline(topic: str, bucket: BucketOptions, *, deep: bool) -> dict[str, Any]:
-    from broker.verify import size_of, verify_bucket
+    from broker.mending.verify import size_of, verify_bucket
     from manifest.topic_objects import TopicObjects
 
     with bucket.opened() as store:

@@ -21,8 +21,8 @@ from api.http.produce.columns import MAX_PARTITION
 from api.http.request import strict_json
 from api.http.request.plain_requests import acceptable_json, json_body, no_query
 from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
-from broker.group_requests import NewOffset, check_group_name
-from broker.groups import GroupOffset
+from broker.groups.groups import GroupOffset
+from broker.groups.requests import NewOffset, check_group_name
 from record_format.errors import UnknownGroup
 
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from broker.bring_back import cold_only, has_cold_only
-from broker.group_requests import NewOffset
+from broker.background.bring_back import cold_only, has_cold_only
+from broker.groups.requests import NewOffset
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC

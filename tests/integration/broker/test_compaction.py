@@ -8,9 +8,9 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from broker import mirror
+from broker.background import mirror
 from broker.broker import Broker
-from broker.restore import RestoreOptions, restore
+from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier import cleaner
@@ -304,7 +304,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
                 cleanable, table, dataclasses.replace(hooks, **at_once)
             ),
         )
-    monkeypatch.setattr("broker.mirror._follow", overtaken)
+    monkeypatch.setattr("broker.background.mirror._follow", overtaken)
     assert in_bucket() is None
     mirror.follow_compaction(partition, stopping=lambda: False)
     assert rounds

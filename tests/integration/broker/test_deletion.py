@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import topic_deletion
-from broker.group_requests import NewOffset
-from broker.taken_epochs import read_epochs
+from broker.groups.requests import NewOffset
+from broker.ownership.taken_epochs import read_epochs
 from cold_tier.object_store import Unfinished
 from cold_tier.upload_notes import LogContent, UploadNotes
 from hot_tier import durable_file

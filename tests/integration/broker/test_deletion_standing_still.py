@@ -12,7 +12,7 @@ import pytest
 from broker import store_standing, topic_deletion
 from broker.bucket import Bucket
 from broker.data_folder import DataFolder
-from broker.restore import RestoreOptions, restore
+from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRegistry
 from cold_tier.open import open_store

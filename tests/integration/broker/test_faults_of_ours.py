@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from broker import compactor, copier, janitor
+from broker.background import compactor, copier, janitor
 from manifest.garbage import GarbagePolicy
 from tests.integration.broker.test_compaction import COMPACT, fill
 

@@ -3,12 +3,12 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from broker.cuts import Cuts
-from broker.group_requests import NewOffset
-from broker.group_view import GroupView
-from broker.groups import GroupOffset, Groups
+from broker.groups.cuts import Cuts
+from broker.groups.groups import GroupOffset, Groups
+from broker.groups.requests import NewOffset
+from broker.groups.view import GroupView
+from broker.mending.restore import RestoreOptions, restore
 from broker.partition import Partition
-from broker.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.checkpoint_files import parse_topic_id

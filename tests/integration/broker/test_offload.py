@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import bucket
-from broker.copier import Copier
+from broker.background.copier import Copier
 from hot_tier.log import PartitionLog
 from record_format.errors import DiskFull, InvalidConfig, ShuttingDown
 

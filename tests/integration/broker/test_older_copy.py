@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from broker.restore import RestoreOptions, restore
+from broker.mending.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 
 GAP = 1000

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from broker.bucket_notes import BucketNotes
-from broker.fences import Fences
-from broker.ownership import Ownership
+from broker.ownership.fences import Fences
+from broker.ownership.ownership import Ownership
 from manifest.transitions import record_gap
 from record_format.errors import (
     ConfigurationError,

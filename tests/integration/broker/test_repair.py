@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker import rebuilt_segment, repair
 from broker.broker import Broker
-from broker.restore import RestoreOptions, restore
+from broker.mending import rebuilt_segment, repair
+from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from broker.broker import Broker
+from broker.mending.stand_in import plan_repair
 from broker.settings import BrokerSettings
-from broker.stand_in import plan_repair
 from cold_tier.open import open_store
 from record_format.errors import ConfigurationError, FencedError
 from tests.integration.broker.conftest import House

@@ -7,11 +7,12 @@ import shutil
 import msgspec
 import pytest
 
-from broker import restore as restoring
-from broker import restore_tail, take_over
 from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
-from broker.group_requests import NewOffset
-from broker.restore import RestoreOptions, restore
+from broker.groups.requests import NewOffset
+from broker.mending import restore as restoring
+from broker.mending import restore_tail
+from broker.mending.restore import RestoreOptions, restore
+from broker.ownership import take_over
 from cold_tier.open import open_store
 from hot_tier.disk import Disk
 from manifest.topic_objects import TopicObjects

@@ -6,10 +6,10 @@ import uuid
 import msgspec
 import pytest
 
-from broker import take_over
 from broker.bucket_notes import BucketNotes
 from broker.cold_log import ColdLog
-from broker.parting_plan import Parting
+from broker.ownership import take_over
+from broker.ownership.parting_plan import Parting
 from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig

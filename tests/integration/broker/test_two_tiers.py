@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from broker.background.janitor import cold_facts, local_facts, total_bytes
 from broker.data_folder import LOG_STARTS
-from broker.janitor import cold_facts, local_facts, total_bytes
 from broker.segment_listing import (
     glance_segments,
     iter_segments,

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from broker import local_check, verify
-from broker.verify import verify_bucket
+from broker.mending import local_check, verify
+from broker.mending.verify import verify_bucket
 from cold_tier import segment_check
 from cold_tier.folder import FolderStore
 from cold_tier.object_store import Checksum

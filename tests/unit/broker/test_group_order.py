@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.group_requests import NewOffset
-from broker.groups import Groups
+from broker.groups.groups import Groups
+from broker.groups.requests import NewOffset
 from hot_tier.append import AppendResult
 from hot_tier.log_config import LogConfig
 from record_format.consumer_offsets import TOPIC

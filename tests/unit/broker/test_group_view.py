@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from broker.group_view import GroupView
+from broker.groups.view import GroupView
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import (
     Commit,

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.groups import lag_of
+from broker.groups.groups import lag_of
 from manifest.state import OffsetGap
 
 

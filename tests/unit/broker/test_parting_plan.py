@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.parting_plan import LocalLog, Parting, plan_parting
+from broker.ownership.parting_plan import LocalLog, Parting, plan_parting
 from manifest.state import EpochStart, Manifest, OffsetGap
 
 

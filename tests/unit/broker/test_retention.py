@@ -1,8 +1,8 @@
 from types import SimpleNamespace
 
-from broker import retention
-from broker.janitor import cold_facts
-from broker.retention import Limits, SegmentFacts
+from broker.background import retention
+from broker.background.janitor import cold_facts
+from broker.background.retention import Limits, SegmentFacts
 from tests.fakes.manifests import entry
 
 NOW_MS = 1_000_000

@@ -23,7 +23,7 @@ import structlog
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, topic_id_of
-from broker.parting_plan import LocalLog, history_of, plan_parting
+from broker.ownership.parting_plan import LocalLog, history_of, plan_parting
 from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog

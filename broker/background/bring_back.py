@@ -17,8 +17,8 @@ from pathlib import Path
 import structlog
 
 from broker.bucket import Bucket
+from broker.mending.rebuilt_segment import object_pieces, producers_before, rebuilt_segment
 from broker.partition import Partition
-from broker.rebuilt_segment import object_pieces, producers_before, rebuilt_segment
 from hot_tier.cleaner import Interrupted
 from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError

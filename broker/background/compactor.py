@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from broker.bring_back import BringBack, has_cold_only
+from broker.background.bring_back import BringBack, has_cold_only
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,

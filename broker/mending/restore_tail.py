@@ -43,7 +43,7 @@ from broker.data_folder import (
     place_name,
     read_checkpoint,
 )
-from broker.taken_epochs import read_epochs
+from broker.ownership.taken_epochs import read_epochs
 from broker.topic_registry import TopicRegistry
 from hot_tier import parting
 from hot_tier.durable_file import write_durably

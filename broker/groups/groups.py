@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.cuts import Cuts
 from broker.data_folder import Place
-from broker.group_requests import NewOffset, check_group_name, check_offsets
-from broker.group_view import Committed, GroupView, TopicPartition
-from broker.offset_log import OffsetLog, Row, home_of
+from broker.groups.cuts import Cuts
+from broker.groups.offset_log import OffsetLog, Row, home_of
+from broker.groups.requests import NewOffset, check_group_name, check_offsets
+from broker.groups.view import Committed, GroupView, TopicPartition
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.log_config import ConfigValue

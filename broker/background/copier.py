@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import structlog
 
+from broker.background.mirror import follow_compaction
 from broker.holes import Holes
-from broker.mirror import follow_compaction
 from broker.partition import Partition
 from record_format.errors import (
     CorruptDataError,

@@ -28,10 +28,10 @@ import msgspec
 import structlog
 
 from broker.holes import Holes
-from broker.local_check import is_lost
-from broker.local_repair import copy_segment, unused
+from broker.mending.local_check import is_lost
+from broker.mending.local_repair import copy_segment, unused
+from broker.mending.repair_step import Action, RepairStep
 from broker.partition import Partition
-from broker.repair_step import Action, RepairStep
 from hot_tier.salvage import Lost
 from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView

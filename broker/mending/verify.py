@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from broker.bucket_check import (
+from broker.mending.bucket_check import (
     CheckOptions,
     Progress,
     check_partition,
     entry_in_force,
     no_progress,
 )
-from broker.local_check import FindHole, check_local
+from broker.mending.local_check import FindHole, check_local
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord
 from broker.topics import Topic

@@ -31,11 +31,16 @@ import msgspec
 import structlog
 from crc32c import crc32c as crc32c_of
 
-from broker.bucket_check import CheckOptions, check_partition
+from broker.mending.bucket_check import CheckOptions, check_partition
+from broker.mending.rebuilt_segment import (
+    PIECE_BYTES,
+    object_pieces,
+    producers_before,
+    rebuilt_segment,
+)
+from broker.mending.repair_step import Action, RepairStep
+from broker.mending.rotten_segments import InBucket, RottenSegments
 from broker.partition import Partition
-from broker.rebuilt_segment import PIECE_BYTES, object_pieces, producers_before, rebuilt_segment
-from broker.repair_step import Action, RepairStep
-from broker.rotten_segments import InBucket, RottenSegments
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
 from manifest import repairs

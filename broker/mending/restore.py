@@ -42,9 +42,9 @@ from broker.data_folder import (
     place_name,
     write_checkpoint,
 )
-from broker.restore_tail import OldFolder, Tail, TailTarget, take_tail
-from broker.take_over import NO_MANIFEST, Pending, marker_path, write_marker
-from broker.taken_epochs import write_epochs
+from broker.mending.restore_tail import OldFolder, Tail, TailTarget, take_tail
+from broker.ownership.take_over import NO_MANIFEST, Pending, marker_path, write_marker
+from broker.ownership.taken_epochs import write_epochs
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from broker.background.retention import Limits, SegmentFacts, expired_end
 from broker.holes import Holes
 from broker.partition import Partition
-from broker.retention import Limits, SegmentFacts, expired_end
 from broker.settings import BrokerSettings
 from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy

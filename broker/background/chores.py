@@ -17,19 +17,19 @@ from typing import Final
 
 import structlog
 
-from broker.background import BackgroundTask
-from broker.bring_back import BringBack
+from broker.background.bring_back import BringBack
+from broker.background.checkpoints import Checkpoints
+from broker.background.compactor import Compactor
+from broker.background.copier import Copier
+from broker.background.janitor import Janitor
+from broker.background.worker import BackgroundTask
 from broker.bucket import Bucket
-from broker.checkpoints import Checkpoints
-from broker.compactor import Compactor
-from broker.copier import Copier
 from broker.data_folder import DataFolder
 from broker.disk_reserve import CHECK_S, DiskReserve
-from broker.fences import Fences
-from broker.groups import Groups
+from broker.groups.groups import Groups
 from broker.holes import Holes
-from broker.janitor import Janitor
 from broker.live_topics import LiveTopics
+from broker.ownership.fences import Fences
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry

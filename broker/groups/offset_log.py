@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
-from broker.group_view import GroupView
+from broker.groups.view import GroupView
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.append import Acks, AppendResult

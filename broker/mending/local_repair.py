@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.repair_step import Action, RepairStep
+from broker.mending.repair_step import Action, RepairStep
 from hot_tier.durable_file import sync_folder
 from hot_tier.file_names import LOG, parse_file_name
 from record_format.errors import CorruptDataError

@@ -1,0 +1,1 @@
+"""How far each group has read, as Kafka keeps it: `groups` first, over `offset_log` and `view`."""
