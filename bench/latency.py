@@ -8,8 +8,9 @@ not wait behind large ones.
   as fast as they can; its peer is the same fetch with nobody else there. And the produce, while 8
   connections fetch one record each as fast as they can.
 * That produce waits for turns of the event loop, in each of which 8 fetches are answered (1.7 ms):
-  its head, its task, the news that a thread wrote it and the task again take five. Neither the disk
-  (0.3 ms) nor the interpreter's lock (0.2 ms until it is written) has much part in it.
+  until its head is read, until its task begins, and until the task hears that a thread wrote it.
+  Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms until it is written) has much part
+  in it.
 
 `python -m bench latency`; takes about a minute, and wrk.
 """

@@ -10,16 +10,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from api.http.access.check import Access
+from api.http.ended import Ended
 from api.http.exchange import Exchange
 from api.http.fetch.shared_pages import SharedPages
 from api.http.fetch.watermarks import Watermarks
@@ -113,10 +113,14 @@ class Context:
         finally:
             timings.took("encode", began_s)
 
-    def run(self, threads: Executor, call: Callable[[], T]) -> Awaitable[T]:
+    async def run(self, threads: Executor, call: Callable[[], T]) -> T:
         """In this request's context: what is logged in the thread carries its id."""
-        inside = partial(contextvars.copy_context().run, call)
-        return asyncio.get_running_loop().run_in_executor(threads, inside)
+        future = threads.submit(contextvars.copy_context().run, call)
+        try:
+            await Ended([future])
+            return future.result()
+        finally:
+            del future  # an error would keep it, and it the error
 
     def problem(self, exchange: Exchange, error: Exception, *, writing: bool = False) -> Problem:
         """What the client is told of an error; see `problems.to_problem`."""

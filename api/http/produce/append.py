@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ import structlog
 
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
+from api.http.ended import Ended
 from api.http.metrics import timings
 from api.http.produce.batches import TopicRules
 from api.http.produce.head import Request
@@ -43,10 +43,10 @@ async def append(
         for number, future in futures.items():
             future.add_done_callback(_Unawaited(name, number))
         return json_answer(Accepted(name, count), status=202)
-    waiting = [asyncio.wrap_future(future) for future in futures.values()]
     began_s = time.perf_counter()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    await Ended(futures.values())
     timings.took("broker", began_s)
+    outcomes = [future.exception() or future.result() for future in futures.values()]
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_answer(Accepted(name, count), status=202)

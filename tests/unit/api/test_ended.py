@@ -1,0 +1,135 @@
+import asyncio
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from api.http.ended import Ended
+
+
+def running() -> Future[int]:
+    future: Future[int] = Future()
+    assert future.set_running_or_notify_cancel()
+    return future
+
+
+async def wait_for(futures: Collection[Future[Any]]) -> None:
+    await Ended(futures)
+
+
+async def begun(futures: Collection[Future[Any]]) -> asyncio.Task[None]:
+    task = asyncio.create_task(wait_for(futures))
+    await asyncio.sleep(0)
+    return task
+
+
+async def turns_until_it_goes_on(
+    end: Callable[[Future[int]], None], *, count: int, by_thread: bool
+) -> int:
+    futures = [running() for _ in range(count)]
+    task = await begun(futures)
+    for future in futures[:-1]:
+        end(future)
+    await asyncio.sleep(0)
+    assert not task.done()
+    if by_thread:
+        thread = threading.Thread(target=end, args=(futures[-1],))
+        thread.start()
+        thread.join()  # it has ended before the loop takes its next turn
+    else:
+        end(futures[-1])
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+@pytest.mark.parametrize("by_thread", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_task_goes_on_one_turn_after_the_last_has_ended(count: int, by_thread: bool) -> None:
+    def succeed(future: Future[int]) -> None:
+        future.set_result(1)
+
+    assert asyncio.run(turns_until_it_goes_on(succeed, count=count, by_thread=by_thread)) == 1
+
+
+def test_what_failed_has_ended_and_is_asked_by_who_waited() -> None:
+    def fail(future: Future[int]) -> None:
+        future.set_exception(OSError("disk"))
+
+    assert asyncio.run(turns_until_it_goes_on(fail, count=2, by_thread=True)) == 1
+
+
+def test_what_had_ended_before_is_not_waited_for() -> None:
+    async def main() -> None:
+        future = running()
+        future.set_result(1)
+        await asyncio.wait_for(wait_for([future]), timeout=30)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_leaves_what_runs_and_drops_what_is_queued() -> None:
+    async def main() -> None:
+        running_one, queued = running(), Future[int]()
+        task = await begun([running_one, queued])
+        task.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert queued.cancelled()
+        running_one.set_result(1)  # later: nobody is woken twice
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(main(), debug=True)
+
+
+def test_what_was_dropped_by_others_cancels_who_waits_for_it() -> None:
+    async def main() -> None:
+        queued = Future[int]()
+        task = await begun([queued])
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_task_that_was_to_be_cancelled_before_it_waited_is() -> None:
+    async def cancelled_already() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await Ended([running()])
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(cancelled_already())
+
+    asyncio.run(main())
+
+
+def test_threads_that_end_at_the_same_time_wake_once() -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(500):
+                gate = threading.Barrier(8)
+                await asyncio.wait_for(
+                    wait_for([threads.submit(gate.wait) for _ in range(8)]), timeout=30
+                )
+
+    asyncio.run(main())
+
+
+def test_timeouts_of_asyncio_reach_it() -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await Ended([running()])
+
+    asyncio.run(main())
