@@ -6,6 +6,8 @@
 * Peers: s2-lite on a local folder, its JSON against our JSON, and the faster of its JSON and its
   protobuf against our raw batches; NATS JetStream with `sync_interval: always`, which flushes as we
   do, and as it comes, which acknowledges before a flush (ours with `acks=1` stands beside it too).
+* Beside our batches also the disk alone: the same bytes written by as many threads to one file, all
+  that wait flushed by one `fdatasync`. Nobody who flushes is faster than that.
 * All of them by prepared requests over plain sockets, threads of one process: the client is the
   same, and does nothing with what it reads but count.
 
@@ -18,6 +20,7 @@ BENCH_NATS and BENCH_S2), and root for s2.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -25,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from bench import children
 from bench.children import MissingPeer, Server
@@ -44,6 +47,7 @@ READ_RECORDS: Final = 30_000
 FETCH_BYTES: Final = 1 << 20
 RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 _JSON: Final = "application/json"
+DISK: Final = "the disk alone"
 
 
 class Shape(NamedTuple):
@@ -62,14 +66,22 @@ SHAPES: Final = (
 )
 
 
-class Log(Protocol):
-    """A contender. Logs are named `append` and `read`."""
+class Appends(Protocol):
+    """Who appends. Logs are named `append` and `read`."""
 
-    def renew(self, log: str) -> None: ...
+    def renew(self, log: str, /) -> None: ...
     def appender(
-        self, log: str, values: list[bytes]
+        self, log: str, values: list[bytes], /
     ) -> AbstractContextManager[Callable[[], None]]: ...
+
+
+class Log(Appends, Protocol):
+    """A contender."""
+
     def read(self, log: str, count: int) -> None: ...
+
+
+Contender = TypeVar("Contender", bound=Appends)
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
@@ -77,8 +89,10 @@ def measure(folder: Path, *, rounds: int) -> Report:
     with ExitStack() as stack:
         logs = _contenders(stack, folder, report)
         _add_latencies(report, _interleaved(logs, _latencies, rounds))
+        appending: dict[str, Appends] = {**logs, DISK: BareDisk(folder)}
         for shape in SHAPES:
-            _add_rates(report, f"append, {shape.name}", _interleaved(logs, _appends(shape), rounds))
+            seen = _interleaved(appending, _appends(shape), rounds)
+            _add_rates(report, f"append, {shape.name}", seen)
         for log in logs.values():
             _fill(log)
         _add_rates(report, "read from the start", _interleaved(logs, _read, rounds))
@@ -109,7 +123,7 @@ def _contenders(stack: ExitStack, folder: Path, report: Report) -> dict[str, Log
 
 
 def _interleaved(
-    logs: Mapping[str, Log], run: Callable[[Log], float], rounds: int
+    logs: Mapping[str, Contender], run: Callable[[Contender], float], rounds: int
 ) -> dict[str, list[float]]:
     return interleave({name: partial(run, log) for name, log in logs.items()}, rounds=rounds)
 
@@ -125,11 +139,11 @@ def _latencies(log: Log) -> float:
     return percentile(seen, 0.5)
 
 
-def _appends(shape: Shape) -> Callable[[Log], float]:
+def _appends(shape: Shape) -> Callable[[Appends], float]:
     """Records a second of all clients together."""
     values = _values(shape.records)
 
-    def run(log: Log) -> float:
+    def run(log: Appends) -> float:
         log.renew("append")
         with ExitStack() as stack:
             appends = [
@@ -202,7 +216,7 @@ def _add_rates(report: Report, what: str, seen: Mapping[str, Sequence[float]]) -
     compared: list[tuple[str, str, float | None]] = [("JSON", "s2 JSON", 1.0), ("raw", "s2", 5.0)]
     if what.startswith("append"):
         compared.append(("JSON", "durable NATS", 1.0))
-        compared.append(("raw acks=1", "NATS", None))
+        compared += [("raw acks=1", "NATS", None), ("raw", DISK, None)]
     compared += [("raw", "durable NATS", 1.0), ("raw", "NATS", 1.0)]
     for ours, peer, least in compared:
         if peer in seen:
@@ -217,6 +231,35 @@ def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[
         return dict(seen)
     both = zip(seen["s2 JSON"], seen["s2 protobuf"], strict=True)
     return {**seen, "s2": [max(forms) for forms in both]}
+
+
+class BareDisk:
+    """No log: a file, and who appends to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "bare"
+        self._writing, self._flushing = threading.Lock(), threading.Lock()
+        self._written = self._flushed = 0
+
+    def renew(self, _: str) -> None:
+        self._path.unlink(missing_ok=True)
+
+    @contextmanager
+    def appender(self, _: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
+        body = _batch_of(values)
+        with self._path.open("ab", buffering=0) as file:
+            yield lambda: self._append(file.fileno(), body)
+
+    def _append(self, fd: int, body: bytes) -> None:
+        with self._writing:
+            os.write(fd, body)
+            self._written += 1
+            own = self._written
+        with self._flushing:
+            if self._flushed < own:
+                written = self._written
+                os.fdatasync(fd)
+                self._flushed = written
 
 
 class OurLog:
@@ -259,9 +302,13 @@ class OurLog:
 
     def _body(self, values: list[bytes]) -> bytes:
         if self._form == RAW:
-            times = [START_MS + number for number in range(len(values))]
-            return bytes(encode_batch(values, timestamps=times))
+            return _batch_of(values)
         return json.dumps({"records": [{"value": value.decode()} for value in values]}).encode()
+
+
+def _batch_of(values: list[bytes]) -> bytes:
+    times = [START_MS + number for number in range(len(values))]
+    return bytes(encode_batch(values, timestamps=times))
 
 
 def _ignore(_: object) -> None:
