@@ -25,6 +25,7 @@ from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_o
 from hot_tier.index_file import IndexImage
 from hot_tier.open_files import Files, ReadAt, reader_of
 from record_format.batch import BatchHeader
+from record_format.errors import CorruptBatch
 from record_format.index_layouts import parse_offset_index, parse_time_index
 
 OFFSET_ENTRY: Final = Struct(">ii")  # relative offset, position
@@ -91,9 +92,23 @@ class Segment:
     def headers(self, files: Files, *, start: int = 0) -> Iterator[BatchHeader]:
         """All batch headers from the position `start` on, as `headers_from` gives them.
 
-        Who looks for one offset or time goes by the indexes: see `segment_lookup`.
+        Who looks for one offset or time goes by the indexes: see `segment_lookup`. Raises
+        CorruptBatch with the file, and the offset that was to come there.
         """
-        return headers_from(self.log_reader(files), start, end=self.end.size_bytes)
+        headers = headers_from(self.log_reader(files), start, end=self.end.size_bytes)
+        return self._located(headers, next_offset=None if start else self.base_offset)
+
+    def _located(
+        self, headers: Iterator[BatchHeader], *, next_offset: int | None
+    ) -> Iterator[BatchHeader]:
+        try:
+            for header in headers:
+                next_offset = header.next_offset
+                yield header
+        except CorruptBatch as bad:
+            raise CorruptBatch(
+                bad.detail, file=self.name(LOG), position=bad.position, offset=next_offset
+            ) from None
 
     def first_timestamp(self, files: Files) -> int | None:
         """The largest of its first batch, as Kafka has a segment's first; None without one."""

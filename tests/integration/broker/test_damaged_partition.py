@@ -117,6 +117,23 @@ def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(dama
     assert aside.read_bytes() == original
 
 
+def test_a_rotten_header_in_a_segment_that_ends_at_the_recovery_point_is_told_and_repaired(house):
+    house.broker.create_topic("t", config={"remote.storage.enable": False})
+    for number in range(5):
+        house.produce("t", [b"%d" % number])
+    house.broker.partition("t", 0).log.roll(reason="test")
+    crash(house)
+    flip_byte(house.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
+    house.broker = house.open()
+    with pytest.raises(CorruptBatch, match="only version 2") as refused:
+        house.broker.partition("t", 0)
+    assert refused.value.file.endswith("t-0/00000000000000000000.log")
+    assert (refused.value.position, refused.value.offset) == (2 * 69, 2)
+    (step,) = house.broker.repair("t", apply=True, accept_loss=True)
+    assert (step.action, step.done) == ("cut", True)
+    assert [one.value for one in house.records("t")] == [b"0", b"1"]
+
+
 def test_a_crash_after_a_repair_finds_nothing_missing(damaged, tmp_path):
     """The checkpoint of before says that the log had reached further."""
     damaged.broker.repair("t", apply=True, accept_loss=True)
