@@ -49,7 +49,7 @@ class UploadNotes:
         try:
             body = self._path(segments_folder).read_bytes()
             note = typed_json.decode(body, UploadNote)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.DecodeError):
             return None
         fresh = 0 <= self._clock() - note.began_ms < self._kept_ms
         ours = note.log_key.startswith(segments_folder) and note.content == content

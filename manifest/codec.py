@@ -77,7 +77,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manifest:
     """The manifest under this version's key. Raises CorruptManifest, UnknownFormatVersion."""
     file = version_key(keys.versions, version)
-    stored = _decoded(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
+    stored = decoded(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
     folder = keys.folder
     manifest = Manifest(
         **{
@@ -99,7 +99,7 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
 
 def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
     """A manifest whose version is not told by its name: the copy that an owner keeps."""
-    version = _decoded(data, kind=KIND_MANIFEST, file=file, document=_Version).version
+    version = decoded(data, kind=KIND_MANIFEST, file=file, document=_Version).version
     return decode_manifest(data, keys=keys, version=version)
 
 
@@ -111,7 +111,7 @@ def encode_page(keys: PartitionKeys, entries: tuple[SegmentEntry, ...]) -> bytes
 
 def decode_page(data: bytes, *, keys: PartitionKeys, file: str) -> tuple[SegmentEntry, ...]:
     """The entries of a page object. Raises CorruptManifest, UnknownFormatVersion."""
-    page = _decoded(data, kind=KIND_PAGE, file=file, document=_Page)
+    page = decoded(data, kind=KIND_PAGE, file=file, document=_Page)
     _belongs(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_keys(entry, keys.folder) for entry in page.entries)
 
@@ -125,7 +125,7 @@ def encode_removed_page(keys: PartitionKeys, removed: tuple[RemovedObject, ...])
 def decode_removed_page(
     data: bytes, *, keys: PartitionKeys, file: str
 ) -> tuple[RemovedObject, ...]:
-    page = _decoded(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
+    page = decoded(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
     _belongs(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_key(entry, keys.folder) for entry in page.removed)
 
@@ -134,11 +134,12 @@ def keys_of(manifest: Manifest) -> PartitionKeys:
     return PartitionKeys(manifest.topic, manifest.topic_id, manifest.partition)
 
 
-def _decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
+def decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
+    """What a sealed object says. Raises CorruptManifest, UnknownFormatVersion."""
     raw = sealed_json.unseal(data, kind=kind, file=file)
     try:
         return typed_json.decode(raw, document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+    except msgspec.DecodeError as problem:
         raise CorruptManifest(str(problem), file=file) from problem
 
 

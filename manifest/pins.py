@@ -19,13 +19,13 @@ from itertools import chain
 
 import msgspec
 
+from manifest.codec import decoded
 from manifest.keys import JSON, base_offset_of, is_pin_name
 from manifest.paging import names_object
 from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore, random_name
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import (
-    CorruptManifest,
     InvalidRequest,
     MissingObject,
     ObjectExists,
@@ -167,8 +167,4 @@ class Pins:
             data = self._objects.get(key, max_bytes=PIN_MAX_BYTES)
         except MissingObject:
             return None
-        document = sealed_json.unseal(data, kind=KIND_PIN, file=key)
-        try:
-            return typed_json.decode(document, Pin)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-            raise CorruptManifest(str(problem), file=key) from problem
+        return decoded(data, kind=KIND_PIN, file=key, document=Pin)

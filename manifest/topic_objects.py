@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace as altered
 
+from manifest.codec import decoded
 from manifest.keys import CLUSTER_KEY, TOPICS, topic_versions
 from manifest.store import random_name
 from manifest.versions import Created, Objects, VersionChain
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -43,7 +44,6 @@ COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
 
 ConfigValue = int | float | bool | str
-_Document = TypeVar("_Document")
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ def load_cluster(store: Objects) -> Cluster | None:
         data = store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
         return None
-    return _decoded(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
+    return decoded(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
 
 
 def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
@@ -194,17 +194,9 @@ def restorable(found: Sequence[TopicObject]) -> Restorable:
 
 
 def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
-    topic = _decoded(data, kind=KIND_TOPIC, file=file, document=TopicObject)
+    topic = decoded(data, kind=KIND_TOPIC, file=file, document=TopicObject)
     if (topic.name, topic.topic_id) != (name, topic_id):
         raise CorruptManifest(f"it is of topic {topic.name}, id {topic.topic_id}", file=file)
     if topic.partitions <= 0:
         raise CorruptManifest(f"a topic of {topic.partitions} partitions", file=file)
     return topic
-
-
-def _decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
-    raw = sealed_json.unseal(data, kind=kind, file=file)
-    try:
-        return typed_json.decode(raw, document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-        raise CorruptManifest(str(problem), file=file) from problem

@@ -19,9 +19,12 @@ _decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
 def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
-    """`data` as a `kind`. Raises msgspec's DecodeError, ValidationError, or UnicodeDecodeError."""
+    """`data` as a `kind`. Raises msgspec's DecodeError (a ValidationError is one)."""
     decoder = _decoders.get(kind)
     if decoder is None:
         with _lock:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    return cast(T, decoder.decode(data))
+    try:
+        return cast(T, decoder.decode(data))
+    except UnicodeDecodeError as error:  # the one that it lets out as it is
+        raise msgspec.DecodeError(str(error)) from error

@@ -70,6 +70,15 @@ def test_a_cut_note_is_none_wherever_it_is_cut(notes, tmp_path):
         assert notes.find(FOLDER, CONTENT) is None
 
 
+def test_a_note_is_none_wherever_it_rots(notes, tmp_path):
+    notes.write(FOLDER, KEY, CONTENT, upload_id="u1")
+    (path,) = (tmp_path / "uploads").iterdir()
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + b"\xff" + whole[position + 1 :])
+        assert notes.find(FOLDER, CONTENT) is None
+
+
 def test_a_note_that_cannot_be_written_is_left_out(notes, tmp_path):
     (tmp_path / "uploads").write_text("in the way")
     notes.write(FOLDER, KEY, CONTENT, upload_id="u1")

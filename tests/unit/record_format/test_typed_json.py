@@ -60,9 +60,18 @@ class Point(msgspec.Struct):
     x: int
 
 
+class Named(Point):
+    name: str
+
+
 def test_errors_are_msgspecs_own():
     assert typed_json.decode(b'{"x": 3}', Point) == Point(3)
     with pytest.raises(msgspec.ValidationError):
         typed_json.decode(b'{"x": "3"}', Point)
     with pytest.raises(msgspec.DecodeError):
         typed_json.decode(b'{"x": 3', Point)
+
+
+def test_bytes_that_are_no_text_are_no_json():
+    with pytest.raises(msgspec.DecodeError, match="utf-8"):
+        typed_json.decode(b'{"x": 3, "name": "\xff"}', Named)
