@@ -14,7 +14,7 @@ from pathlib import Path
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
-from record_format.batch import HEADER_SIZE, BatchHeader, Buffer, parse_header
+from record_format.batch import HEADER_SIZE, Buffer, parse_header
 from record_format.batch_run import describe_run
 from record_format.errors import CorruptBatch
 
@@ -35,11 +35,10 @@ def scan_segment(
         while position < size_bytes:
             left = size_bytes - position
             body = _read(file.fileno(), position, memoryview(memory)[:left])
-            first = _first_header(body, position, path)
-            if first.size_bytes > len(body):
-                body = _read(
-                    file.fileno(), position, memoryview(bytearray(min(first.size_bytes, left)))
-                )
+            first_bytes = _first_bytes(body, position, path)
+            if first_bytes > len(body):
+                larger = memoryview(bytearray(min(first_bytes, left)))
+                body = _read(file.fileno(), position, larger)
             chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
             chunks.append(chunk)
             whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
@@ -54,10 +53,12 @@ def _read(fd: int, position: int, memory: memoryview) -> memoryview:
     return memory[: os.preadv(fd, [memory], position)].toreadonly()
 
 
-def _first_header(body: Buffer, position: int, path: Path) -> BatchHeader:
-    if len(body) < HEADER_SIZE:
-        raise CorruptBatch("the last batch is cut", file=str(path), position=position)
-    return parse_header(body)
+def _first_bytes(body: Buffer, position: int, path: Path) -> int:
+    """How many the first batch takes."""
+    try:
+        return parse_header(body).size_bytes
+    except CorruptBatch as bad:
+        raise CorruptBatch(bad.detail, file=str(path), position=position) from None
 
 
 def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:

@@ -128,15 +128,14 @@ def one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch
     """The batch at `position`, larger than a chunk or cut by the end of the file."""
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are no batch", position=position)
-    header = parse_header(read_at(HEADER_SIZE, position))
-    if position + header.size_bytes > end:
-        raise CorruptBatch(
-            f"the batch takes {header.size_bytes} bytes, {end - position} are there",
-            position=position,
-            offset=header.base_offset,
-        )
-    chunk = read_at(header.size_bytes, position)
     try:
+        header = parse_header(read_at(HEADER_SIZE, position))
+        if position + header.size_bytes > end:
+            raise CorruptBatch(
+                f"the batch takes {header.size_bytes} bytes, {end - position} are there",
+                offset=header.base_offset,
+            )
+        chunk = read_at(header.size_bytes, position)
         check_crc(chunk, header)
     except CorruptBatch as bad:
         raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None

@@ -91,6 +91,16 @@ def test_a_rotten_byte_on_local_disk_is_not_shipped(written, at):
         scan(written)
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_a_rotten_header_is_told_by_its_place_in_the_file(written, chunk_bytes):
+    body, position = bytearray(written.body), written.batch_ends[2]
+    body[position + 16] ^= 1  # the magic
+    written.files.log.write_bytes(body)
+    with pytest.raises(CorruptBatch, match="magic") as told:
+        scan(written, chunk_bytes)
+    assert (told.value.file, told.value.position) == (str(written.files.log), position)
+
+
 @pytest.mark.parametrize("cut", [1, 30, 100])
 def test_a_cut_segment_is_not_shipped(written, cut):
     written.files.log.write_bytes(written.body[:-cut])

@@ -3,6 +3,7 @@ import pytest
 from hot_tier.append import Append
 from record_format.batch import iter_headers
 from record_format.errors import (
+    CorruptBatch,
     InvalidRecord,
     OffsetMismatch,
     OffsetPastEnd,
@@ -93,6 +94,21 @@ def test_log_append_time_is_stamped(open_log, append_values, records_of, clock):
     assert result.log_append_time == NOW_MS + 5
     assert [r.timestamp for r in records_of(log)] == [NOW_MS + 5] * 2
     assert log.segment_facts(0).min_timestamp == NOW_MS + 5
+
+
+def test_a_segment_that_somebody_cut_is_told_by_where_it_ends(open_log, append_values):
+    log = open_log()
+    append_values(log, b"first")
+    cut = log.size_bytes
+    append_values(log, b"second")
+    log.close()
+    log = open_log()
+    (view,) = log.segments()
+    with view.path.open("r+b") as file:
+        file.truncate(cut)
+    with pytest.raises(CorruptBatch) as told:
+        log.segment_facts(0)
+    assert (told.value.file, told.value.position) == (str(view.path), cut)
 
 
 def test_a_read_gives_whole_batches_within_its_limit(open_log, append_values):
