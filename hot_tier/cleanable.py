@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.log_reader import largest_timestamp
+from hot_tier.log_reader import largest_timestamp, with_good_indexes
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
 
@@ -78,8 +78,12 @@ def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
     """Least of the segments' first timestamps; of no use where no lag is set."""
     if state.config.max_compaction_lag_ms == 2**63 - 1:
         return None
-    firsts = (segment.first_timestamp(state.files) for segment in ready)
+    firsts = (_first_timestamp(state, segment) for segment in ready)
     return min((first for first in firsts if first is not None and first > 0), default=None)
+
+
+def _first_timestamp(state: LogState, segment: Segment) -> int | None:
+    return with_good_indexes(state, segment, lambda: segment.first_timestamp(state.files))
 
 
 class GroupLimits(NamedTuple):

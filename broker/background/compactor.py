@@ -167,7 +167,7 @@ class Compactor:
             if has_cold_only(partition):
                 return None
             cleanable = partition.log.sealed.cleanable(self._checkpoints.get(_place(partition)))
-        except TierlogError as error:
+        except (TierlogError, OSError) as error:
             self._put_off(partition, error)
             return None
         is_due = cleanable.is_due(

@@ -152,6 +152,16 @@ def test_a_crash_before_the_bucket_followed_is_made_up_for(house):
     assert not house.broker.verify("t", deep=True).problems
 
 
+def test_a_partition_whose_file_is_gone_does_not_hold_up_the_others(house):
+    for topic in ("gone", "t"):
+        house.broker.create_topic(topic, config={**COMPACT, "max.compaction.lag.ms": 3_600_000})
+        last = fill(house, topic, 200)
+    house.restart()
+    (house.root / "data" / "gone-0" / f"{0:020d}.log").unlink()
+    compacted(house, "t")
+    assert last_of(house.records("t")) == last
+
+
 def test_a_tombstone_takes_its_key_away_after_its_horizon(house):
     config = COMPACT | {"delete.retention.ms": 0}
     house.broker.create_topic("t", config=config)
