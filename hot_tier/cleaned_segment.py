@@ -1,8 +1,8 @@
 """The segment that compaction writes: `….cleaned` files, whole and synced before anybody sees them.
 
 * Batches come in order; index entries are made for them as appending makes them.
-* They have the names of their segment, so a log makes one at a time (`alone`).
-* Nothing of it is part of the log until `segment_swap` puts it in; `discard` leaves nothing behind.
+* They have the names of their segment, so a log makes one at a time (`rewriting`).
+* Nothing of it is part of the log until `segment_swap` puts it in; else nothing is left behind.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ WRITE_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def alone(state: LogState) -> Iterator[None]:
-    """Around the making of one, until it is in place or discarded. Does not wait: who repairs keeps
-    whoever swaps from the files. Raises Throttled while another is made.
+def rewriting(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
+    """An empty one, which goes at the end unless it was put in place. Does not wait: who repairs
+    keeps whoever swaps from the files. Raises Throttled while another is made, OSError.
     """
     if not state.rewriting.acquire(blocking=False):
         raise Throttled(f"{state.name}: a segment is being written anew just now")
     try:
-        yield
+        cleaned = CleanedSegment(state, base_offset)
+        try:
+            yield cleaned
+        finally:
+            cleaned.discard()
     finally:
         state.rewriting.release()
 
 
 class CleanedSegment:
-    """Made by one thread. Every method raises OSError, after which it is discarded."""
+    """Made by one thread. Every method raises OSError."""
 
     def __init__(self, state: LogState, base_offset: int) -> None:
         self._state = state
@@ -58,6 +62,7 @@ class CleanedSegment:
         self._pending: list[Buffer] = []
         self._pending_bytes = self._written_bytes = self._crc = self._records = 0
         self.suffixes = [LOG, OFFSET_INDEX, TIME_INDEX]
+        self._fd = -1
         self.discard()
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         self._fd = state.disk.open(self._path(LOG), flags)
@@ -118,8 +123,9 @@ class CleanedSegment:
         self._fd = -1
 
     def discard(self) -> None:
-        """Remove what there is of it."""
-        if getattr(self, "_fd", -1) >= 0:
+        """Remove what there is of it. The next open does, where the log is offline or closed."""
+        if self._fd >= 0:
             self._close()
-        for suffix in SEGMENT_SUFFIXES:
-            self._state.disk.unlink(self._path(suffix))
+        if self._state.offline is None and not self._state.shut:
+            for suffix in SEGMENT_SUFFIXES:
+                self._state.disk.unlink(self._path(suffix))

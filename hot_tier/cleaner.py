@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaned_segment import CleanedSegment, alone
+from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.cleaned_transactions import CleanedTransactions
 from hot_tier.file_names import LOG
 from hot_tier.log_reader import aborted_transactions
@@ -124,8 +124,7 @@ class Cleaner:
             min(config.segment_bytes, MAX_SEGMENT_BYTES), config.segment_index_bytes, borders
         )
         for group in group_segments(wanted, limits):
-            with alone(self._state):
-                self._clean_group(group, upper_bound=end_offset)
+            self._clean_group(group, upper_bound=end_offset)
         return CleanedRound(reached, reached >= end_offset, self._read_bytes, self._written_bytes)
 
     # --- the keys of the dirty part ---------------------------------------------------------------
@@ -178,35 +177,30 @@ class Cleaner:
     # --- the segments -----------------------------------------------------------------------------
 
     def _clean_group(self, group: tuple[Segment, ...], *, upper_bound: int) -> None:
-        state = self._state
         if not any(segment.end.size_bytes for segment in group):
             return
-        with state.lock:
-            self._last_records = _last_records(state)
-        cleaned = None
         try:
-            cleaned = CleanedSegment(state, group[0].base_offset)
-            changed = self._clean_into(cleaned, group, upper_bound=upper_bound)
-            if not changed and len(group) == 1:
-                cleaned.discard()
-                self._transactions.kept.clear()
-                return
-            modified_ns = max(segment.path(LOG).stat().st_mtime_ns for segment in group)
-            aborted, self._transactions.kept = self._transactions.kept, []
-            end_offset = group[-1].end.next_offset
-            cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
-            self._written_bytes += cleaned.size_bytes
-            self._swap(group, cleaned)
+            with rewriting(self._state, group[0].base_offset) as cleaned:
+                self._replace(group, cleaned, upper_bound=upper_bound)
+        except FileNotFoundError as error:
+            raise Interrupted from error  # retention or a trim took a segment
         except OSError as error:
-            if cleaned is not None:
-                cleaned.discard()
-            if isinstance(error, FileNotFoundError):
-                raise Interrupted from error  # retention or a trim took a segment
-            raise disk_error(state, error) from error
-        except BaseException:
-            if cleaned is not None and state.offline is None:
-                cleaned.discard()
-            raise
+            raise disk_error(self._state, error) from error
+
+    def _replace(
+        self, group: tuple[Segment, ...], cleaned: CleanedSegment, *, upper_bound: int
+    ) -> None:
+        with self._state.lock:
+            self._last_records = _last_records(self._state)
+        changed = self._clean_into(cleaned, group, upper_bound=upper_bound)
+        aborted, self._transactions.kept = self._transactions.kept, []
+        if not changed and len(group) == 1:
+            return
+        modified_ns = max(segment.path(LOG).stat().st_mtime_ns for segment in group)
+        end_offset = group[-1].end.next_offset
+        cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
+        self._written_bytes += cleaned.size_bytes
+        self._swap(group, cleaned)
 
     def _swap(self, group: tuple[Segment, ...], cleaned: CleanedSegment) -> None:
         with self._hooks.swapping() as borders:

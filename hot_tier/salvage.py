@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
-from hot_tier.cleaned_segment import CleanedSegment, alone
+from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
 from hot_tier.open_files import ReadAt
@@ -171,26 +171,17 @@ class Salvage:
         Raises UnknownSegment where it went meanwhile, Throttled (a compaction), CorruptIndex,
         DiskFull, LogOfflineError.
         """
-        with alone(self._state):
-            self._drop_lost()
-
-    def _drop_lost(self) -> None:
         state, segment = self._state, self._segment
-        cleaned = None
         try:
-            modified_ns = segment.path(LOG).stat().st_mtime_ns
-            aborted = read_entries(segment)
-            cleaned = CleanedSegment(state, segment.base_offset)
-            self._write(cleaned)
-            end_offset = segment.end.next_offset
-            cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
-            if not swap(state, self._reaper, (segment,), cleaned, bucket_follows=False):
-                raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} any more")
+            with rewriting(state, segment.base_offset) as cleaned:
+                modified_ns = segment.path(LOG).stat().st_mtime_ns
+                aborted, end_offset = read_entries(segment), segment.end.next_offset
+                self._write(cleaned)
+                cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
+                if not swap(state, self._reaper, (segment,), cleaned, bucket_follows=False):
+                    raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} now")
         except OSError as error:
             raise disk_error(state, error) from error
-        finally:
-            if cleaned is not None and state.offline is None and not state.shut:
-                cleaned.discard()  # after a swap there is nothing left of it
 
     def _write(self, cleaned: CleanedSegment) -> None:
         for piece in self._pieces():

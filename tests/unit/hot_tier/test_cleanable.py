@@ -9,6 +9,7 @@ from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaner import CleanerHooks
 from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
+from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.partition_logs import NOW_MS, batch, produced
 
@@ -184,6 +185,24 @@ def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
         assert found == [(2, b"a", None, NOW_MS - 7), (3, b"b", b"3", NOW_MS)]
 
 
+def test_a_log_that_is_closed_under_a_round_ends_it_by_name(open_log):
+    """As a topic's deletion does."""
+    log = open_log(config=COMPACT)
+    for value in (b"1", b"2"):
+        put(log, (b"a", value))
+    log.roll(reason="test")
+    batches = iter(range(4))  # both for the keys, then both to be written
+
+    def close_at_the_last() -> bool:
+        if next(batches) == 3:
+            log.close()
+        return False
+
+    hooks = CleanerHooks(stopping=close_at_the_last)
+    with pytest.raises(LogOfflineError, match="was closed"):
+        log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), hooks)
+
+
 def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, records_of):
     log = open_log(config=COMPACT)
     for value in (b"1", b"2"):
@@ -193,8 +212,6 @@ def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, reco
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.write_bytes(data)
-    from record_format.errors import CorruptBatch
-
     with pytest.raises(CorruptBatch) as bad:
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert str(path) in str(bad.value)
