@@ -286,13 +286,21 @@ class Groups:
         shown = []
         for (topic, number), (commit, _) in found:
             try:
-                partition = self._find_topic(topic).partition(number)
+                end, lag = self._end_and_lag(topic, number, commit.offset)
             except UnknownTopicOrPartition:
                 continue
-            end = partition.offsets().log_end_offset
-            lag = lag_of(partition, commit.offset, end)
             shown.append(GroupOffset(topic, number, commit.offset, end, lag, commit.metadata))
         return shown
+
+    def _end_and_lag(self, name: str, number: int, offset: int) -> tuple[int, int]:
+        """Of a damaged partition as its last checkpoint has it. Raises UnknownTopicOrPartition."""
+        topic = self._find_topic(name)
+        if (damaged := topic.damaged.get(number)) is not None:
+            end = damaged.recovery_point or 0
+            return end, max(0, end - offset)
+        partition = topic.partition(number)
+        end = partition.offsets().log_end_offset
+        return end, lag_of(partition, offset, end)
 
 
 def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.groups.groups import GroupOffset
+from broker.groups.requests import NewOffset
 from hot_tier.log import PartitionLog
 from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError
 
@@ -73,6 +75,20 @@ def test_partitions_are_added_beside_it_and_its_topic_is_deleted(damaged):
 def test_verify_reports_it(damaged):
     problems = damaged.broker.verify("t").problems
     assert [(one.kind, one.partition) for one in problems] == [("segment-corrupt", 1)]
+
+
+def test_groups_are_told_with_what_its_checkpoint_says(house):
+    house.broker.create_topic("t", partitions=2)
+    for partition in range(2):
+        for _ in range(5):
+            house.produce("t", [b"v"], partition=partition)
+    house.broker.groups.commit("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
+    crash(house)
+    flip_byte(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
+    house.broker = house.open()
+    shown = [GroupOffset("t", 0, 2, 5, 3, ""), GroupOffset("t", 1, 3, 5, 2, "")]
+    assert house.broker.groups.group("g") == shown
+    assert list(house.broker.groups.all_groups()) == [("g", shown)]
 
 
 def test_a_partition_that_cannot_be_read_at_all_is_offline(house, monkeypatch):

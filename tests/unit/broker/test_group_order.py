@@ -57,6 +57,7 @@ class Shelf:
         topic = SimpleNamespace(
             record=record,
             numbers=[0],
+            damaged={},
             partition=lambda number: self.log,
             all_partitions=lambda: [self.log],
         )
