@@ -18,6 +18,7 @@
   deletion leaves, nobody names: it goes by age.
 * The age of a version counts from its successor: a reader may have loaded it until then.
 * Where a page cannot be read, all that it may name is named: the rest is collected all the same.
+  One that lists what was dropped goes alone after its grace; what it listed then goes by age.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
 """
 
@@ -32,7 +33,7 @@ from manifest.invariants import where
 from manifest.keys import base_offset_of
 from manifest.paging import names_object
 from manifest.pins import Pin, Pins
-from manifest.state import Manifest, PageRef, Reason, RemovedObject, SegmentEntry
+from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import PageSource, forget_removed
 from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
@@ -192,12 +193,19 @@ class Collector:
                 break
             if now_ms - page.removed_ms < grace_ms:
                 continue
-            listed = self._manifests.removed_with(page)
+            listed = self._listed(page) or [page.itself]  # what it named goes by age then
             gone = list(due_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned))
             if len(gone) == len(listed):  # a page with a pinned object waits as a whole
                 keys += gone  # the page itself is the last of them
                 forget.add(page.key)
         return tuple(keys), frozenset(forget)
+
+    def _listed(self, page: RemovedPage) -> list[RemovedObject] | None:
+        """All that goes with a page, which is the last of it; None where it cannot be read."""
+        try:
+            return self._manifests.removed_with(page)
+        except CorruptDataError:
+            return None
 
     def _versions(self, manifest: Manifest, active: list[Pin], *, now_ms: int) -> tuple[int, ...]:
         pinned = {pin.version for pin in active}
@@ -215,7 +223,9 @@ class Collector:
     def _orphans(self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int) -> tuple[str, ...]:
         removed = {entry.key for entry in manifest.removed}
         for page in manifest.removed_pages:
-            removed.update(entry.key for entry in self._manifests.removed_with(page))
+            if (listed := self._listed(page)) is None:
+                return ()  # any may be in it, and have its grace
+            removed.update(entry.key for entry in listed)
         in_force = self._names_any([manifest])
 
         def is_named(key: str) -> bool:

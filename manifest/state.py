@@ -157,6 +157,11 @@ class RemovedPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     kind: RemovedPageKind
     crc32c: int
 
+    @property
+    def itself(self) -> RemovedObject:
+        """The page's own object."""
+        return RemovedObject(self.key, self.removed_ms, self.reason)
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One version. The commit stamps `version`, `nonce` and its time, `created_ms`."""

@@ -190,7 +190,7 @@ class ManifestStore:
                 for entry in self.entries(page)
                 for key in entry.keys
             ]
-        return [*inside, RemovedObject(page.key, page.removed_ms, page.reason)]
+        return [*inside, page.itself]
 
     def _page_bytes(self, key: str, crc: int) -> bytes:
         data = self.objects.get(key, max_bytes=MAX_PAGE_BYTES)

@@ -348,6 +348,22 @@ def test_a_page_that_a_trim_took_from_a_pin_does_not_stop_collection() -> None:
     assert bench.segments() == list(range(60_000, 70_000, 100))
 
 
+def test_a_page_of_dropped_segments_that_is_lost_does_not_stop_collection() -> None:
+    bench = Bench(700)
+    bench.clock.now_ms += 5 * DAY_MS
+    bench.expire(60_050)
+    assert len(bench.state.removed_pages) > 1
+    del bench.store.objects[bench.state.removed_pages[0].key]
+    bench = bench.restarted()
+    bench.collect()
+    assert bench.segments() == list(range(0, 70_000, 100))  # the lost page's have their grace too
+    bench.clock.now_ms += DAY_MS
+    bench.collect()
+    assert bench.state.removed_pages == ()
+    bench.collect()
+    assert bench.segments() == list(range(60_000, 70_000, 100))
+
+
 def test_a_pin_that_was_made_anew_since_the_plan_stays() -> None:
     bench = Bench(4)
     bench.pins.create("nightly", bench.state.version, expires_ms=bench.clock() + 1)
