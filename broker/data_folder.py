@@ -196,7 +196,8 @@ class DataFolder:
         path = self.path / "tierlog" / "owner"
         stat = self.path.stat()
         here = f"{stat.st_dev}:{stat.st_ino}"
-        owner, _, place = path.read_text().partition(" ") if path.exists() else ("", "", "")
+        text = path.read_text(errors="ignore") if path.exists() else ""  # any id will do
+        owner, _, place = text.partition(" ")
         if place != here:
             owner = secrets.token_hex(16)
             write_durably(path, f"{owner} {here}".encode())

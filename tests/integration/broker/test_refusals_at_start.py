@@ -133,6 +133,19 @@ def refusal(house) -> str:
     return " ".join(reasons)
 
 
+def test_a_folder_whose_owner_file_rotted_goes_on_under_another_id(house):
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.produce("t", [b"one"])
+    house.broker.offload("t", wait_ms=20_000)
+    house.broker.close()
+    owner = house.root / "data" / "tierlog" / "owner"
+    owner.write_bytes(b"\xff" + owner.read_bytes()[1:])
+    house.broker = house.open()
+    house.produce("t", [b"two"])
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    assert [record.value for record in house.records("t")] == [b"one", b"two"]
+
+
 def test_a_file_of_a_newer_tierlog_is_not_to_be_removed():
     newer = UnknownFormatVersion("format version 9", file="data/tierlog/topics.json")
     assert with_remedy(newer) is newer
