@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hot_tier.durable_file import write_whole
-from hot_tier.file_names import SNAPSHOT, path_of
+from hot_tier.file_names import SNAPSHOT, parse_file_name, path_of
 from hot_tier.producer_state import (
     REMEMBERED_BATCHES,
     Producer,
@@ -44,7 +44,8 @@ def mend_snapshot(state: LogState, offset: int) -> Path:
     path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
     if path.exists() and _read(path) is not None:
         return path
-    snapshots = {int(found.stem) for found in state.folder.glob(f"*{SNAPSHOT}")}
+    names = (parse_file_name(found.name) for found in state.folder.glob(f"*{SNAPSHOT}"))
+    snapshots = {name.offset for name in names if name is not None}
     producers = load_newest(state, snapshots, at_most=offset, at_least=start)
     replay(state, producers, end_offset=offset)
     return _write(state, offset, producers)

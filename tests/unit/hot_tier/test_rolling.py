@@ -196,6 +196,18 @@ def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
             log.sealed.files(base_offset)
 
 
+def test_a_snapshot_that_is_gone_is_made_anew_whatever_else_lies_in_the_folder(
+    open_log, append_values
+):
+    log = open_log()
+    append_values(log, b"v", producer_id=5, producer_epoch=0, base_sequence=0)
+    log.roll(reason="test")
+    good = log.sealed.files(0).snapshot.read_bytes()
+    log.sealed.files(0).snapshot.unlink()
+    (log.folder / "before-the-move.snapshot").write_bytes(b"somebody's")
+    assert log.sealed.files(0).snapshot.read_bytes() == good
+
+
 def test_a_roll_without_room_leaves_the_segment_as_it_was(
     open_log, append_values, disk, records_of
 ):
