@@ -21,8 +21,9 @@ from hot_tier.index_file import IndexImage
 from hot_tier.index_plan import IndexPlan
 from hot_tier.log_config import LogConfig
 from hot_tier.pending_write import Facts, PendingWrite, Room
-from hot_tier.segment import MAX_SEGMENT_BYTES, OFFSET_ENTRY, TIME_ENTRY, Segment
+from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from record_format.batch import NO_TIMESTAMP
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class ActiveSegment:

@@ -27,7 +27,6 @@ def headers_from(
     position: int,
     *,
     end: int,
-    window_bytes: int = WINDOW_BYTES,
     first_bytes: int = ONE_HEADER_BYTES,
 ) -> Iterator[BatchHeader]:
     """The headers of the batches in [position, end); `header.position` is a position of the file.
@@ -54,7 +53,7 @@ def headers_from(
                 offset=header.base_offset,
             )
         yield header
-        size_bytes = window_bytes if header.size_bytes < window_bytes else ONE_HEADER_BYTES
+        size_bytes = WINDOW_BYTES if header.size_bytes < WINDOW_BYTES else ONE_HEADER_BYTES
         position += header.size_bytes
 
 

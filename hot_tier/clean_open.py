@@ -18,13 +18,12 @@ from hot_tier.producer_snapshots import (
 )
 from hot_tier.replay import replay
 from hot_tier.segment import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
     LargestTimestamp,
     Segment,
     SegmentEnd,
 )
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptIndex
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class TailFacts:

@@ -27,7 +27,7 @@ from hot_tier.file_names import (
 from hot_tier.index_plan import IndexPlan
 from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState
-from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment, SegmentEnd
+from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import BatchHeader
 from record_format.errors import Throttled
 from record_format.index_layouts import AbortedTxn, pack_txn_index
@@ -99,8 +99,9 @@ class CleanedSegment:
         self._close()
         os.utime(self._path(LOG), ns=(modified_ns, modified_ns))
         plan.add_time_entry()
-        self._write_file(OFFSET_INDEX, b"".join(OFFSET_ENTRY.pack(*e) for e in plan.offset_entries))
-        self._write_file(TIME_INDEX, b"".join(TIME_ENTRY.pack(*e) for e in plan.time_entries))
+        offset_index, time_index = plan.images()
+        self._write_file(OFFSET_INDEX, offset_index)
+        self._write_file(TIME_INDEX, time_index)
         if aborted:
             self._write_file(TRANSACTION_INDEX, pack_txn_index(aborted))
             self.suffixes.append(TRANSACTION_INDEX)

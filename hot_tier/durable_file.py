@@ -35,5 +35,5 @@ def write_whole(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) 
     disk.rename(temporary, path)
 
 
-def sync_folder(path: Path, *, disk: Disk = REAL_DISK) -> None:
-    disk.sync_folder(path)
+def sync_folder(path: Path) -> None:
+    REAL_DISK.sync_folder(path)

@@ -73,11 +73,6 @@ class IndexImage:
             write_all(self._disk, self._fd, [unwritten], self._written_bytes)
             self._written_bytes += len(unwritten)
 
-    def keep(self, count: int) -> None:
-        """Drop all but the first `count` entries; the file's bytes follow at the next write."""
-        del self.image[count * self._layout.size :]
-        self._written_bytes = min(self._written_bytes, len(self.image))
-
     def entry(self, number: int) -> Entry:
         size = self._layout.size
         return self._layout.unpack_from(self.image, (number % len(self)) * size)

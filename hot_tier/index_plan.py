@@ -11,6 +11,7 @@ from __future__ import annotations
 from hot_tier.segment import LargestTimestamp
 from record_format.batch import NO_TIMESTAMP, BatchHeader
 from record_format.header_run import HeaderRun
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 
 class IndexPlan:
@@ -75,3 +76,10 @@ class IndexPlan:
         if timestamp > self.last_indexed_timestamp:
             self.time_entries.append((timestamp, offset - self.base_offset))
             self.last_indexed_timestamp = timestamp
+
+    def images(self) -> tuple[bytes, bytes]:
+        """What `.index` and `.timeindex` hold of the entries."""
+        return (
+            pack_entries(OFFSET_ENTRY, self.offset_entries),
+            pack_entries(TIME_ENTRY, self.time_entries),
+        )

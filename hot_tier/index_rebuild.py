@@ -8,7 +8,7 @@ from hot_tier.index_plan import IndexPlan
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import load_newest
 from hot_tier.replay import replay
-from hot_tier.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from hot_tier.segment import Segment
 from hot_tier.transaction_index import write_entries
 
 
@@ -37,9 +37,7 @@ def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int])
 
 def write_indexes(state: LogState, segment: Segment, plan: IndexPlan) -> None:
     """Write the index files of a sealed segment out of a finished plan, synced."""
-    offsets = b"".join(OFFSET_ENTRY.pack(*entry) for entry in plan.offset_entries)
-    times = b"".join(TIME_ENTRY.pack(*entry) for entry in plan.time_entries)
-    for suffix, data in ((OFFSET_INDEX, offsets), (TIME_INDEX, times)):
+    for suffix, data in zip((OFFSET_INDEX, TIME_INDEX), plan.images(), strict=True):
         path = segment.path(suffix)
         write_whole(path, data, disk=state.disk, sync=True)
         state.files.forget(path)

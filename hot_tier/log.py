@@ -68,7 +68,6 @@ class PartitionLog:
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
         self._at_hand = FilesAtHand(state)
-        self._closed = False
 
     @classmethod
     def open(
@@ -86,7 +85,6 @@ class PartitionLog:
         log_start_offset: int | None = None,
         start_offset: int = 0,
         jitter_seed: int | str | None = None,
-        repair: bool = False,
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
     ) -> PartitionLog:
@@ -96,8 +94,7 @@ class PartitionLog:
         flushed, and is not checked. `flushed_end`: up to there everything was flushed all the same:
         what is missing there is a loss, not what a crash leaves. `log_start_offset`: None where
         nothing is known, and the first segment begins it. `start_offset`: where a new, empty log
-        begins. `repair`: cut also where flushed bytes are bad. `open_files` may be shared by many
-        logs.
+        begins. `open_files` may be shared by many logs.
 
         Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
         one that may not be written), DiskFull, LogOfflineError (the disk failed).
@@ -113,9 +110,7 @@ class PartitionLog:
         )
         state.files.forget_folder(folder)
         flushed_end = max(recovery_point, flushed_end)
-        request = OpenRequest(
-            clean, recovery_point, flushed_end, log_start_offset, start_offset, repair
-        )
+        request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         try:
             found = LogFolder.open(folder, disk=disk)
             found.check_topic_id(topic_id)
@@ -395,9 +390,9 @@ class PartitionLog:
         stop.
         """
         with self._state.lock:
-            if self._closed:
+            if self._state.closed:
                 return not self.offline
-            self._closed = self._state.closed = True
+            self._state.closed = True
         try:
             return self._close_clean()
         finally:

@@ -9,7 +9,7 @@
 | | anew, and what lies behind its last record (preallocated space) is cut |
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
 | first bad byte above what is known to be flushed | the file is cut there, later segments go |
-| first bad byte below that | refused (CorruptBatch): flushed bytes; `repair` cuts |
+| first bad byte below that | refused (CorruptBatch): they had been flushed |
 | segment above it that ends before the next begins (and no compaction, | later segments go |
 | or no record behind it) | |
 | two segments that overlap | refused (CorruptDataError) |

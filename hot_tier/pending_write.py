@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from hot_tier.disk import Buffer
 from hot_tier.index_plan import IndexPlan
-from hot_tier.segment import MAX_RELATIVE_OFFSET, SegmentEnd
+from hot_tier.segment import SegmentEnd
 from record_format.batch import BatchHeader
+from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class Facts(NamedTuple):

@@ -26,8 +26,6 @@ from hot_tier.producer_snapshots import (
 from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
 from hot_tier.replay import LateProducers, replay, take_batch
 from hot_tier.segment import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
     Segment,
     SegmentEnd,
 )
@@ -64,7 +62,6 @@ class OpenRequest:
     flushed_end: int
     log_start_offset: int | None
     start_offset: int
-    repair: bool
 
 
 class Recovery:
@@ -74,8 +71,7 @@ class Recovery:
         self, state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
     ) -> None:
         self._state, self._folder, self._report = state, folder, report
-        self._recovery_point, self._repair = request.recovery_point, request.repair
-        self._flushed_end = request.flushed_end
+        self._recovery_point, self._flushed_end = request.recovery_point, request.flushed_end
         self._rewrite = folder.went_offline
 
     def run(self) -> None:
@@ -224,7 +220,7 @@ class Recovery:
 
     def _cut(self, segment: Segment, position: int, *, next_offset: int, reason: str) -> None:
         path = segment.path(LOG)
-        if next_offset < self._flushed_end and not self._repair:
+        if next_offset < self._flushed_end:
             raise CorruptBatch(
                 f"{reason}; everything below offset {self._flushed_end} had been flushed, so "
                 "this is not what a crash leaves, and cutting here would lose records: "
@@ -259,8 +255,6 @@ class Recovery:
         state = self._state
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))
-        offset_image = b"".join(OFFSET_ENTRY.pack(*entry) for entry in plan.offset_entries)
-        time_image = b"".join(TIME_ENTRY.pack(*entry) for entry in plan.time_entries)
         state.active = ActiveSegment(
             segment,
             config=state.config,
@@ -269,7 +263,7 @@ class Recovery:
             disk=state.disk,
             bytes_since_entry=plan.bytes_since_entry,
         )
-        state.active.restore_indexes(offset_image, time_image)
+        state.active.restore_indexes(*plan.images())
         state.active.first_timestamp = segment.first_timestamp(state.files)
         self._sync_log(segment)
 

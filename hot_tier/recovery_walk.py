@@ -15,10 +15,11 @@ from typing import NamedTuple
 from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
 from hot_tier.open_files import ReadAt
 from hot_tier.producer_state import REMEMBERED_BATCHES
-from hot_tier.segment import MAX_RELATIVE_OFFSET, Segment
+from hot_tier.segment import Segment
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
 from record_format.header_run import HeaderRun, header_run
+from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class PlacedRun(NamedTuple):

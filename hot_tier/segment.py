@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from struct import Struct
 from typing import Final, NamedTuple
 
 from hot_tier.batch_walk import headers_from
@@ -26,11 +25,12 @@ from hot_tier.index_file import IndexImage
 from hot_tier.open_files import Files, ReadAt, reader_of
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
-from record_format.index_layouts import parse_offset_index, parse_time_index
+from record_format.index_layouts import (
+    MAX_RELATIVE_OFFSET,
+    parse_offset_index,
+    parse_time_index,
+)
 
-OFFSET_ENTRY: Final = Struct(">ii")  # relative offset, position
-TIME_ENTRY: Final = Struct(">qi")  # timestamp, relative offset
-MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 MAX_SEGMENT_BYTES: Final = 2**31 - 1
 
 

@@ -22,14 +22,13 @@ from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import Files, reader_of
 from hot_tier.segment import (
     MAX_SEGMENT_BYTES,
-    OFFSET_ENTRY,
-    TIME_ENTRY,
     LargestTimestamp,
     Segment,
     SegmentEnd,
 )
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from record_format.errors import CorruptBatch, CorruptIndex
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class SegmentLookup:

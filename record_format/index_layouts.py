@@ -29,8 +29,8 @@ TIME_ENTRY_SIZE: Final = 12
 TXN_ENTRY_SIZE: Final = 34
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
-_OFFSET_ENTRY: Final = struct.Struct(">ii")
-_TIME_ENTRY: Final = struct.Struct(">qi")
+OFFSET_ENTRY: Final = struct.Struct(">ii")  # relative offset, position
+TIME_ENTRY: Final = struct.Struct(">qi")  # timestamp, relative offset
 _TXN_ENTRY: Final = struct.Struct(">hqqqq")
 _TXN_VERSION: Final = 0
 
@@ -58,12 +58,9 @@ class AbortedTxn(NamedTuple):
     last_stable_offset: int
 
 
-def pack_offset_entry(entry: OffsetEntry, *, base_offset: int) -> bytes:
-    return _OFFSET_ENTRY.pack(entry.offset - base_offset, entry.position)
-
-
-def pack_time_entry(entry: TimeEntry, *, base_offset: int) -> bytes:
-    return _TIME_ENTRY.pack(entry.timestamp, entry.offset - base_offset)
+def pack_entries(layout: struct.Struct, entries: Iterable[tuple[int, ...]]) -> bytes:
+    """What an `.index` or a `.timeindex` of these entries holds; their offsets are relative."""
+    return b"".join(layout.pack(*entry) for entry in entries)
 
 
 def pack_txn_entry(entry: AbortedTxn) -> bytes:
@@ -72,13 +69,13 @@ def pack_txn_entry(entry: AbortedTxn) -> bytes:
 
 def unpack_offset_entry(buf: Buffer, index: int, *, base_offset: int) -> OffsetEntry:
     """Entry number `index`, unchecked: for a binary search over entries that were checked."""
-    relative, position = _OFFSET_ENTRY.unpack_from(buf, index * OFFSET_ENTRY_SIZE)
+    relative, position = OFFSET_ENTRY.unpack_from(buf, index * OFFSET_ENTRY_SIZE)
     return OffsetEntry(base_offset + relative, position)
 
 
 def unpack_time_entry(buf: Buffer, index: int, *, base_offset: int) -> TimeEntry:
     """Entry number `index`, unchecked: for a binary search over entries that were checked."""
-    timestamp, relative = _TIME_ENTRY.unpack_from(buf, index * TIME_ENTRY_SIZE)
+    timestamp, relative = TIME_ENTRY.unpack_from(buf, index * TIME_ENTRY_SIZE)
     return TimeEntry(timestamp, base_offset + relative)
 
 
@@ -92,7 +89,7 @@ def parse_offset_index(
     _check_size(data, OFFSET_ENTRY_SIZE, file)
     entries: list[OffsetEntry] = []
     last_relative = last_position = -1
-    for relative, position in _OFFSET_ENTRY.iter_unpack(data):
+    for relative, position in OFFSET_ENTRY.iter_unpack(data):
         if relative <= last_relative or position <= last_position or position < 0:
             raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"{relative}, {position}")
         if segment_size is not None and position >= segment_size:
@@ -107,7 +104,7 @@ def parse_time_index(data: Buffer, *, base_offset: int, file: str = "") -> list[
     _check_size(data, TIME_ENTRY_SIZE, file)
     entries: list[TimeEntry] = []
     last_timestamp, last_relative = -(2**63), -1
-    for timestamp, relative in _TIME_ENTRY.iter_unpack(data):
+    for timestamp, relative in TIME_ENTRY.iter_unpack(data):
         if relative <= last_relative or timestamp < last_timestamp:
             raise _disorder(file, len(entries) * TIME_ENTRY_SIZE, f"{timestamp}, {relative}")
         entries.append(TimeEntry(timestamp, base_offset + relative))
@@ -133,14 +130,6 @@ def parse_txn_index(data: Buffer, *, base_offset: int = 0, file: str = "") -> li
         entries.append(entry)
         last = entry.last_offset
     return entries
-
-
-def pack_offset_index(entries: Iterable[OffsetEntry], *, base_offset: int) -> bytes:
-    return b"".join(pack_offset_entry(entry, base_offset=base_offset) for entry in entries)
-
-
-def pack_time_index(entries: Iterable[TimeEntry], *, base_offset: int) -> bytes:
-    return b"".join(pack_time_entry(entry, base_offset=base_offset) for entry in entries)
 
 
 def pack_txn_index(entries: Iterable[AbortedTxn]) -> bytes:

@@ -201,7 +201,7 @@ def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, 
     assert refusal.value.file == str(log_file)
     assert refusal.value.position == headers[1].position
     assert log_file.read_bytes() == bad
-    log = open_log(config=CONFIG, clean=False, recovery_point=120, repair=True)
+    log = open_log(config=CONFIG, clean=False, recovery_point=headers[1].base_offset)
     assert log.log_end_offset == headers[1].base_offset
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from hot_tier.segment import OFFSET_ENTRY
 from record_format.batch import stamp
 from record_format.errors import DiskFull, UnknownSegment
+from record_format.index_layouts import OFFSET_ENTRY
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

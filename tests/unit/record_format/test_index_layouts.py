@@ -9,13 +9,10 @@ import pytest
 
 from record_format.errors import CorruptIndex
 from record_format.index_layouts import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
     AbortedTxn,
-    OffsetEntry,
-    TimeEntry,
-    pack_offset_entry,
-    pack_offset_index,
-    pack_time_entry,
-    pack_time_index,
+    pack_entries,
     pack_txn_entry,
     pack_txn_index,
     parse_offset_index,
@@ -48,7 +45,9 @@ def test_offset_indexes_of_kafka_come_back(path: Path) -> None:
     data = trimmed(path, 8)
     size = path.with_suffix(".log").stat().st_size
     entries = parse_offset_index(data, base_offset=base, segment_size=size)
-    assert pack_offset_index(entries, base_offset=base) == data
+    assert (
+        pack_entries(OFFSET_ENTRY, [(entry.offset - base, entry[1]) for entry in entries]) == data
+    )
     for index, entry in enumerate(entries):
         assert unpack_offset_entry(data, index, base_offset=base) == entry
 
@@ -58,7 +57,7 @@ def test_time_indexes_of_kafka_come_back(path: Path) -> None:
     base = int(path.stem)
     data = trimmed(path, 12)
     entries = parse_time_index(data, base_offset=base)
-    assert pack_time_index(entries, base_offset=base) == data
+    assert pack_entries(TIME_ENTRY, [(one[0], one.offset - base) for one in entries]) == data
     for index, entry in enumerate(entries):
         assert unpack_time_entry(data, index, base_offset=base) == entry
 
@@ -89,12 +88,8 @@ def test_indexes_hold_what_kafka_s_own_tool_prints() -> None:
 
 
 def test_entries_have_kafka_s_bytes() -> None:
-    assert pack_offset_entry(OffsetEntry(1005, 7), base_offset=1000) == bytes.fromhex(
-        "00000005 00000007"
-    )
-    assert pack_time_entry(TimeEntry(258, 1005), base_offset=1000) == bytes.fromhex(
-        "0000000000000102 00000005"
-    )
+    assert pack_entries(OFFSET_ENTRY, [(5, 7)]) == bytes.fromhex("00000005 00000007")
+    assert pack_entries(TIME_ENTRY, [(258, 5)]) == bytes.fromhex("0000000000000102 00000005")
     assert pack_txn_entry(AbortedTxn(1, 2, 3, 4)) == bytes.fromhex(
         "0000 0000000000000001 0000000000000002 0000000000000003 0000000000000004"
     )
@@ -114,7 +109,7 @@ def test_entries_have_kafka_s_bytes() -> None:
     ],
 )
 def test_an_offset_index_in_disorder_is_corrupt(entries: list[tuple[int, int]]) -> None:
-    data = pack_offset_index((OffsetEntry(*entry) for entry in entries), base_offset=0)
+    data = pack_entries(OFFSET_ENTRY, entries)
     with pytest.raises(CorruptIndex):
         parse_offset_index(data, base_offset=0, segment_size=100, file="x.index")
 
@@ -123,14 +118,14 @@ def test_an_offset_index_in_disorder_is_corrupt(entries: list[tuple[int, int]]) 
     "entries", [[(5, 5), (4, 6)], [(5, 5), (5, 5)], [(5, 5), (6, 4)], [(5, -1)], [(5, 5), (0, 0)]]
 )
 def test_a_time_index_in_disorder_is_corrupt(entries: list[tuple[int, int]]) -> None:
-    data = pack_time_index((TimeEntry(*entry) for entry in entries), base_offset=0)
+    data = pack_entries(TIME_ENTRY, entries)
     with pytest.raises(CorruptIndex) as caught:
         parse_time_index(data, base_offset=0, file="x.timeindex")
     assert caught.value.file == "x.timeindex"
 
 
 def test_equal_timestamps_at_rising_offsets_are_no_disorder() -> None:
-    data = pack_time_index([TimeEntry(5, 5), TimeEntry(5, 6)], base_offset=0)
+    data = pack_entries(TIME_ENTRY, [(5, 5), (5, 6)])
     assert len(parse_time_index(data, base_offset=0)) == 2
 
 
