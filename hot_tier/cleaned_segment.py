@@ -23,9 +23,9 @@ from hot_tier.file_names import (
     SEGMENT_SUFFIXES,
     TIME_INDEX,
     TRANSACTION_INDEX,
+    staged,
 )
 from hot_tier.index_plan import IndexPlan
-from hot_tier.log_folder import staged
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import BatchHeader

@@ -63,3 +63,8 @@ def parse_file_name(name: str) -> FileName | None:
 
 def path_of(folder: Path, offset: int, suffix: str) -> Path:
     return folder / file_name(offset, suffix)
+
+
+def staged(path: Path, stage: str) -> Path:
+    """The file under its name with `.deleted`, `.cleaned` or `.swap`."""
+    return path.with_name(path.name + stage)

@@ -376,4 +376,6 @@ def _conflict(effective: Mapping[str, ConfigValue], name: str, limit: str) -> Fi
     return FieldProblem(f"config.{name}", text)
 
 
-assert [f.name for f in fields(LogConfig)][:-1] == [key.attribute for key in KEYS]
+assert [(f.name, f.default) for f in fields(LogConfig)][:-1] == [
+    (key.attribute, key.default) for key in KEYS
+]

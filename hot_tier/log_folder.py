@@ -22,7 +22,6 @@ from hot_tier.disk import Disk
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import (
     CLEANED,
-    DELETED,
     LOG,
     OFFLINE_MARKER,
     PARTITION_METADATA,
@@ -32,8 +31,10 @@ from hot_tier.file_names import (
     TRANSACTION_INDEX,
     UNMIRRORED,
     FileName,
+    file_name,
     parse_file_name,
     path_of,
+    staged,
 )
 from record_format.checkpoint_files import (
     format_partition_metadata,
@@ -99,7 +100,7 @@ class LogFolder:
             self._settle_cleaned(name, swapped.get(name.offset, []))
         for name in indexes:
             if name.offset not in self.log_sizes and name.offset not in swapped:
-                self._drop(path_of(self.path, name.offset, name.suffix).name)
+                self._drop(file_name(name.offset, name.suffix))
             elif name.suffix == TRANSACTION_INDEX:
                 self.transaction_indexes.add(name.offset)
         return swapped
@@ -129,14 +130,14 @@ class LogFolder:
     def _finish_swap(self, base_offset: int, suffixes: list[str]) -> None:
         """Compaction's last step: the new segment takes the place of those it was made of."""
         if LOG in suffixes:
-            swap_log = self.path / (path_of(self.path, base_offset, LOG).name + SWAP)
+            swap_log = staged(path_of(self.path, base_offset, LOG), SWAP)
             end_offset = end_offset_of(swap_log, base_offset)
             for old in [old for old in self.log_sizes if base_offset <= old < end_offset]:
                 self.remove_segment(old, keep_snapshot=old == base_offset)
         for suffix in sorted(suffixes, key=lambda suffix: suffix == LOG):  # the .log last
             target = path_of(self.path, base_offset, suffix)
-            self._disk.rename(target.with_name(target.name + SWAP), target)
-            self.tidied.append(target.name + SWAP)
+            self._disk.rename(staged(target, SWAP), target)
+            self.tidied.append(staged(target, SWAP).name)
         self._disk.sync_folder(self.path)
 
     def remove_segment(self, base_offset: int, *, keep_snapshot: bool = False) -> None:
@@ -154,7 +155,7 @@ class LogFolder:
         newest = max((s for s in self.snapshots if s <= end_offset), default=None)
         for offset in sorted(self.snapshots):
             if offset > end_offset or (offset not in self.log_sizes and offset != newest):
-                self._drop(path_of(self.path, offset, SNAPSHOT).name)
+                self._drop(file_name(offset, SNAPSHOT))
                 self.snapshots.discard(offset)
 
     def check_topic_id(self, topic_id: str) -> None:
@@ -174,7 +175,3 @@ class LogFolder:
                 f"{path}: belongs to topic id {format_topic_id(found)}, not to {topic_id}; "
                 "move the folder out of the data folder, or restore the topic it belongs to"
             )
-
-
-def staged(path: Path, stage: str = DELETED) -> Path:
-    return path.with_name(path.name + stage)

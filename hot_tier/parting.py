@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hot_tier.batch_walk import end_offset_of, headers_of
-from hot_tier.disk import Disk, write_all
+from hot_tier.disk import write_all
 from hot_tier.durable_file import REAL_DISK, write_durably
 from hot_tier.file_names import (
     LEADER_EPOCHS,
@@ -42,7 +42,7 @@ def base_offsets(folder: Path) -> list[int]:
     return sorted(name.offset for name in names if name and name.suffix == LOG and not name.stage)
 
 
-def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
+def split_at(folder: Path, offset: int) -> int:
     """Let a segment begin at `offset`, or with the batch that holds it; the base offset of the
     segment that was cut, or `offset` where nothing had to be. Raises CorruptBatch, OSError.
     """
@@ -54,8 +54,8 @@ def split_at(folder: Path, offset: int, *, disk: Disk = REAL_DISK) -> int:
     if first is None or first.position == 0:
         return offset
     begins = min(first.base_offset, offset)  # compaction may have taken those from there on
-    copy_tail(old, first.position, path_of(folder, begins, LOG), disk=disk)
-    _cut(folder, bases[-1], first.position, disk=disk)
+    copy_tail(old, first.position, path_of(folder, begins, LOG))
+    _cut(folder, bases[-1], first.position)
     return bases[-1]
 
 
@@ -70,77 +70,75 @@ def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     return next((header for header in headers_of(log) if header.last_offset >= offset), None)
 
 
-def mend_overlap(folder: Path, *, disk: Disk = REAL_DISK) -> None:
+def mend_overlap(folder: Path) -> None:
     """Cut a segment that reaches into the next: the split that made the next was interrupted."""
     for base, following in pairwise(base_offsets(folder)):
         try:
             for header in headers_of(path_of(folder, base, LOG)):
                 if header.base_offset >= following:
-                    _cut(folder, base, header.position, disk=disk)
+                    _cut(folder, base, header.position)
                     break
         except CorruptBatch:
             continue  # recovery has its own word on that
 
 
-def move_from(folder: Path, offset: int, target: Path, *, disk: Disk = REAL_DISK) -> None:
+def move_from(folder: Path, offset: int, target: Path) -> None:
     """Move the segments from `offset` on, a border of segments, to another folder of their own.
 
     The last goes first: what a crash leaves behind is a log without a hole.
     """
     target.mkdir(exist_ok=True)
-    disk.sync_folder(target.parent)
+    REAL_DISK.sync_folder(target.parent)
     for name in (PARTITION_METADATA, LEADER_EPOCHS):
         source = folder / name
         if source.exists() and not (target / name).exists():
-            write_durably(target / name, source.read_bytes(), disk=disk)
+            write_durably(target / name, source.read_bytes())
     for path in sorted(folder.iterdir(), reverse=True):
         found = parse_file_name(path.name)
         if found is None or found.offset < offset:
             continue
         if found.suffix == SNAPSHOT and found.offset == offset:
             continue  # the producers before that offset: of what stays
-        disk.rename(path, target / path.name)
-    disk.sync_folder(target)
-    disk.sync_folder(folder)
+        REAL_DISK.rename(path, target / path.name)
+    REAL_DISK.sync_folder(target)
+    REAL_DISK.sync_folder(folder)
 
 
-def start_empty(
-    folder: Path, offset: int, *, snapshot: bytes | None, disk: Disk = REAL_DISK
-) -> None:
+def start_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
     """Remove every segment, and begin an empty one at `offset` with these producers before it."""
     for path in sorted(folder.iterdir()):
         if parse_file_name(path.name) is not None:
-            disk.unlink(path)
+            REAL_DISK.unlink(path)
     if snapshot:
-        write_durably(path_of(folder, offset, SNAPSHOT), snapshot, disk=disk)
-    write_durably(path_of(folder, offset, LOG), b"", disk=disk)
+        write_durably(path_of(folder, offset, SNAPSHOT), snapshot)
+    write_durably(path_of(folder, offset, LOG), b"")
 
 
-def copy_tail(source: Path, position: int, target: Path, *, disk: Disk = REAL_DISK) -> None:
+def copy_tail(source: Path, position: int, target: Path) -> None:
     """The bytes from `position` on as a file of their own, there whole or not at all."""
     temporary = target.with_name(target.name + ".tmp")
-    out = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    out = REAL_DISK.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with source.open("rb", buffering=0) as file:
             file.seek(position)
             written = 0
             while data := file.read(COPY_BYTES):
-                write_all(disk, out, [data], written)
+                write_all(REAL_DISK, out, [data], written)
                 written += len(data)
-        disk.sync_bytes(out)
+        REAL_DISK.sync_bytes(out)
     finally:
         os.close(out)
-    disk.rename(temporary, target)
-    disk.sync_folder(target.parent)
+    REAL_DISK.rename(temporary, target)
+    REAL_DISK.sync_folder(target.parent)
 
 
-def _cut(folder: Path, base_offset: int, position: int, *, disk: Disk) -> None:
+def _cut(folder: Path, base_offset: int, position: int) -> None:
     for suffix in (OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX):
-        disk.unlink(path_of(folder, base_offset, suffix))
-    fd = disk.open(path_of(folder, base_offset, LOG), os.O_RDWR)
+        REAL_DISK.unlink(path_of(folder, base_offset, suffix))
+    fd = REAL_DISK.open(path_of(folder, base_offset, LOG), os.O_RDWR)
     try:
-        disk.truncate(fd, position)
-        disk.sync_bytes(fd)
+        REAL_DISK.truncate(fd, position)
+        REAL_DISK.sync_bytes(fd)
     finally:
         os.close(fd)
-    disk.sync_folder(folder)
+    REAL_DISK.sync_folder(folder)

@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from hot_tier.disk import is_refusal
-from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX
-from hot_tier.log_folder import staged
+from hot_tier.file_names import (
+    DELETED,
+    LOG,
+    OFFSET_INDEX,
+    SNAPSHOT,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    staged,
+)
 from hot_tier.log_state import LogState
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
@@ -75,10 +82,11 @@ class Reaper:
         for suffix in suffixes:
             path = segment.path(suffix)
             if path.exists():
-                state.disk.rename(path, staged(path))
-                renamed.append(staged(path))
+                aside = staged(path, DELETED)
+                state.disk.rename(path, aside)
+                renamed.append(aside)
                 if moved is not None:
-                    moved[path] = staged(path)
+                    moved[path] = aside
             state.files.forget(path)  # last: who opened it until then does not keep it open
         self._deleted.append((state.clock(), tuple(renamed)))
 

@@ -19,8 +19,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from hot_tier.cleaned_segment import CleanedSegment
-from hot_tier.file_names import CLEANED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, UNMIRRORED, path_of
-from hot_tier.log_folder import staged
+from hot_tier.file_names import (
+    CLEANED,
+    LOG,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    UNMIRRORED,
+    path_of,
+    staged,
+)
 from hot_tier.log_state import LogState, Segments
 from hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
 from hot_tier.roll import disk_error
