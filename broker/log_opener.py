@@ -197,7 +197,7 @@ class LogOpener:
         if at_start:  # else it is new, or the loss was accepted
             self._check_reaches(opened, checkpoint, cold_end=cold_end)
         if opened.log_end_offset < cold_end:
-            log.warning("log starts at the bucket's end", partition=f"{place}", offset=cold_end)
+            log.warning("log starts at the bucket's end", partition=str(opened), offset=cold_end)
             opened.start_at(cold_end)
         self._step_over_lost(opened, cold)
         return OpenedLog(opened, cold, None)

@@ -113,10 +113,9 @@ class _Map:
 class BatchFinder:
     """The maps of chunks that are being read."""
 
-    def __init__(self, *, maps_max: int = MAPS_MAX) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._maps: OrderedDict[ChunkKey, _Map] = OrderedDict()
-        self._maps_max = maps_max
 
     def of(self, chunk: ChunkRef, file: OpenFile, *, steps: Steps = AS_FAR_AS_NEEDED) -> ChunkWalk:
         """For one look into a chunk, whose `file` this is."""
@@ -124,7 +123,7 @@ class BatchFinder:
             known = self._maps.get(chunk.key)
             if known is None:
                 known = self._maps[chunk.key] = _Map()
-                if len(self._maps) > self._maps_max:
+                if len(self._maps) > MAPS_MAX:
                     self._maps.popitem(last=False)
             self._maps.move_to_end(chunk.key)
         return ChunkWalk(chunk, file, known, steps)

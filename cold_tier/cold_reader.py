@@ -35,7 +35,7 @@ from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import aborted_transactions
 from cold_tier.prefetch import Prefetcher
-from cold_tier.ranged_reader import ChunkRef, FetchCounts, RangedReader
+from cold_tier.ranged_reader import ChunkRef, RangedReader
 from cold_tier.read_ahead import ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
@@ -121,19 +121,14 @@ class ColdReader:
         limits: ColdLimits = ColdLimits(),  # noqa: B008  immutable
         reader: RangedReader | None = None,
         indexes: SegmentIndexes | None = None,
-        read_ahead: ReadAhead | None = None,
     ) -> None:
         self._indexes = indexes or SegmentIndexes(store)
         self._reader = reader or RangedReader(store, requests_max=limits.fills)
         self._fills = ChunkFills(cache, self._reader, fills_max=limits.fills)
         self._finder = BatchFinder()
-        self._prefetcher = Prefetcher(self._fills, self._indexes, read_ahead or ReadAhead())
+        self._prefetcher = Prefetcher(self._fills, self._indexes, ReadAhead())
         self._waiting = _Access(self._indexes.get, self._fetched, AS_FAR_AS_NEEDED)
         self._at_once = _Access(self._index_at_hand, self._cached, WITHOUT_WAITING)
-
-    @property
-    def counts(self) -> FetchCounts:
-        return self._reader.counts
 
     def close(self) -> None:
         self._prefetcher.close()

@@ -208,7 +208,10 @@ class FolderStore:
             return list(islice(found, limit))
 
     def _holds_objects(self, prefix: str) -> bool:
-        return next(_walk(self._root, "", prefix=prefix, start_after=""), None) is not None
+        if not _may_hold(prefix, prefix=prefix, start_after=""):
+            return False
+        keys = _walk(self._root / prefix, prefix, prefix=prefix, start_after="")
+        return next(keys, None) is not None
 
     def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:  # noqa: ARG002
         return []  # nothing goes up in parts

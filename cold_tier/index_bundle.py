@@ -3,10 +3,13 @@ bucket.
 
 Big-endian (docs/formats/segment-objects.md):
 
-    0   magic "TLIX"              24  section count u32
-    4   format version u16 (1)    28  24 bytes a section: kind u32, CRC-32C u32, position i64,
-    size i64 6   entry size u16 (24)       28 + 24 n   CRC-32C u32 over all before 8   base offset
-    i64               then the sections, the chunk table first 16  log size i64
+    0   magic "TLIX"              24         section count u32
+    4   format version u16 (1)    28         24 bytes a section
+    6   entry size u16 (24)       28 + 24 n  CRC-32C u32 over all before
+    8   base offset i64           32 + 24 n  the sections, the chunk table first
+    16  log size i64
+
+    a section: kind u32, CRC-32C u32, position i64, size i64
 
 * The chunk table is the first section and its place is in the manifest: a reader gets it alone, or
   with the directory in front of it, by one ranged GET.

@@ -35,8 +35,7 @@ NOT_SEQUENTIAL: Final = Ahead()
 
 
 class ReadAhead:
-    def __init__(self, *, window_max: int = WINDOW_MAX, streams_max: int = STREAMS_MAX) -> None:
-        self._window_max, self._streams_max = window_max, streams_max
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._aheads: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
 
@@ -47,12 +46,12 @@ class ReadAhead:
             return NOT_SEQUENTIAL
         if known.chunk == chunk:
             return known
-        return Ahead(min(self._window_max, max(1, known.window * 2)), chunk)
+        return Ahead(min(WINDOW_MAX, max(1, known.window * 2)), chunk)
 
     def note(self, folder: str, next_offset: int, *, done: Ahead) -> None:
         """A read that was read ahead of like this ended at `next_offset`."""
         with self._lock:
             self._aheads[folder, next_offset] = done
             self._aheads.move_to_end((folder, next_offset))
-            if len(self._aheads) > self._streams_max:
+            if len(self._aheads) > STREAMS_MAX:
                 self._aheads.popitem(last=False)

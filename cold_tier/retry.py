@@ -28,13 +28,15 @@ class RetryPolicy:
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     jitter: Callable[[], float] = field(default=random.random, repr=False)
 
-    def run(self, attempt: Callable[[], T], *, on: type[StoreUnavailable] = StoreUnavailable) -> T:
-        """Call `attempt` until it answers. Errors other than `on`, and ones marked final, pass."""
+    def run(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it answers. Errors other than StoreUnavailable, and ones marked
+        final, pass.
+        """
         deadline = self.monotonic() + self.deadline_s
         for number in range(1, self.attempts + 1):
             try:
                 return attempt()
-            except on as error:
+            except StoreUnavailable as error:
                 if number == self.attempts or is_final(error):
                     raise
                 delay_s = self.delay_s(number)

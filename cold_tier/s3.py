@@ -218,7 +218,9 @@ class S3Store:
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
                 if actual != given.value:
-                    raise StoreUnavailable(f"{key}: arrived with CRC-32C {actual}: {given.value}")
+                    raise StoreUnavailable(
+                        f"{key}: arrived with CRC-32C {actual}, not {given.value}"
+                    )
             return body
 
         return self._repeat("get", key, send)

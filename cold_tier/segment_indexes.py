@@ -122,7 +122,7 @@ class SegmentIndexes:
         return self._get((segment.indexes_key, int(kind)), load)
 
     def transactions(self, segment: ColdSegment) -> SegmentTransactions:
-        """Raises CorruptTxnIndex too."""
+        """Raises as `get`, and CorruptIndex."""
         file = segment.indexes_key
         section = self.section(segment, SectionKind.TXN_INDEX)
         aborted = parse_txn_index(section, base_offset=segment.base_offset, file=file)

@@ -104,9 +104,6 @@ class SegmentUploader:
         self._store, self._limits, self._notes = store, limits, notes
         self._read_back_whole, self._pace, self._unique = read_back_whole, pace, unique
 
-    def full_key(self, key: str) -> str:
-        return self._store.full_key(key)
-
     def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
         """Scan, upload, confirm. `folder` is the partition's `…/segments/` in the store.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_reader import largest_timestamp, with_good_indexes
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
@@ -116,7 +117,7 @@ def group_segments(segments: Sequence[Segment], limits: GroupLimits) -> list[tup
 
 
 def _sizes_of(segment: Segment) -> tuple[int, int, int]:
-    return (segment.end.size_bytes, _size_of(segment, ".index"), _size_of(segment, ".timeindex"))
+    return (segment.end.size_bytes, _size_of(segment, OFFSET_INDEX), _size_of(segment, TIME_INDEX))
 
 
 def _size_of(segment: Segment, suffix: str) -> int:

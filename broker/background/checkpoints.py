@@ -35,23 +35,20 @@ class Checkpoints:
                 self.save()
 
     def save(self) -> None:
-        """Recovery points and high watermarks: what a crash need not check again."""
+        """Recovery points and high watermarks: what a crash need not check again; and log starts.
+        Raises OSError.
+        """
         with self._lock:
-            self._save()
-
-    def _save(self) -> None:
-        partitions = list(self._partitions())
-        topics = frozenset(p.topic for p in partitions) | {d.topic for d in self._damaged()}
-        self._written |= topics
-        points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
-        self._folder.write_checkpoint(
-            RECOVERY_POINTS, with_recovery_points(points, self._damaged())
-        )
-        self._folder.write_checkpoint(
-            HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
-        )
-        self.save_log_starts()
-        self._written = topics
+            partitions, damaged = list(self._partitions()), list(self._damaged())
+            topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
+            self._written |= topics
+            points = {(p.topic, p.number): p.log.recovery_point for p in partitions}
+            self._folder.write_checkpoint(RECOVERY_POINTS, with_recovery_points(points, damaged))
+            self._folder.write_checkpoint(
+                HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
+            )
+            self.save_log_starts()
+            self._written = topics
 
     def save_log_starts(self) -> None:
         """Kafka's rule: only starts that the first local segment does not say by itself."""

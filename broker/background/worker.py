@@ -27,10 +27,6 @@ class BackgroundTask:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping.is_set()
-
     def start(self) -> None:
         self._thread.start()
 

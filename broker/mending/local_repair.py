@@ -26,6 +26,7 @@ from broker.data_folder import DataFolder
 from broker.mending.repair_step import Action, RepairStep
 from hot_tier.durable_file import sync_folder
 from hot_tier.file_names import LOG, parse_file_name
+from hot_tier.parting import base_offsets
 from record_format.errors import CorruptDataError
 
 
@@ -99,7 +100,7 @@ def locate(damaged: Damaged) -> LocalFault | None:
     name = parse_file_name(path.name)
     if name is None or name.suffix != LOG:
         return None
-    later = [base for base in _bases(path.parent) if base > name.offset]
+    later = [base for base in base_offsets(path.parent) if base > name.offset]
     return LocalFault(name.offset, min(later, default=None), reason.offset)
 
 
@@ -143,11 +144,6 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
             shutil.copy2(path, copied)
             _sync_file(copied)
     _settle(folder, aside)
-
-
-def _bases(folder: Path) -> list[int]:
-    names = (parse_file_name(path.name) for path in folder.iterdir())
-    return [name.offset for name in names if name and name.suffix == LOG and not name.stage]
 
 
 def _sync_file(path: Path) -> None:
