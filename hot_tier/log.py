@@ -317,6 +317,7 @@ class PartitionLog:
                 lambda: log_reader.read(
                     self._state, offset, max_bytes=max_bytes, end_offset=end, files=self._at_hand
                 ),
+                waits=False,
             )
         except BlockingIOError:
             return None

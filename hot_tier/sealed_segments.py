@@ -80,7 +80,10 @@ class SealedSegments:
 
     def opened(self, base_offset: int) -> OpenedSegment | None:
         """The same where its file is open and its checksum known: without waiting for the disk."""
-        return steady(self._state, lambda: self._opened(base_offset))
+        try:
+            return steady(self._state, lambda: self._opened(base_offset), waits=False)
+        except BlockingIOError:
+            return None
 
     def _opened(self, base_offset: int) -> OpenedSegment | None:
         try:

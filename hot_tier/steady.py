@@ -3,13 +3,15 @@
 * A replaced segment's path names another file from then on, and a look-up takes several steps: what
   it found counts only where no replacement came in between; else it looks again.
 * `LogState.replacements` is odd while files are being renamed, under the log's lock, and rises by
-  two for each replacement. Renames take milliseconds; a look-up that meets them waits.
+  two for each replacement. Renames and the sync of the folder take milliseconds; a look-up that
+  meets them waits, if it may.
 * A file that was opened before goes on being the file that it was: slices that were handed out
   stay good.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -20,11 +22,15 @@ from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 T = TypeVar("T")
 
 
-def steady(state: LogState, look_up: Callable[[], T]) -> T:
-    """What `look_up` gives, or raises, while no replacement is under way."""
+def steady(state: LogState, look_up: Callable[[], T], *, waits: bool = True) -> T:
+    """What `look_up` gives, or raises, while no replacement is under way. Where it may not wait for
+    one to end: BlockingIOError.
+    """
     while True:
         before = state.replacements
         if before % 2:
+            if not waits:
+                raise BlockingIOError(errno.EAGAIN, "segments are being replaced")
             with state.lock:
                 continue
         try:

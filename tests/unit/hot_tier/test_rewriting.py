@@ -1,5 +1,6 @@
 """Compaction and repair write a segment anew under the same names: one of them at a time."""
 
+import threading
 from contextlib import suppress
 
 import pytest
@@ -75,3 +76,40 @@ def test_a_segment_is_not_repaired_while_it_is_compacted(log, records_of):
     assert len(refused) == 1
     repair(log)
     assert [r.offset for r in records_of(log)] == [1, 2, 4, 5]
+
+
+class WhileFilesAreRenamed(FaultyDisk):
+    """Calls `then`, once, while a segment's files take the places of others."""
+
+    then = None
+
+    def rename(self, source, target):
+        if source.suffix == ".swap" and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        super().rename(source, target)
+
+
+def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_values):
+    log = open_log(config={"cleanup.policy": "compact"}, disk=WhileFilesAreRenamed())
+    for _ in range(2):
+        append_values(log, b"v", keys=[b"k"])
+    log.roll(reason="test")
+    append_values(log, b"v", keys=[b"k"])
+    log.flush()
+    assert log.try_read(2, max_bytes=1) is not None
+    found = []
+
+    def meanwhile():
+        def ask():
+            found.append(log.try_read(2, max_bytes=1))
+            found.append(log.sealed.opened(0))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(10)
+
+    log._state.disk.then = meanwhile
+    log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
+    assert found == [None, None]
+    assert log.try_read(2, max_bytes=1) is not None
