@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
@@ -125,7 +126,7 @@ def _slice(
         piece = FileSlice(lookup.log, first.position, end.size_bytes - first.position)
         return piece, first.base_offset, end.next_offset
 
-    return with_good_indexes(state, segment, look_up)
+    return with_good_indexes(state, segment, look_up, waits=files is state.files)
 
 
 def _known_end(
@@ -141,8 +142,11 @@ def _known_end(
     return None
 
 
-def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T]) -> T:
-    """The answer of `look_up`, with a new index where the old one is wrong.
+def with_good_indexes(
+    state: LogState, segment: Segment, look_up: Callable[[], T], *, waits: bool = True
+) -> T:
+    """The answer of `look_up`, with a new index where the old one is wrong; BlockingIOError there
+    for who may not wait.
 
     Raises OffsetTrimmed where the segment was deleted meanwhile, CorruptDataError.
     """
@@ -152,6 +156,8 @@ def with_good_indexes(state: LogState, segment: Segment, look_up: Callable[[], T
         except CorruptIndex:
             if segment is state.active.segment:
                 raise
+            if not waits:
+                raise BlockingIOError(errno.EAGAIN, "an index is to be made anew") from None
             with state.lock:  # so that no compaction puts another file in its place meanwhile
                 if segment not in state.segments.items:
                     raise FileNotFoundError(segment.name(LOG)) from None

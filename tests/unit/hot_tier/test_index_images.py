@@ -70,12 +70,15 @@ def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypat
 
 def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
     read = rolled.read(3, max_bytes=1)
-    name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
+    path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
     images = rolled._state.files.images
-    good = images.get(name)
-    images.keep(name, OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    good = images.get(str(path))
+    images.keep(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    before = path.stat().st_ino
     assert rolled.try_read(3, max_bytes=1) is None
+    assert path.stat().st_ino == before, "it is made anew by who may wait"
     assert rolled.read(3, max_bytes=1) == read
+    assert path.stat().st_ino != before
 
 
 def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
