@@ -127,13 +127,13 @@ class _Group:
 
     def _roll_if_due(self, batches: ProducedBatches) -> None:
         body, headers = batches.body, batches.headers
-        reason = self._pending.reason_to_roll(
+        must_roll = self._pending.must_roll(
             size_bytes=len(body),
             max_timestamp=self._max_timestamp(headers),
             last_offset=self._pending.end.next_offset + _offsets_of(headers) - 1,
             now_ms=self._now_ms,
         )
-        if reason:
+        if must_roll:
             failure = self.write()
             try:
                 if failure:

@@ -56,28 +56,21 @@ class PendingWrite:
         self.first_timestamp, self.min_timestamp, self.record_count = facts
         self.buffers: list[Buffer] = []
 
-    def reason_to_roll(
+    def must_roll(
         self, *, size_bytes: int, max_timestamp: int, last_offset: int, now_ms: int
-    ) -> str | None:
-        """Why these bytes belong into another segment (Kafka's LogSegment.shouldRoll), or None.
+    ) -> bool:
+        """Whether these bytes belong into another segment (Kafka's LogSegment.shouldRoll).
 
         An empty segment takes whatever comes.
         """
         room, plan, end_bytes = self._room, self.plan, self.end.size_bytes
-        if end_bytes == 0:
-            return None
-        if end_bytes + size_bytes > room.size_bytes:
-            return "segment.bytes"
-        if self._waited_ms(max_timestamp, now_ms) > room.age_ms:
-            return "segment.ms"
-        if (
-            len(plan.offset_entries) >= room.offset_entries
+        return end_bytes > 0 and (
+            end_bytes + size_bytes > room.size_bytes
+            or self._waited_ms(max_timestamp, now_ms) > room.age_ms
+            or len(plan.offset_entries) >= room.offset_entries
             or len(plan.time_entries) >= room.time_entries
-        ):
-            return "segment.index.bytes"
-        if last_offset - plan.base_offset > MAX_RELATIVE_OFFSET:
-            return "relative offset overflow"
-        return None
+            or last_offset - plan.base_offset > MAX_RELATIVE_OFFSET
+        )
 
     def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
         """By the records' own time where they have one."""

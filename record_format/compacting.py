@@ -66,9 +66,8 @@ class Round(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int:
-        return min(
-            self.now_ms + self.delete_retention_ms, 2**63 - 1
-        )  # it fits the header, and is for ever
+        # As it fits the header: that is for ever.
+        return min(self.now_ms + self.delete_retention_ms, 2**63 - 1)
 
 
 class Choice(NamedTuple):
