@@ -179,7 +179,9 @@ class Salvage:
                 self._write(cleaned)
                 cleaned.finish(next_offset=end_offset, aborted=aborted, modified_ns=modified_ns)
                 if not swap(state, self._reaper, (segment,), cleaned, bucket_follows=False):
-                    raise UnknownSegment(f"{state.name} has no segment {segment.base_offset} now")
+                    raise FileNotFoundError
+        except FileNotFoundError as error:
+            raise UnknownSegment(f"{state.name}: segment {segment.base_offset} went") from error
         except OSError as error:
             raise disk_error(state, error) from error
 

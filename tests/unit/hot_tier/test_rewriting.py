@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from record_format.errors import CorruptBatch, Throttled
+from record_format.errors import CorruptBatch, Throttled, UnknownSegment
 from record_format.key_table import PlainKeyTable
 from tests.fakes.faulty_disk import FaultyDisk
 
@@ -76,6 +76,20 @@ def test_a_segment_is_not_repaired_while_it_is_compacted(log, records_of):
     assert len(refused) == 1
     repair(log)
     assert [r.offset for r in records_of(log)] == [1, 2, 4, 5]
+
+
+def test_a_segment_that_retention_takes_from_a_repair_is_no_fault_of_the_disk(log, monkeypatch):
+    opened, end = log._state.disk.open, log.log_end_offset
+
+    def deleted_first(path, flags):
+        if path.name.endswith(".log.cleaned"):
+            log.delete_local(end)
+        return opened(path, flags)
+
+    monkeypatch.setattr(log._state.disk, "open", deleted_first)
+    with pytest.raises(UnknownSegment):
+        repair(log)
+    assert not log.offline
 
 
 class WhileFilesAreRenamed(FaultyDisk):
