@@ -40,6 +40,8 @@ def reason_of(error: Exception, partition: str) -> TierlogError | None:
     """What the partition's calls answer; None where the fault is not of this partition alone."""
     if isinstance(error, CorruptDataError):
         return with_remedy(error)
+    if isinstance(error, LogOfflineError):
+        return error
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return LogOfflineError(f"{partition}: its log could not be read: {error.strerror}")
     return None

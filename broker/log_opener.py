@@ -46,6 +46,7 @@ from record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     CorruptDataError,
+    LogOfflineError,
     StoreUnavailable,
     TierlogError,
 )
@@ -142,11 +143,12 @@ class LogOpener:
         record, number = wanted
         place = (record.name, number)
         known = self._recovery_points.get(place), self._log_starts.get(place)
+        is_new = not at_start and not self._folder.partition_folder(*place).exists()
         try:
             return self._open_whole(wanted, at_start=at_start)
-        except (CorruptDataError, OSError) as error:
+        except (CorruptDataError, LogOfflineError, OSError) as error:
             name = f"{record.name}-{number}"
-            if (reason := reason_of(error, name)) is None:
+            if is_new or (reason := reason_of(error, name)) is None:
                 raise
             log.error("partition is damaged", partition=name, error=str(reason))
             return Damaged(*place, reason, *known)

@@ -1,6 +1,7 @@
 """One partition whose flushed bytes are bad: it says so, is kept as it is, and the others serve."""
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from broker.groups.groups import GroupOffset
 from broker.groups.requests import NewOffset
-from hot_tier.log import PartitionLog
-from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError
+from hot_tier.open_files import OpenFiles
+from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError, UnknownTopic
+from tests.fakes.faulty_disk import FaultyDisk
 
 CLEAN_MARKER = ".kafka_cleanshutdown"
 
@@ -93,19 +95,36 @@ def test_groups_are_told_with_what_its_checkpoint_says(house):
 
 def test_a_partition_that_cannot_be_read_at_all_is_offline(house, monkeypatch):
     house.broker.create_topic("t", partitions=2)
+    for partition in range(2):
+        house.produce("t", [b"fine"], partition=partition)
     house.broker.close()
-    opened = PartitionLog.open
 
-    def failing(folder, **options):
-        if folder.name == "t-1":
-            raise OSError(errno.EIO, "Input/output error", str(folder))
-        return opened(folder, **options)
+    def on_a_bad_disk(fd, size_bytes, position):
+        if Path(f"/proc/self/fd/{fd}").readlink().parent.name == "t-1":
+            raise OSError(errno.EIO, "Input/output error")
+        return os.pread(fd, size_bytes, position)
 
-    monkeypatch.setattr(PartitionLog, "open", failing)
+    monkeypatch.setattr(OpenFiles, "pread", staticmethod(on_a_bad_disk))
     house.broker = house.open()
-    house.produce("t", [b"fine"], partition=0)
-    with pytest.raises(LogOfflineError, match="t-1: its log could not be read"):
+    assert [one.value for one in house.records("t", partition=0)] == [b"fine"]
+    with pytest.raises(LogOfflineError, match="t-1: the disk failed"):
         house.broker.partition("t", 1)
+    monkeypatch.undo()
+    house.restart()
+    assert [one.value for one in house.records("t", partition=1)] == [b"fine"]
+
+
+def test_a_topic_whose_logs_the_disk_does_not_take_is_not_made(house, monkeypatch):
+    disk = FaultyDisk()
+    disk.fail("sync_folder")
+    monkeypatch.setattr(house.broker._opener, "_disk", disk)
+    with pytest.raises(LogOfflineError, match="the disk failed"):
+        house.broker.create_topic("t", partitions=2)
+    with pytest.raises(UnknownTopic):
+        house.broker.topic("t")
+    disk.heal()
+    house.broker.create_topic("t", partitions=2)
+    house.produce("t", [b"fine"])
 
 
 def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(damaged):
