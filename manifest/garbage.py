@@ -19,7 +19,8 @@
 * The age of a version counts from its successor: a reader may have loaded it until then.
 * Where a page cannot be read, all that it may name is named: the rest is collected all the same.
   One that lists what was dropped goes alone after its grace; what it listed then goes by age.
-* Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected.
+* Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected. An
+  orphan may wait for so many that were dropped before it.
 """
 
 from __future__ import annotations
@@ -222,10 +223,6 @@ class Collector:
 
     def _orphans(self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int) -> tuple[str, ...]:
         removed = {entry.key for entry in manifest.removed}
-        for page in manifest.removed_pages:
-            if (listed := self._listed(page)) is None:
-                return ()  # any may be in it, and have its grace
-            removed.update(entry.key for entry in listed)
         in_force = self._names_any([manifest])
 
         def is_named(key: str) -> bool:
@@ -234,7 +231,13 @@ class Collector:
         found = orphans(
             self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named
         )
-        return tuple(islice(found, self._policy.limit))
+        nobodys = tuple(islice(found, self._policy.limit))
+        for page in manifest.removed_pages if nobodys else ():
+            if (listed := self._listed(page)) is None:
+                return ()  # any may be in it, and have its grace
+            dropped = {entry.key for entry in listed}
+            nobodys = tuple(key for key in nobodys if key not in dropped)
+        return nobodys
 
     def _own_objects(self) -> Iterator[Stat]:
         """Segment objects and pages; a name that is none of ours is left alone."""
