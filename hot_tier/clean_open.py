@@ -7,6 +7,7 @@ is walked. Where that does not hold together, the log is opened as after a crash
 from __future__ import annotations
 
 from hot_tier.active_segment import ActiveSegment
+from hot_tier.durable_file import read_whole
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_file import floor_entry
 from hot_tier.log_folder import LogFolder
@@ -65,7 +66,7 @@ class TailFacts:
 
 def _index_image(segment: Segment, suffix: str, entry_size: int) -> bytes:
     path = segment.path(suffix)
-    data = path.read_bytes()
+    data = read_whole(path, CorruptIndex)
     if len(data) % entry_size:
         raise CorruptIndex(f"{len(data)} bytes are not whole entries", file=str(path))
     return data

@@ -5,10 +5,12 @@ A reader sees the old bytes or the new ones, after a crash too. One writer a pat
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from hot_tier.disk import Disk, write_all
+from record_format.errors import CorruptDataError
 
 REAL_DISK = Disk()
 
@@ -37,3 +39,13 @@ def write_whole(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) 
 
 def sync_folder(path: Path) -> None:
     REAL_DISK.sync_folder(path)
+
+
+def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
+    """A file that can be made anew. Raises FileNotFoundError; `corrupt` where the disk fails."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise corrupt(f"cannot be read: {error.strerror}", file=str(path)) from error

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hot_tier.disk import Disk
-from hot_tier.durable_file import write_durably
+from hot_tier.durable_file import read_whole, write_durably
 from hot_tier.file_names import LEADER_EPOCHS
 from record_format.checkpoint_files import (
     EpochEntry,
     format_epoch_checkpoint,
     parse_epoch_checkpoint,
 )
+from record_format.errors import CorruptSnapshot
 
 
 class LeaderEpochs:
@@ -31,7 +32,7 @@ class LeaderEpochs:
     def load(cls, folder: Path, *, disk: Disk) -> LeaderEpochs:
         """Raises FileNotFoundError, CorruptSnapshot."""
         path = folder / LEADER_EPOCHS
-        entries = parse_epoch_checkpoint(path.read_bytes(), file=str(path))
+        entries = parse_epoch_checkpoint(read_whole(path, CorruptSnapshot), file=str(path))
         return cls(folder, disk=disk, entries=tuple(entries))
 
     @property

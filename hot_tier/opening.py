@@ -20,6 +20,9 @@
 | `leader-epoch-checkpoint` missing or bad | made anew from the batches |
 | the log had gone offline | what is above the recovery point is written anew before it is flushed |
 
+What is made anew is so too where the disk cannot read it. A `.log` that it cannot read takes the
+log offline.
+
 Recovery flushes all that it keeps, and the folder, before anything is served. It runs before the
 log is shared; no lock is taken.
 """

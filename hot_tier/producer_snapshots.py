@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hot_tier.durable_file import write_whole
+from hot_tier.durable_file import read_whole, write_whole
 from hot_tier.file_names import SNAPSHOT, parse_file_name, path_of
 from hot_tier.producer_state import (
     REMEMBERED_BATCHES,
@@ -60,7 +60,7 @@ def _write(state: LogState, offset: int, producers: Iterable[Producer]) -> Path:
 def _read(path: Path) -> list[ProducerEntry] | None:
     """None where it is bad."""
     try:
-        return parse_snapshot(path.read_bytes(), file=str(path))
+        return parse_snapshot(read_whole(path, CorruptSnapshot), file=str(path))
     except (CorruptSnapshot, UnknownFormatVersion):
         return None
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hot_tier.batch_walk import headers_from
+from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import IndexImage
 from hot_tier.open_files import Files, ReadAt, reader_of
 from record_format.batch import BatchHeader
-from record_format.errors import CorruptBatch
+from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
     parse_offset_index,
@@ -125,13 +126,13 @@ class Segment:
         used.
         """
         parse_offset_index(
-            self.path(OFFSET_INDEX).read_bytes(),
+            read_whole(self.path(OFFSET_INDEX), CorruptIndex),
             base_offset=self.base_offset,
             segment_size=self.end.size_bytes,
             file=str(self.path(OFFSET_INDEX)),
         )
         parse_time_index(
-            self.path(TIME_INDEX).read_bytes(),
+            read_whole(self.path(TIME_INDEX), CorruptIndex),
             base_offset=self.base_offset,
             file=str(self.path(TIME_INDEX)),
         )

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from itertools import chain
@@ -260,6 +261,10 @@ def _floor(
         raise CorruptIndex("is missing", file=name) from None
     except EOFError as short:
         raise CorruptIndex(str(short), file=name) from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptIndex(f"cannot be read: {error.strerror}", file=name) from error
 
 
 def _floor_in_file(

@@ -7,7 +7,7 @@ here, so no marker is appended otherwise.
 from __future__ import annotations
 
 from hot_tier.disk import Disk
-from hot_tier.durable_file import write_whole
+from hot_tier.durable_file import read_whole, write_whole
 from hot_tier.file_names import TRANSACTION_INDEX
 from hot_tier.segment import Segment
 from record_format.errors import CorruptIndex
@@ -19,7 +19,8 @@ def read_entries(segment: Segment) -> list[AbortedTxn]:
     if not segment.has_transactions:
         return []
     path = segment.path(TRANSACTION_INDEX)
-    return parse_txn_index(path.read_bytes(), base_offset=segment.base_offset, file=str(path))
+    data = read_whole(path, CorruptIndex)
+    return parse_txn_index(data, base_offset=segment.base_offset, file=str(path))
 
 
 def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) -> None:

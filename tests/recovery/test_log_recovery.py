@@ -1,6 +1,7 @@
 """What an open does with each state that a crash or a bad disk leaves: recovery's table."""
 
 import errno
+import os
 import random
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hot_tier.append import Append, AppendResult
+from hot_tier.open_files import OpenFiles
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import (
     ConfigurationError,
@@ -304,6 +306,47 @@ def test_indexes_are_the_same_whether_or_not_the_log_was_reopened(
     write(folder, reopen=False)
     write(tmp_path / "other", reopen=True)
     assert indexes_of(tmp_path / "other") == indexes_of(folder)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot", "epoch-checkpoint"])
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_file_that_the_disk_cannot_read_is_made_anew(
+    open_log, records_of, written, folder, tmp_path, monkeypatch, suffix, which, clean
+):
+    path = sorted(folder.glob(f"*{suffix}"))[which]
+    cannot_read(monkeypatch, path, kept=tmp_path / "bad sectors")
+    log = open_log(config=CONFIG, clean=clean, recovery_point=120)
+    assert [record.value for record in records_of(log)] == written
+    assert [log.offset_for_timestamp(NOW_MS + offset) for offset in range(0, 120, 2)] == [
+        (offset, NOW_MS + offset) for offset in range(0, 120, 2)
+    ]
+    for view in log.segments()[:-1]:
+        files = log.sealed.files(view.base_offset)
+        assert all(one.read_bytes() is not None for one in (files.index, files.timeindex))
+        assert files.snapshot.read_bytes()
+
+
+def cannot_read(monkeypatch, path: Path, *, kept: Path) -> None:
+    """Reads of that very file fail from now on; one that is put in its place is another."""
+    os.link(path, kept)  # so that no other gets its number
+    bad, read_bytes = path.stat().st_ino, Path.read_bytes
+
+    def refuse(number: int) -> None:
+        if number == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def read_whole(one: Path) -> bytes:
+        if one.exists():
+            refuse(one.stat().st_ino)
+        return read_bytes(one)
+
+    def read_some(fd: int, size_bytes: int, position: int) -> bytes:
+        refuse(os.fstat(fd).st_ino)
+        return os.pread(fd, size_bytes, position)
+
+    monkeypatch.setattr(Path, "read_bytes", read_whole)
+    monkeypatch.setattr(OpenFiles, "pread", staticmethod(read_some))
 
 
 # --- leftovers ------------------------------------------------------------------------------------
