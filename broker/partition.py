@@ -160,7 +160,9 @@ class Partition:
         if now.log_start_offset <= offset < now.local_log_start_offset:
             return None if committed else self._try_read_cold(offset, now, max_bytes=max_bytes)
         try:
-            return self._read(offset, now, max_bytes=max_bytes, committed=committed, wait=False)
+            return self._read(offset, now, max_bytes=max_bytes, committed=committed, waits=False)
+        except BlockingIOError:
+            return None
         except OffsetTrimmed:
             if offset < self.log.log_start_offset:
                 raise
@@ -191,9 +193,9 @@ class Partition:
         return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
 
     def _read(
-        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: bool = True
+        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
     ) -> Fetched | None:
-        """None where it may not wait for the disk and would have to."""
+        """None, or BlockingIOError, where it may not wait for the disk and would have to."""
         self.check_leadership()
         seen = self._seen() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
@@ -207,7 +209,7 @@ class Partition:
             slices, next_offset = cold.slices, cold.next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
-            read_hot = self.log.read if wait else self.log.try_read
+            read_hot = self.log.read if waits else self.log.try_read
             hot = read_hot(next_offset, max_bytes=max_bytes, end_offset=end_offset)
             if hot is None:
                 return None
@@ -215,7 +217,9 @@ class Partition:
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
                 slices, next_offset = slices + hot.slices, hot.next_offset
-        aborted = self._aborted(offset, next_offset, now) if committed and slices else ()
+        aborted: tuple[AbortedTxn, ...] = ()
+        if committed and slices:
+            aborted = self._aborted(offset, next_offset, now, waits=waits)
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
         if self.is_deleted:  # what was found by name may be of the next topic of its name
@@ -256,13 +260,15 @@ class Partition:
         """Two looks between which it did not change saw the same local segments."""
         return self.log.sealed.replacements, self.log.first_local_offset
 
-    def _aborted(self, offset: int, next_offset: int, now: Offsets) -> tuple[AbortedTxn, ...]:
+    def _aborted(
+        self, offset: int, next_offset: int, now: Offsets, *, waits: bool
+    ) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with records in [offset, next_offset), of either tier."""
         found: list[AbortedTxn] = []
         if offset < now.local_log_start_offset and self.cold is not None:
             found += self.cold.aborted_transactions(offset, next_offset)
         # Also where the read ended in the cold tier: the marker may have come much later.
-        found += self.log.aborted_transactions(offset, next_offset)
+        found += self.log.aborted_transactions(offset, next_offset, waits=waits)
         return tuple(dict.fromkeys(found))
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:

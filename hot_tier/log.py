@@ -334,11 +334,18 @@ class PartitionLog:
             lambda: log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end),
         )
 
-    def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
-        """Aborted transactions with records in [offset, end_offset)."""
+    def aborted_transactions(
+        self, offset: int, end_offset: int, *, waits: bool = True
+    ) -> list[AbortedTxn]:
+        """Aborted transactions with records in [offset, end_offset). BlockingIOError where it may
+        not wait for the disk and would have to.
+        """
         return steady(
             self._state,
-            lambda: log_reader.aborted_transactions(self._state, offset, end_offset=end_offset),
+            lambda: log_reader.aborted_transactions(
+                self._state, offset, end_offset=end_offset, waits=waits
+            ),
+            waits=waits,
         )
 
     def segments(self) -> list[SegmentView]:

@@ -282,13 +282,18 @@ def batch_bytes(
 # --- transactions ---------------------------------------------------------------------------------
 
 
-def aborted_transactions(state: LogState, offset: int, *, end_offset: int) -> list[AbortedTxn]:
+def aborted_transactions(
+    state: LogState, offset: int, *, end_offset: int, waits: bool = True
+) -> list[AbortedTxn]:
     """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
-    OffsetTrimmed where a segment was deleted meanwhile.
+    OffsetTrimmed where a segment was deleted meanwhile; BlockingIOError where a file would have to
+    be read that may not be waited for.
     """
     segments = state.segments
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
+        if segment.has_transactions and not waits:
+            raise BlockingIOError(errno.EAGAIN, "a transaction index is to be read")
         try:
             entries = read_entries(segment)
         except FileNotFoundError:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.partition import Partition
 from hot_tier.transaction_index import read_entries
 from record_format.checkpoint_files import (
     format_topic_id,
@@ -179,6 +180,16 @@ def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
         index.unlink()
     with pytest.raises(CorruptDataError, match=r"txnindex: is missing"):
         log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
+
+
+def test_aborted_transactions_are_left_to_who_may_wait(open_fixture):
+    end = expected_offsets("txn-0")["high_watermark"]
+    partition = Partition(
+        open_fixture("txn-0", recovery_point=end), None, None, check_room=lambda: None
+    )
+    assert partition.read(0, max_bytes=1 << 20, committed=True).aborted
+    assert partition.try_read(0, max_bytes=1 << 20) is not None
+    assert partition.try_read(0, max_bytes=1 << 20, committed=True) is None
 
 
 @pytest.mark.parametrize("after", range(8))
