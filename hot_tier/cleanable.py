@@ -63,7 +63,7 @@ def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> C
 
 
 def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Segment]:
-    unstable = state.first_unstable_offset
+    unstable = state.producers.first_unstable_offset()
     stable = state.flushed.offset if unstable is None else min(unstable, state.flushed.offset)
     lag_ms = state.config.min_compaction_lag_ms
     ready: list[Segment] = []

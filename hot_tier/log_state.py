@@ -110,7 +110,7 @@ class LogState:
         segments = self.segments
         last_stable = high_watermark
         if self.producers.open_transactions:
-            unstable = self.first_unstable_offset
+            unstable = self.producers.first_unstable_offset()
             if unstable is not None and unstable < high_watermark:
                 last_stable = unstable
         log_start, local_start = self.log_start_offset, segments.bases[0]
@@ -130,16 +130,6 @@ class LogState:
     @property
     def local_log_start_offset(self) -> int:
         return max(self.segments.bases[0], self.log_start_offset)
-
-    @property
-    def first_unstable_offset(self) -> int | None:
-        """First offset of the oldest open transaction. Transactions are rare: this is for
-        readers.
-        """
-        if not self.producers.open_transactions:
-            return None
-        with self.lock:
-            return self.producers.first_unstable_offset()
 
     def jitter_ms(self, base_offset: int) -> int:
         """How much earlier than `segment.ms` says the segment is rolled: so that those of many

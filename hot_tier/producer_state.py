@@ -182,8 +182,10 @@ class ProducerStates:
         return CompletedTransaction(header.producer_id, first_offset, header.last_offset, stable)
 
     def first_unstable_offset(self) -> int | None:
-        """First offset of the oldest open transaction."""
-        return min(self.open_transactions.values(), default=None)
+        """First offset of the oldest open transaction. The one thing that is asked without the
+        lock: what is gone through is a copy, made in one step.
+        """
+        return min(tuple(self.open_transactions.values()), default=None)
 
     def expire(self, *, seen_before_ms: int) -> int:
         """Forget producers idle since then, but for those in a transaction; how many."""

@@ -1,5 +1,6 @@
 """What compaction may work on, and when it is worth it."""
 
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -53,6 +54,12 @@ def test_an_open_transaction_holds_compaction_back(open_log):
     log.append([Append(ProducedBatches(data, [header], [NOW_MS]))])
     log.roll(reason="test")
     assert log.sealed.cleanable(None).end_offset == 1
+    found = []
+    asking = threading.Thread(target=lambda: found.append(log.offsets), daemon=True)
+    with log._state.lock:  # as an append has it; the event loop asks for the offsets
+        asking.start()
+        asking.join(10)
+        assert [one.last_stable_offset for one in found] == [1]
 
 
 def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
