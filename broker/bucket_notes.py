@@ -19,12 +19,12 @@ import msgspec
 import structlog
 
 from broker.data_folder import place_name
-from hot_tier.durable_file import write_durably
+from hot_tier.durable_file import read_whole, write_durably
 from manifest.codec import decode_copy, encode_manifest
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest
 from record_format import sealed_json, typed_json
-from record_format.errors import CorruptDataError
+from record_format.errors import CorruptDataError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        return decode_copy(path.read_bytes(), keys=keys, file=str(path))
+        return decode_copy(read_whole(path, CorruptManifest), keys=keys, file=str(path))
     except CorruptDataError as error:
         # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
         log.warning("manifest copy unreadable", partition=str(keys), error=str(error))
@@ -110,7 +110,8 @@ def _read_sent(path: Path) -> Pairs:
     if not path.exists():
         return frozenset()
     try:
-        document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
+        data = read_whole(path, CorruptManifest)
+        document = sealed_json.unseal(data, kind=KIND, file=str(path))
         return frozenset(typed_json.decode(document, _Sent).claims)
     except CorruptDataError as error:  # the manifest noted last still speaks for the folder
         log.warning("noted claims unreadable", file=str(path), error=str(error))

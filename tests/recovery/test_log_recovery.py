@@ -1,7 +1,6 @@
 """What an open does with each state that a crash or a bad disk leaves: recovery's table."""
 
 import errno
-import os
 import random
 import shutil
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hot_tier.append import Append, AppendResult
-from hot_tier.open_files import OpenFiles
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import (
     ConfigurationError,
@@ -19,6 +17,7 @@ from record_format.errors import (
     OutOfOrderSequence,
 )
 from record_format.produced import check_produced
+from tests.fakes.bad_sectors import cannot_read
 
 NOW_MS = 1_700_000_000_000
 CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
@@ -325,28 +324,6 @@ def test_a_file_that_the_disk_cannot_read_is_made_anew(
         files = log.sealed.files(view.base_offset)
         assert all(one.read_bytes() is not None for one in (files.index, files.timeindex))
         assert files.snapshot.read_bytes()
-
-
-def cannot_read(monkeypatch, path: Path, *, kept: Path) -> None:
-    """Reads of that very file fail from now on; one that is put in its place is another."""
-    os.link(path, kept)  # so that no other gets its number
-    bad, read_bytes = path.stat().st_ino, Path.read_bytes
-
-    def refuse(number: int) -> None:
-        if number == bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def read_whole(one: Path) -> bytes:
-        if one.exists():
-            refuse(one.stat().st_ino)
-        return read_bytes(one)
-
-    def read_some(fd: int, size_bytes: int, position: int) -> bytes:
-        refuse(os.fstat(fd).st_ino)
-        return os.pread(fd, size_bytes, position)
-
-    monkeypatch.setattr(Path, "read_bytes", read_whole)
-    monkeypatch.setattr(OpenFiles, "pread", staticmethod(read_some))
 
 
 # --- leftovers ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from broker.tier_sizes import tier_sizes
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError, InvalidConfig, OffsetTrimmed, StoreUnavailable
+from tests.fakes.bad_sectors import cannot_read
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -143,13 +144,19 @@ def test_a_bucket_that_is_empty_where_it_was_used_before_is_unavailable_not_begu
     assert house.broker.partition("t", 0).read(0, max_bytes=1).tier == "cold"
 
 
-def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(house):
+@pytest.mark.parametrize("damage", ["cut", "bad sector"])
+def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(
+    house, monkeypatch, damage
+):
     house.broker.create_topic("t", config=SMALL)
     fill(house)
     house.broker.offload("t", wait_ms=20_000)
     house.broker.close()
     copy = next((house.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
-    copy.write_bytes(copy.read_bytes()[:-20])
+    if damage == "cut":
+        copy.write_bytes(copy.read_bytes()[:-20])
+    else:
+        cannot_read(monkeypatch, copy, kept=house.root / "bad sector")
     house.broker = house.open(down=True, store_start_timeout_ms=500)
     partition = house.broker.partition("t", 0)
     assert partition.offsets().log_start_offset == 0
