@@ -8,11 +8,12 @@ and every `fence.check.ms` from then on.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Final
 
 import structlog
@@ -23,6 +24,7 @@ from record_format.errors import FencedError, StoreUnavailable, TierlogError
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16  # requests side by side, before a broker serves
+OF_ONE: Final = 250  # later: at 20 ms each, that many are asked one after the other in 5 s
 
 
 class Fences:
@@ -30,31 +32,31 @@ class Fences:
         self._partitions = partitions
 
     def look(self) -> None:
-        """One after the other; where the store is down the next round asks again."""
-        for partition in list(self._partitions()):
-            if not _was_asked(partition):
-                return
+        """Where the store is down the next round asks again."""
+        partitions = list(self._partitions())
+        _ask(partitions, threads=1 + len(partitions) // OF_ONE)
 
     def look_first(self, *, timeout_s: float) -> None:
-        """Side by side, and no longer than this: a store may take a minute to say nothing."""
-        waiting: SimpleQueue[Partition] = SimpleQueue()
-        for partition in self._partitions():
-            waiting.put(partition)
-        deadline = time.monotonic() + timeout_s
+        """No longer than this: a store may take a minute to say nothing."""
+        _ask(self._partitions(), threads=AT_ONCE, timeout_s=timeout_s)
 
-        def ask_on() -> None:
-            with suppress(Empty):
-                while time.monotonic() <= deadline and _was_asked(waiting.get_nowait()):
-                    pass
 
-        threads = [
-            threading.Thread(target=ask_on, name="fences-first", daemon=True)
-            for _ in range(AT_ONCE)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+def _ask(partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf) -> None:
+    waiting: SimpleQueue[Partition] = SimpleQueue()
+    for partition in partitions:
+        waiting.put(partition)
+    deadline = time.monotonic() + timeout_s
+
+    def ask_on() -> None:
+        with suppress(Empty):
+            while time.monotonic() <= deadline and _was_asked(waiting.get_nowait()):
+                pass
+
+    asking = [Thread(target=ask_on, name="fences", daemon=True) for _ in range(threads)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(None if timeout_s == inf else max(0.0, deadline - time.monotonic()))
 
 
 def _was_asked(partition: Partition) -> bool:

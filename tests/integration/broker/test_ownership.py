@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from broker.bucket_notes import BucketNotes
+from broker.ownership import fences
 from broker.ownership.fences import Fences
 from broker.ownership.ownership import Ownership
 from manifest.transitions import record_gap
@@ -190,6 +191,15 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
     house.broker.chores.fences.look()
     assert len(asked) == 40
     house.produce("t", [b"taken"])
+
+
+def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
+    house.broker.create_topic("t", partitions=4)
+    two_at_a_time = threading.Barrier(2)
+    monkeypatch.setattr(fences, "OF_ONE", 4)
+    monkeypatch.setattr(Ownership, "check_fence", lambda *_, **__: two_at_a_time.wait(20))
+    house.broker.chores.fences.look()
+    assert not two_at_a_time.broken
 
 
 def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_closed(house):

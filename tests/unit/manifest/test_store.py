@@ -270,6 +270,42 @@ def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
     assert store.calls == {"put": 1}
 
 
+def test_an_owner_looks_for_another_by_one_cheap_request(store: PlainStore) -> None:
+    """A thousand HEADs cost a twelfth of a thousand LISTs, and each partition is asked of for
+    ever.
+    """
+    clock = Clock()
+    manifests, state = owned(store, clock=clock)
+    store.calls.clear()
+    for _ in range(100):
+        clock.now_ms += DAY_MS // 2
+        assert manifests.check_fence(state) is state
+    assert store.calls == {"head": 100}
+
+
+def test_an_owner_that_stood_still_looks_for_all_that_is_newer(store: PlainStore) -> None:
+    """Planted: the version that followed its own may be collected by then."""
+    clock = Clock()
+    one, base = owned(store, clock=clock)
+    two = manifest_store(store, clock=clock, writer="y")
+    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    two.commit(state, adding(0, leader_epoch=1))
+    clock.now_ms += DAY_MS
+    two.versions.delete([1, 2])
+    with pytest.raises(FencedError, match="owner-b"):
+        one.check_fence(base)
+
+
+def test_an_owner_that_stood_still_and_is_alone_asks_cheaply_again(store: PlainStore) -> None:
+    clock = Clock()
+    manifests, state = owned(store, clock=clock)
+    clock.now_ms += DAY_MS
+    store.calls.clear()
+    assert manifests.check_fence(state) is state
+    assert manifests.check_fence(state) is state
+    assert store.calls == {"list": 1, "head": 1}
+
+
 def test_versions_can_be_read_as_long_as_they_exist(store: PlainStore) -> None:
     manifests, base = owned(store)
     manifests.commit(base, adding(0))
