@@ -5,9 +5,8 @@ is there in that or a newer value, or its tombstone came; and what a tombstone t
 back. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
-import os
-import random
 import shutil
+from random import Random
 
 import pytest
 
@@ -18,8 +17,8 @@ from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.integration.broker.conftest import House
 from tests.integration.broker.test_compaction import COMPACT, cold_records, last_of, put
+from tests.simulation.steps import run, seeds
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(6)
 STEPS = 60
 CONFIG = {**COMPACT, "segment.bytes": 1500, "min.cleanable.dirty.ratio": 0.0}
 
@@ -28,17 +27,17 @@ class Wrong(AssertionError):
     """The bucket says what it must not."""
 
 
-class Simulation(House):
+class World(House):
     """`truth`: the last value of each key. `tombstones`: their offsets, by key."""
 
-    def __init__(self, root, seed):
-        self.root, self.rng, self.now_ms = root, random.Random(seed), 10**12
+    def __init__(self, seed, root):
+        self.root, self.random, self.now_ms = root, Random(seed), 10**12
         self.store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
         self.truth, self.tombstones, self.deleted, self.seen = {}, {}, {}, {}
         self.wrong = []
         self._open()
         self.broker.create_topic(
-            "t", config={**CONFIG, "delete.retention.ms": self.rng.choice([0, 5000])}
+            "t", config={**CONFIG, "delete.retention.ms": self.random.choice([0, 5000])}
         )
         self._watch()
 
@@ -83,10 +82,10 @@ class Simulation(House):
 
     def write(self):
         pairs = []
-        for _ in range(self.rng.randrange(1, 4)):
-            size = self.rng.choice([10, 400])
-            value = None if self.rng.random() < 0.3 else self.rng.randbytes(size)
-            pairs.append((b"k%d" % self.rng.randrange(6), value))
+        for _ in range(self.random.randrange(1, 4)):
+            size = self.random.choice([10, 400])
+            value = None if self.random.random() < 0.3 else self.random.randbytes(size)
+            pairs.append((b"k%d" % self.random.randrange(6), value))
         first = put(self, "t", pairs).base_offset
         for offset, (key, value) in enumerate(pairs, first):
             self.truth[key] = value
@@ -99,15 +98,15 @@ class Simulation(House):
         self.broker.chores.compactor.run_round()
 
     def follow(self):
-        if self.rng.random() < 0.4:
-            fault = self.rng.choice([FailsBefore, FailsAfter])()
-            call = self.rng.choice(["put", "put_file", "list", "get"])
-            self.store.fail(call, fault, times=self.rng.randrange(1, 3))
+        if self.random.random() < 0.4:
+            fault = self.random.choice([FailsBefore, FailsAfter])()
+            call = self.random.choice(["put", "put_file", "list", "get"])
+            self.store.fail(call, fault, times=self.random.randrange(1, 3))
         self.copy()
         self.store.heal()
 
     def follow_while_compacting(self):
-        one, left = mirror._follow, [self.rng.randrange(3)]
+        one, left = mirror._follow, [self.random.randrange(3)]
 
         def overtaken(*view, **seen):
             found = one(*view, **seen)
@@ -136,13 +135,14 @@ class Simulation(House):
         self._open()
         self._watch()
 
-    def run(self):
-        steps = (self.write, self.compact, self.follow, self.follow_while_compacting, self.crash)
-        for _ in range(STEPS):
-            self.now_ms += self.rng.choice([1, 1000, 10_000])
-            self.rng.choices(steps, weights=(45, 20, 12, 13, 10))[0]()
-            if self.wrong:
-                raise Wrong(self.wrong)
+    # --- after each step --------------------------------------------------------------------------
+
+    def check(self):
+        if self.wrong:
+            raise Wrong(self.wrong)
+        self.now_ms += self.random.choice([1, 1000, 10_000])
+
+    def finish(self):
         for _ in range(4):
             self.copy()
         expected = {key: value for key, value in self.truth.items() if value is not None}
@@ -151,26 +151,25 @@ class Simulation(House):
             assert {key: value for key, value in held.items() if value is not None} == expected
         assert self.broker.verify("t", deep=True).ok
 
-
-@pytest.fixture
-def simulated(tmp_path):
-    made = []
-
-    def run(seed):
-        made.append(Simulation(tmp_path / str(seed), seed))
-        made[-1].run()
-
-    yield run
-    for one in made:
-        one.broker.close()
+    def close(self):
+        self.broker.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_bucket_loses_nothing_and_nothing_comes_back(simulated, seed):
-    simulated(seed)
+WEIGHTS = {
+    World.write: 45,
+    World.compact: 20,
+    World.follow: 12,
+    World.follow_while_compacting: 13,
+    World.crash: 10,
+}
 
 
-def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(simulated, monkeypatch):
+@pytest.mark.parametrize("seed", seeds(6))
+def test_the_bucket_loses_nothing_and_nothing_comes_back(seed, tmp_path):
+    run(World(seed, tmp_path), WEIGHTS, STEPS)
+
+
+def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(tmp_path, monkeypatch):
     monkeypatch.setattr(copier, "_may_follow", lambda partition, work: True)
     with pytest.raises(Wrong, match="is lost"):
-        simulated(0)
+        run(World(0, tmp_path), WEIGHTS, STEPS)

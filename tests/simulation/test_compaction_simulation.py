@@ -2,12 +2,11 @@
 
 Whatever was compacted and wherever the power failed: each record that is read is the one that was
 appended at its offset, offsets rise, and of each key the last flushed record is there, unless it is
-a tombstone whose time is over. A failure prints its seed; `TIERLOG_SEED` runs that one.
+a tombstone whose time is over. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -20,9 +19,9 @@ from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from record_format.key_table import PlainKeyTable
 from tests.fakes.lossy_disk import LossyDisk
-from tests.fakes.partition_logs import NOW_MS, TOPIC_ID, Clock, batch, produced, records_of
+from tests.fakes.partition_logs import TOPIC_ID, Clock, batch, produced, records_of
+from tests.simulation.steps import run, seeds
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(20)
 STEPS = 100
 RETENTION_MS = 5000
 
@@ -111,6 +110,7 @@ class World:
     def crash(self) -> None:
         flushed, self.life = self.flushed, self.life + 1
         self.disk.crash_into(self.folder / str(self.life), self.random)
+        self.close()
         self.open(clean=False)
         end = self.log.log_end_offset
         assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
@@ -143,6 +143,14 @@ class World:
                 continue
             assert found.get(key) == offset, f"the last record of {key!r} is not there"
 
+    def finish(self) -> None:
+        self.crash()
+        self.check()
+
+    def close(self) -> None:
+        self.log.close()
+        self.disk.close()
+
 
 WEIGHTS = {
     World.append: 40,
@@ -156,24 +164,9 @@ WEIGHTS = {
 }
 
 
-def run(seed: int, folder: Path) -> None:
-    print(f"TIERLOG_SEED={seed}")
-    world = World(seed, folder)
-    steps = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=STEPS)
-    for number, step in enumerate(steps):
-        print(number, step.__name__)
-        step(world)
-        world.check()
-    world.crash()
-    world.check()
-    world.log.close()
-    world.disk.close()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_compacted_log_keeps_the_last_record_of_each_key(seed, tmp_path):
-    assert NOW_MS
-    run(seed, tmp_path)
+    run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
 def test_the_simulation_notices_old_segments_that_go_too_early(tmp_path, monkeypatch):
@@ -193,7 +186,7 @@ def test_the_simulation_notices_old_segments_that_go_too_early(tmp_path, monkeyp
 
     def run_all():
         for seed in range(30):
-            run(seed, tmp_path / str(seed))
+            run(World(seed, tmp_path / str(seed)), WEIGHTS, STEPS)
 
     with pytest.raises(Exception):  # noqa: B017  whichever way it shows first
         run_all()

@@ -3,12 +3,11 @@ and collections, some of which the store breaks off.
 
 After each step all that the manifest in force names is in the bucket, and all that a pin names but
 for what a trim has passed. In the end, without pins and after every grace, nothing else is there.
-A failure prints its seed; `TIERLOG_SEED` runs that one.
+The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -31,8 +30,8 @@ from record_format.errors import (
 )
 from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, Clock, claim, entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStore
+from tests.simulation.steps import run, seeds
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(12)
 STEPS: Final = 250
 SMALL: Final = {
     "INLINE_MAX": 6,
@@ -181,6 +180,22 @@ class World:
                 is_trimmed = one.last_offset < self.trimmed_before
                 assert is_trimmed or one.key in self.store.objects, f"pin {name} names it"
 
+    def finish(self) -> None:
+        while self.pinned:
+            self.unpin()
+        for _ in range(3):
+            self.clock.now_ms += 2 * DAY_MS
+            self.collect()
+        self.check()
+        wanted = {one.key for one in named(self.manifests, self.state)}
+        wanted |= {one.key for one in self.state.removed}
+        wanted |= {page.key for page in self.state.removed_pages}
+        folders = (KEYS.segments, KEYS.pages)
+        assert {key for key in self.store.objects if key.startswith(folders)} == wanted
+
+    def close(self) -> None:
+        pass
+
 
 def named(manifests: ManifestStore, manifest: Manifest) -> list[Named]:
     refs = (page for page in manifest.pages if isinstance(page, PageRef))
@@ -189,7 +204,7 @@ def named(manifests: ManifestStore, manifest: Manifest) -> list[Named]:
     return pages + [Named(key, one.last_offset) for one in entries for key in one.keys]
 
 
-CHANCES: Final = {
+WEIGHTS: Final = {
     World.offload: 30,
     World.leave_an_orphan: 3,
     World.expire: 6,
@@ -206,24 +221,10 @@ CHANCES: Final = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(12))
 def test_nothing_that_is_named_goes_and_nothing_else_stays(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(f"manifest.paging.{name}", value)
-    world = World(seed)
-    for step in world.random.choices(list(CHANCES), list(CHANCES.values()), k=STEPS):
-        step(world)
-        world.check()
-    while world.pinned:
-        world.unpin()
-    for _ in range(3):
-        world.clock.now_ms += 2 * DAY_MS
-        world.collect()
-    world.check()
-    wanted = {one.key for one in named(world.manifests, world.state)}
-    wanted |= {one.key for one in world.state.removed}
-    wanted |= {page.key for page in world.state.removed_pages}
-    folders = (KEYS.segments, KEYS.pages)
-    assert {key for key in world.store.objects if key.startswith(folders)} == wanted
+    run(World(seed), WEIGHTS, STEPS)

@@ -1,12 +1,12 @@
 """Seeded steps on a log, and the same steps on a plain list; they must agree after each.
 
 A crash may lose whatever was not synced. What was flushed stays, at its offset, and what else is
-left is a prefix of what was appended. A failure prints its seed; `TIERLOG_SEED` runs that one.
+left is a prefix of what was appended. The seed is in the test's name;
+`TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +21,8 @@ from hot_tier.log_config import LogConfig
 from record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import NOW_MS, TOPIC_ID, Clock, batch, produced, records_of
+from tests.simulation.steps import run, seeds
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(40)
 STEPS = 150
 
 
@@ -204,6 +204,7 @@ class World:
         flushed = self.flushed
         self.life += 1
         self.disk.crash_into(self.folder / str(self.life), self.random)
+        self.close()
         self.open(clean=False)
         end = self.log.log_end_offset
         assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
@@ -227,12 +228,14 @@ class World:
         step(self)
         self.disk.before_call = lambda: None
         if calls < 0:
-            log = self._open(crashed, LossyDisk(crashed), clean=False)
+            disk = LossyDisk(crashed)
+            log = self._open(crashed, disk, clean=False)
             assert flushed <= log.log_end_offset <= len(self.lines), (
                 "an acknowledged record is gone"
             )
             self._check_records(max(self.log_start, log.local_log_start_offset), of=log)
             log.close()
+            disk.close()
             shutil.rmtree(crashed)
 
     # --- after each step --------------------------------------------------------------------------
@@ -247,6 +250,14 @@ class World:
         for left, right in pairwise(segments):
             assert left.last_offset + 1 == right.base_offset
         assert segments[-1].last_offset + 1 == len(self.lines)
+
+    def finish(self) -> None:
+        self.crash()
+        self.check()
+
+    def close(self) -> None:
+        self.log.close()
+        self.disk.close()
 
 
 WEIGHTS = {
@@ -265,19 +276,9 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(40))
 def test_the_log_agrees_with_a_plain_list(seed, tmp_path):
-    print(f"TIERLOG_SEED={seed}")
-    world = World(seed, tmp_path)
-    steps = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=STEPS)
-    for number, step in enumerate(steps):
-        print(number, step.__name__)
-        step(world)
-        world.check()
-    world.crash()
-    world.check()
-    world.log.close()
-    world.disk.close()
+    run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
 class ForgetfulDisk(LossyDisk):
@@ -292,7 +293,7 @@ def test_the_simulation_notices_a_flush_that_did_not_happen(tmp_path, monkeypatc
 
     def run_all() -> None:
         for seed in range(20):
-            test_the_log_agrees_with_a_plain_list(seed, tmp_path / str(seed))
+            run(World(seed, tmp_path / str(seed)), WEIGHTS, STEPS)
 
     with pytest.raises((AssertionError, CorruptDataError)):
         run_all()

@@ -18,7 +18,6 @@ The seed is in the test's name; `TIERLOG_SEED` runs that one.
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -36,8 +35,8 @@ from manifest.garbage import GarbagePolicy
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.integration.broker.conftest import House
+from tests.simulation.steps import run, seeds
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(8)
 STEPS = 50
 GAP = 10_000
 CONFIG = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 4096}
@@ -333,23 +332,13 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(8))
 def test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(seed, tmp_path):
-    print(f"TIERLOG_SEED={seed}")
-    world = World(seed, tmp_path)
-    steps = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=STEPS)
-    try:
-        for number, step in enumerate(steps):
-            print(number, step.__name__)
-            step(world)
-            world.check()
-        world.finish()
-    finally:
-        world.close()
+    run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
 def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch):
     plan = take_over.plan_parting
     monkeypatch.setattr(take_over, "plan_parting", lambda *facts, gap: plan(*facts, gap=0))
     with pytest.raises(Wrong, match="given twice"):
-        test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(2, tmp_path)
+        run(World(2, tmp_path), WEIGHTS, STEPS)

@@ -20,9 +20,9 @@ from hot_tier.disk import Disk
 from record_format.encode import encode_batch
 from record_format.errors import DiskFull
 from record_format.produced import check_produced
+from tests.simulation.steps import run, seeds
 from tests.simulation.test_ownership_simulation import World, Wrong
 
-SEEDS = [int(os.environ["TIERLOG_SEED"])] if "TIERLOG_SEED" in os.environ else range(8)
 STEPS = 60
 TAKES_ROOM = frozenset({"open", "write_at", "rename"})
 CALLS = (*TAKES_ROOM, "truncate", "sync_bytes", "sync_file", "sync_folder", "unlink")
@@ -161,6 +161,10 @@ class WornWorld(World):
         ]
         self.crash()
 
+    def close(self) -> None:
+        self.wear.heal()
+        super().close()
+
 
 CHANGES = (
     WornWorld.produce,
@@ -186,24 +190,9 @@ WEIGHTS = {
 }
 
 
-def run(seed, root, wear) -> None:
-    print(f"TIERLOG_SEED={seed}")
-    world = WornWorld(seed, root, wear)
-    steps = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=STEPS)
-    try:
-        for number, step in enumerate(steps):
-            print(number, step.__name__)
-            step(world)
-            world.check()
-        world.finish()
-    finally:
-        wear.heal()
-        world.close()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(8))
 def test_nothing_acknowledged_is_lost_wherever_the_disk_or_the_process_ends(seed, tmp_path, wear):
-    run(seed, tmp_path, wear)
+    run(WornWorld(seed, tmp_path, wear), WEIGHTS, STEPS)
 
 
 def test_planted_a_deletion_that_renames_the_log_last(tmp_path, wear, monkeypatch):
@@ -211,4 +200,4 @@ def test_planted_a_deletion_that_renames_the_log_last(tmp_path, wear, monkeypatc
     monkeypatch.setattr(reaper, "DELETED_IN_ORDER", reaper.REPLACED_IN_ORDER)
 
     with pytest.raises(Wrong, match="the repeat"):
-        run(239, tmp_path, wear)
+        run(WornWorld(239, tmp_path, wear), WEIGHTS, STEPS)
