@@ -5,11 +5,14 @@ long to start stays together, and so do the tests of one file. And where brokers
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
+
+from broker import store_standing
 
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
@@ -28,6 +31,16 @@ class ShownWithItsTest:
 
     def flush(self) -> None:
         sys.stdout.flush()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_race() -> Iterator[None]:
+    """Each broker that a test opens on a new folder would write 140 MB to ask whether the folder
+    lets two writers win: fewer and smaller bodies ask the same.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_standing, "FOLDER_RACE_S", 0.0)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import store_standing, topic_deletion
+from broker import topic_deletion
 from broker.bucket import Bucket
 from broker.data_folder import DataFolder
 from broker.mending.restore import RestoreOptions, restore
@@ -126,7 +126,6 @@ class Scene:
 def test_no_record_of_the_new_owner_goes_wherever_the_former_stood_still(
     stopped, tmp_path, monkeypatch, page
 ):
-    monkeypatch.setattr(store_standing, "FOLDER_RACE_S", 0.0)
     monkeypatch.setattr(topic_deletion, "PAGE", page)
     calls = Scene(stopped, tmp_path / "alone").delete(at=0)
     changes = [number for number, name in enumerate(calls, start=1) if name in CHANGES]
