@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 import httpx
 
@@ -23,6 +25,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     **quick_java.ENVIRONMENT,
 }
+Ended = Callable[[], subprocess.CompletedProcess]
 
 
 class Program:
@@ -32,24 +35,35 @@ class Program:
         self.environment = ENVIRONMENT | ({"TIERLOG_SERVER": server} if server else {})
         self.server = server
 
-    def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
-        with TemporaryFile() as out, TemporaryFile() as said:
-            read, write = os.pipe()
+    @contextlib.contextmanager
+    def begun(self, *arguments, cwd=None) -> Iterator[tuple[IO[bytes], Ended]]:
+        """Its standard input, and what closes that, waits and tells how it ended."""
+        read, write = os.pipe()
+        with TemporaryFile() as out, TemporaryFile() as said, open(write, "wb", 0) as given:
             try:
                 process = Forked(
                     arguments, stdin=read, stdout=out, stderr=said, cwd=cwd, env=self.environment
                 )
             finally:
                 os.close(read)
-            with contextlib.suppress(BrokenPipeError), open(write, "wb") as given:
-                given.write(stdin)
-            try:
+
+            def ended() -> subprocess.CompletedProcess:
+                given.close()
                 code = process.wait(120)
+                out.seek(0)
+                said.seek(0)
+                return subprocess.CompletedProcess(arguments, code, out.read(), said.read())
+
+            try:
+                yield given, ended
             finally:
                 process.kill()
-            out.seek(0)
-            said.seek(0)
-            return subprocess.CompletedProcess(arguments, code, out.read(), said.read())
+
+    def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
+        with self.begun(*arguments, cwd=cwd) as (given, ended):
+            with contextlib.suppress(BrokenPipeError):
+                given.write(stdin)
+            return ended()
 
     def ok(self, *arguments, stdin: bytes = b"") -> bytes:
         done = self.run(*arguments, stdin=stdin)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import pytest
 
@@ -248,19 +247,13 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
 
 def test_what_comes_in_slowly_is_not_held_until_it_is_much(tierlog):
     tierlog.ok("topic", "create", "slow")
-    read, write = os.pipe()
-    with TemporaryFile() as out, open(write, "wb", buffering=0) as given:
-        program = Forked(
-            ["produce", "slow"], stdin=read, stdout=out, stderr=out, env=tierlog.environment
-        )
-        os.close(read)
+    with tierlog.begun("produce", "slow") as (given, ended):
         given.write(b"one\nhalf a ")
         with Client(tierlog.server) as client:
             got = client.fetch("slow", 0, limits=Limits(wait_ms=30_000))
         assert [record.value for record in got.records] == [b"one"]
         given.write(b"line\n")
-        given.close()
-        assert program.wait(30) == 0
+        assert ended().returncode == 0
     assert lines_of(tierlog.ok("consume", "slow")) == [b"one", b"half a line"]
 
 
@@ -268,12 +261,7 @@ def test_a_pipe_outlives_a_restart_of_the_broker(tmp_path):
     process = BrokerProcess(tmp_path).start()
     tierlog = Program(process.url)
     tierlog.ok("topic", "create", "followed")
-    read, write = os.pipe()
-    with TemporaryFile() as said, open(write, "wb", buffering=0) as given:
-        program = Forked(
-            ["produce", "followed"], stdin=read, stdout=said, stderr=said, env=tierlog.environment
-        )
-        os.close(read)
+    with tierlog.begun("produce", "followed") as (given, ended):
         given.write(b"before\n")
         with Client(process.url) as client:
             client.fetch("followed", 0, limits=Limits(wait_ms=30_000))
@@ -281,9 +269,7 @@ def test_a_pipe_outlives_a_restart_of_the_broker(tmp_path):
         given.write(b"while it is down\n")
         given.close()
         process.start()
-        assert program.wait(60) == 0
-        said.seek(0)
-        assert b'"records":2' in said.read()
+        assert b'"records":2' in ended().stdout
     assert lines_of(tierlog.ok("consume", "followed")) == [b"before", b"while it is down"]
     assert process.stop() == 0
 
