@@ -86,7 +86,11 @@ class RunningBroker:
     def __init__(self, *arguments, cwd: Path) -> None:
         self.log = (cwd / "broker.log").open("ab")
         self.process = Forked(arguments, stdout=self.log, stderr=self.log, cwd=cwd, env=ENVIRONMENT)
-        self.server = self._wait(cwd / "broker.log")
+        try:
+            self.server = self._wait(cwd / "broker.log")
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
 
     def _wait(self, log: Path) -> str:
         deadline = time.monotonic() + 60
@@ -106,4 +110,5 @@ class RunningBroker:
         try:
             return self.process.wait(60)
         finally:
+            self.process.kill()
             self.log.close()
