@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_reader.java import ensure_java
-from tests.fakes import quick_java
+from tests.fakes import spark_process
 from tests.fakes.two_tiers import two_tiers
 
 ROOT = Path(__file__).parents[3]
@@ -29,9 +28,7 @@ def spark(tmp_path_factory):
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setenv("JAVA_HOME", str(ensure_java(dict(os.environ))))
-        for name, value in quick_java.ENVIRONMENT.items():
+        for name, value in spark_process.environment().items():
             patch.setenv(name, value)
         from pyspark.sql import SparkSession
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_reader.java import ensure_java
 from spark_reader.jobs.package import build_zip
-from tests.fakes import quick_java
+from tests.fakes.spark_process import run_python
 
 CLUSTER = "local-cluster[1,2,1024]"  # an executor of two cores
 CHILD = """
@@ -40,9 +39,6 @@ with job_session("cluster", master=sys.argv[1], config=few) as session:
 
 @pytest.mark.spark
 def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
-    environment |= {"JAVA_HOME": str(ensure_java(dict(os.environ))), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= quick_java.ENVIRONMENT
     drawn, out = tmp_path / "stats.svg", tmp_path / "out"
     store = ("--store", tiers.store_url)
     commands = [
@@ -50,18 +46,9 @@ def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_p
         ("storage", "verify", "flights", "--spark", *store),
         ("stats", "flights", *store, "--picture", str(drawn)),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, CLUSTER, json.dumps(commands)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    files, replayed, verified, counted = run_python(
+        CHILD, CLUSTER, json.dumps(commands), cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    files, replayed, verified, counted = [
-        json.loads(line) for line in done.stdout.split("\n") if line
-    ]
     assert len(files) == 2, files
     assert all("/tierlog.zip/" in file for file in files), files
     assert replayed["records"] == 4800

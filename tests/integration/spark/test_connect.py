@@ -3,14 +3,11 @@ but one kind of session in each.
 """
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
-from spark_reader.java import ensure_java
-from tests.fakes import quick_java
+from tests.fakes.spark_process import run_python
 
 pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
 
@@ -22,7 +19,7 @@ from pyspark_tierlog import register
 from spark_reader.jobs.stats import stats
 from spark_reader.jobs.verify import verify
 
-source, folder = json.loads(sys.argv[1]), sys.argv[2]
+source = json.loads(sys.argv[1])
 sink = {"server": source["server"], "topic": "copy"}
 settings = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.ui.enabled": "false"}
 settings["spark.sql.shuffle.partitions"] = "1"
@@ -42,7 +39,7 @@ if find_spec("pyspark.sql.streaming.datasource"):
     stream = session.readStream.format("tierlog").options(**source)
     stream = stream.option("startingOffsets", "earliest").load().select("key", "value")
     stream = stream.writeStream.format("tierlog").options(**sink)
-    stream = stream.option("checkpointLocation", folder).trigger(availableNow=True).start()
+    stream = stream.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start()
     stream.awaitTermination()
     told["stream"] = json.loads(stream.lastProgress.sources[0].endOffset)
 session.stop()
@@ -53,23 +50,14 @@ print(json.dumps(told))
 @pytest.mark.spark
 def test_all_but_replay_works_without_a_jvm_on_this_side(tiers, tmp_path):
     tiers.create("copy", partitions=2)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
-    environment |= {"JAVA_HOME": str(ensure_java(dict(os.environ))), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= quick_java.ENVIRONMENT
-    environment |= {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"SPARK_TESTING": "1"}  # PySpark's word for a port that is free
     source = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(source), str(tmp_path)],
-        env=environment,
+    (told,) = run_python(
+        CHILD,
+        json.dumps(source),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_TESTING="1",  # PySpark's word for a port that is free
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
     streamed = told.pop("stream", None)
     assert told == {"rows": list(range(1490, 1600)), "stats": 4800, "problems": 0}
     if streamed:

@@ -1,0 +1,33 @@
+"""A Spark in a process of its own, and what every Spark of a test's starts with."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from spark_reader.java import ensure_java
+from tests.fakes import quick_java
+
+
+def environment() -> dict[str, str]:
+    """Nothing of who runs the tests: a JVM that starts fast, and this machine alone."""
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
+    java = {"JAVA_HOME": str(ensure_java(dict(os.environ))), **quick_java.ENVIRONMENT}
+    return known | java | {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def run_python(code: str, *arguments: str, cwd: Path, **more: str) -> list[Any]:
+    """What it printed: lines of JSON. `more`: of its environment."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        env=environment() | more,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line]
