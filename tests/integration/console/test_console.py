@@ -1,7 +1,6 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -151,20 +150,19 @@ def test_throughput_is_drawn_over_time(browser: Chromium, house: House, flights:
     assert len({len(column) for column in measured.values()}) == 1
 
 
-def test_a_thousand_topics_are_paged_and_found(browser: Chromium, tmp_path: Path) -> None:
+def test_many_topics_are_paged_and_found(browser: Chromium, tmp_path: Path) -> None:
     with open_house(tmp_path, bucket=False) as house:
-        names = [f"team-{number % 10}.service-{number:03}" for number in range(1000)]
-        with ThreadPoolExecutor(8) as threads:  # each waits for the disk
-            assert len(list(threads.map(house.topic, names))) == 1000
+        for number in range(120):
+            house.topic(f"team-{number % 10}.service-{number:03}")
         browser.open(house.url)
         rows = "document.querySelectorAll('#topics tbody tr').length"
         browser.until(f"{rows} === 50")
-        assert "Page 1 of 20" in browser.text()
+        assert "Page 1 of 3" in browser.text()
         browser.press("n")
-        browser.until("document.body.innerText.includes('Page 2 of 20')")
+        browser.until("document.body.innerText.includes('Page 2 of 3')")
         browser.until(SETTLED)
         browser.press("/")
-        browser.type("SERVICE-77")
+        browser.type("SERVICE-07")
         browser.until(f"{rows} === 10")
         browser.run(TICK)
         browser.until("document.activeElement.id === 'filter'")
