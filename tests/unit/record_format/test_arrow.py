@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from record_format import arrow_kernel as kernel
 from record_format.arrow import ArrowDecoder, DecodeRequest, warm
 from record_format.arrow_columns import COLUMNS, SCHEMA
 from record_format.batch import (
@@ -313,5 +314,11 @@ def test_flipped_bytes_anywhere_are_refused_or_change_nothing_that_is_checked():
     assert refused > 290
 
 
-def test_warming_is_decoding():
+def test_what_was_compiled_by_warming_is_all_that_decoding_calls():
     warm()
+    log = log_of("codec-none-0") + log_of("codec-zstd-0")
+    for data in (log, bytearray(log), memoryview(log), log_of("codec-none-0")):
+        for columns in (COLUMNS, ("offset",)):
+            list(ArrowDecoder(DecodeRequest("t", 0, columns=columns)).decode(data))
+    for compiled in (kernel.scan_headers, kernel.decode_records, kernel.fill_offsets):
+        assert len(compiled.signatures) == 1, compiled
