@@ -18,6 +18,7 @@ from record_format.errors import (
 )
 from record_format.produced import check_produced
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.damage import flip
 
 NOW_MS = 1_700_000_000_000
 CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
@@ -142,9 +143,7 @@ def test_a_clean_stop_whose_tail_is_bad_is_recovered_like_a_crash(open_log, writ
 def test_what_was_flushed_is_trusted_to_its_length(open_log, written, last, folder, clean):
     # Nothing reads it at a start: damage there is found by whoever reads it, or by `verify`.
     first = file_of(folder, 0, ".log")
-    bad = bytearray(first.read_bytes())
-    bad[70] ^= 1
-    first.write_bytes(bad)
+    flip(first, 70)
     log = open_log(config=CONFIG, clean=clean, recovery_point=last[0])
     assert log.log_end_offset == 120
     assert log.recovery.clean == clean
@@ -194,9 +193,8 @@ def test_a_segment_that_lost_its_last_batches_whole_is_a_cut_too(
 def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, last, folder):
     base_offset, headers = last
     log_file = file_of(folder, base_offset, ".log")
-    bad = bytearray(log_file.read_bytes())
-    bad[headers[1].position + 70] ^= 1
-    log_file.write_bytes(bad)
+    flip(log_file, headers[1].position + 70)
+    bad = log_file.read_bytes()
     with pytest.raises(CorruptBatch, match="tierlog storage repair") as refusal:
         open_log(config=CONFIG, clean=False, recovery_point=120)
     assert refusal.value.file == str(log_file)

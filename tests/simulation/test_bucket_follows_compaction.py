@@ -14,9 +14,9 @@ from broker.background import copier, mirror
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
+from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.integration.broker.conftest import House
-from tests.integration.broker.test_compaction import COMPACT, cold_records, last_of, put
+from tests.fakes.house import House
 from tests.simulation.steps import run, seeds
 
 STEPS = 60

@@ -34,7 +34,7 @@ from cold_tier.open import open_store
 from manifest.garbage import GarbagePolicy
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.integration.broker.conftest import House
+from tests.fakes.house import House
 from tests.simulation.steps import run, seeds
 
 STEPS = 50

@@ -1,97 +1,9 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks, AppendResult
-from record_format.decode import Record, iter_records
-from record_format.encode import encode_batch
-from record_format.produced import build_produced, check_produced
-from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
-from tests.fakes.waiting import until
-
-
-class House:
-    """A broker on real files and a folder as its bucket, with the calls that tests make most."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.store: FaultyObjectStore | None = None
-        self.broker = self.open()
-
-    def open(self, *, down: bool = False, **settings: object) -> Broker:
-        store = FaultyObjectStore(open_store(f"file://{self.root / 'bucket'}"))
-        self.store = store
-        self.set_down(down)
-        given = BrokerSettings(
-            data_dir=self.root / "data",
-            cache_bytes=64 << 20,
-            disk_reserve_bytes=0,
-            **settings,  # type: ignore[arg-type]
-        )
-        return Broker.open(given, store=store)
-
-    def set_down(self, down: bool) -> None:
-        """From now on every call to the store fails, or none does."""
-        if not down:
-            self.store.heal()
-            return
-        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
-            self.store.fail(call, FailsBefore(), times=10**9)
-
-    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
-        """What the broker does in the background has no call to await."""
-        until(condition, patience_s=timeout_s)
-
-    def restart(self, **settings: object) -> Broker:
-        self.broker.close()
-        self.broker = self.open(**settings)
-        return self.broker
-
-    def produce(
-        self, topic: str, values: list[bytes], *, partition: int = 0, at: int = 0
-    ) -> AppendResult:
-        config = self.broker.topic(topic).config
-        batches = build_produced(
-            values,
-            timestamps=[at + i for i in range(len(values))],
-            max_message_bytes=config.max_message_bytes,
-        )
-        future = self.broker.partition(topic, partition).append(batches, acks=Acks.ALL)
-        return future.result(10)
-
-    def produce_idempotent(self, *, sequence: int) -> AppendResult:
-        """One record of one producer to the first partition of `t`."""
-        batch = encode_batch(
-            [b"once"],
-            timestamps=[1],
-            producer_id=1 << 33,
-            producer_epoch=0,
-            base_sequence=sequence,
-        )
-        produced = check_produced(
-            batch,
-            max_message_bytes=1 << 20,
-            now_ms=1,
-            timestamp_type=0,
-            before_max_ms=1 << 60,
-            after_max_ms=1 << 60,
-        )
-        return self.broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
-
-    def records(self, topic: str, *, partition: int = 0, offset: int = 0) -> list[Record]:
-        """Everything from `offset` to the high watermark, read fetch by fetch."""
-        log, found = self.broker.partition(topic, partition), []
-        while offset < log.offsets().high_watermark:
-            fetched = log.read(offset, max_bytes=64 << 10)
-            data = b"".join(piece.read() for piece in fetched.slices)
-            found += iter_records(data, from_offset=offset)
-            assert fetched.next_offset > offset, "a fetch below the high watermark gets somewhere"
-            offset = fetched.next_offset
-        return found
+from tests.fakes.house import House
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from record_format.errors import ConfigurationError
-from tests.integration.broker.conftest import House
+from tests.fakes.house import House
 from tierlog.dump.checks import find_problems
 
 KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"

@@ -11,9 +11,7 @@ from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.decode import iter_records
 from record_format.errors import DiskFull
-from tests.integration.broker.conftest import House
-from tests.integration.broker.test_adopt import copied
-from tests.integration.broker.test_compaction import (
+from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
     compacted,
@@ -21,6 +19,9 @@ from tests.integration.broker.test_compaction import (
     last_of,
     offload,
 )
+from tests.fakes.damage import flip
+from tests.fakes.house import House
+from tests.integration.broker.test_adopt import copied
 from tests.integration.broker.test_restore import GAP, Restored
 
 
@@ -188,10 +189,8 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     partition = partition_of(restored)
     entries = list(cold_only(partition))
     path = restored.root / "bucket" / partition.cold.full_key(entries[1].log_key)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
     path.chmod(0o644)
-    path.write_bytes(data)
+    flip(path, -1)
     restored.broker.chores.compactor.run_round()
     assert partition.log.first_local_offset == entries[2].base_offset
     assert restored.broker.chores.compactor._waits

@@ -11,15 +11,10 @@ from broker.groups.groups import GroupOffset
 from broker.groups.requests import NewOffset
 from hot_tier.open_files import OpenFiles
 from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError, UnknownTopic
+from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 
 CLEAN_MARKER = ".kafka_cleanshutdown"
-
-
-def flip_byte(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0xFF
-    path.write_bytes(data)
 
 
 def crash(house) -> None:
@@ -36,7 +31,7 @@ def damaged(house):
         for number in range(5):
             house.produce("t", [b"%d-%d" % (partition, number)], partition=partition)
     crash(house)
-    flip_byte(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
+    flip(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
     house.broker = house.open()
     return house
 
@@ -86,7 +81,7 @@ def test_groups_are_told_with_what_its_checkpoint_says(house):
             house.produce("t", [b"v"], partition=partition)
     house.broker.groups.commit("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
     crash(house)
-    flip_byte(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
+    flip(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
     house.broker = house.open()
     shown = [GroupOffset("t", 0, 2, 5, 3, ""), GroupOffset("t", 1, 3, 5, 2, "")]
     assert house.broker.groups.group("g") == shown
@@ -145,7 +140,7 @@ def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(dama
     damaged.restart()
     assert len(damaged.records("t", partition=1)) == 2
     crash(damaged)
-    flip_byte(data / "t-1" / "00000000000000000000.log", 100)  # the disk is bad there
+    flip(data / "t-1" / "00000000000000000000.log", 100)  # the disk is bad there
     damaged.broker = damaged.open()
     (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
     assert "t-1-1.2" in step.detail
@@ -158,7 +153,7 @@ def test_a_rotten_header_in_a_segment_that_ends_at_the_recovery_point_is_told_an
         house.produce("t", [b"%d" % number])
     house.broker.partition("t", 0).log.roll(reason="test")
     crash(house)
-    flip_byte(house.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
+    flip(house.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
     house.broker = house.open()
     with pytest.raises(CorruptBatch, match="only version 2") as refused:
         house.broker.partition("t", 0)
@@ -195,7 +190,7 @@ def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
     before = [record.value for record in house.records("t")]
     crash(house)
     (house.root / "data" / "recovery-point-offset-checkpoint").write_bytes(checkpoint)
-    flip_byte(house.root / "data" / "t-0" / "00000000000000000000.log", 64)
+    flip(house.root / "data" / "t-0" / "00000000000000000000.log", 64)
     house.broker = house.open()
     assert "t-0" in house.broker.readiness().reasons[0]
 

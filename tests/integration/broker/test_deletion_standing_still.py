@@ -18,7 +18,7 @@ from broker.topic_registry import TopicRegistry
 from cold_tier.open import open_store
 from manifest.topic_objects import TopicObjects
 from record_format.errors import FencedError
-from tests.integration.broker.conftest import House
+from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
 CHANGES = ("put", "delete", "abort")

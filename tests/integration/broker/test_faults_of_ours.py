@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from broker.background import compactor, copier, janitor
 from manifest.garbage import GarbagePolicy
-from tests.integration.broker.test_compaction import COMPACT, fill
+from tests.fakes.compacted_topics import COMPACT, fill
 
 
 class Bug(Exception):

@@ -6,8 +6,7 @@ import pytest
 
 from hot_tier.log_config import LogConfig
 from record_format.errors import OutcomeUnknownError, StoreUnavailable
-from tests.fakes.faulty_object_store import FailsAfter
-from tests.integration.broker.test_compaction import (
+from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
     compacted,
@@ -16,6 +15,7 @@ from tests.integration.broker.test_compaction import (
     offload,
     put,
 )
+from tests.fakes.faulty_object_store import FailsAfter
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.encode import encode_batch
 from record_format.produced import check_produced
-from tests.integration.broker.conftest import House
+from tests.fakes.house import House
 
 OLDER = Path(__file__).parents[2] / "fixtures" / "older"
 ORDERS = [b"order %d" % number for number in range(300)]

@@ -19,7 +19,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     ShuttingDown,
 )
-from tests.integration.broker.conftest import House
+from tests.fakes.house import House
 
 
 def offloaded(house):

@@ -8,7 +8,7 @@ from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
-from tests.integration.broker.test_compaction import (
+from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
     compacted,
@@ -16,7 +16,8 @@ from tests.integration.broker.test_compaction import (
     last_of,
     offload,
 )
-from tests.integration.broker.test_verify import cut, entries, filled, flip, path_of
+from tests.fakes.damage import cut, flip
+from tests.integration.broker.test_verify import entries, filled, path_of
 
 __all__ = ["filled"]
 
@@ -29,6 +30,11 @@ def covered_locally(house):
     """An entry whose records are also on local disk."""
     start = house.broker.partition("t", 0).offsets().local_log_start_offset
     return next(entry for entry in entries(house) if entry.base_offset >= start)
+
+
+def rot_locally(house, entry):
+    log = house.broker.partition("t", 0).log
+    flip(next(one.path for one in log.segments() if one.base_offset == entry.base_offset), 15)
 
 
 def test_a_whole_topic_needs_nothing(filled):
@@ -128,12 +134,7 @@ def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
 def test_a_local_segment_with_other_bytes_is_not_put_in_place_of_the_lost_ones(filled):
     entry = covered_locally(filled)
     path_of(filled, entry.log_key).unlink()
-    (view,) = [
-        one
-        for one in filled.broker.partition("t", 0).log.segments()
-        if one.base_offset == entry.base_offset
-    ]
-    flip(view.path, 15)
+    rot_locally(filled, entry)
     assert steps(filled) == [("drop", entry.base_offset)]
 
 
@@ -212,12 +213,7 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
 ):
     entry = covered_locally(filled)
     path_of(filled, entry.log_key).unlink()
-    (view,) = [
-        one
-        for one in filled.broker.partition("t", 0).log.segments()
-        if one.base_offset == entry.base_offset
-    ]
-    flip(view.path, 15)
+    rot_locally(filled, entry)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
 
     def careless(path, entry, pieces):

@@ -12,8 +12,8 @@ from broker.mending.stand_in import plan_repair
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from record_format.errors import ConfigurationError, FencedError
-from tests.integration.broker.conftest import House
-from tests.integration.broker.test_damaged_partition import flip_byte
+from tests.fakes.damage import flip
+from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 
@@ -94,7 +94,7 @@ def test_a_lost_object_of_a_folder_that_had_crashed(root):
 def test_a_damaged_log(root):
     (root / "data" / ".kafka_cleanshutdown").unlink()
     (root / "data" / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 40\n")
-    flip_byte(root / "data" / "t-0" / f"{30:020d}.log", 100)
+    flip(root / "data" / "t-0" / f"{30:020d}.log", 100)
     plan = planned(root)
     assert [step.action for step in plan] == ["cut"]
     assert told(plan) == applied(root)

@@ -18,9 +18,10 @@ from hot_tier.disk import Disk
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError
-from tests.integration.broker.conftest import House
+from tests.fakes.compacted_topics import put
+from tests.fakes.damage import flip
+from tests.fakes.house import House
 from tests.integration.broker.test_adopt import copied
-from tests.integration.broker.test_compaction import put
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 GAP = 1_000_000
@@ -262,6 +263,12 @@ def last_log(folder):
     return max((folder / "t-0").glob("*.log"))
 
 
+def rot(folder):
+    """In the midst of the tail."""
+    last = last_log(folder)
+    flip(last, last.stat().st_size // 2)
+
+
 def lose_the_last_segment(folder):
     last_log(folder).unlink()
 
@@ -269,10 +276,7 @@ def lose_the_last_segment(folder):
 def flip_a_byte_past_the_checkpoints(folder):
     for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
         (folder / checkpoint).unlink()
-    last = last_log(folder)
-    data = bytearray(last.read_bytes())
-    data[len(data) // 2] ^= 1
-    last.write_bytes(data)
+    rot(folder)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +298,6 @@ def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
     assert [record.offset for record in new.records("t")] == list(range(kept))
     assert new.produce("t", [b"x"]).base_offset == kept + GAP
     assert new.broker.verify("t", deep=True).ok
-
-
-def rot(folder):
-    """In the midst of the tail."""
-    last = last_log(folder)
-    data = bytearray(last.read_bytes())
-    data[len(data) // 2] ^= 1
-    last.write_bytes(data)
 
 
 @pytest.mark.parametrize("was_whole", [True, False])
@@ -448,9 +444,7 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
 
 def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tmp_path):
     (tail,) = (lost.root / "data" / "t-0").glob("*80.log")
-    data = bytearray(tail.read_bytes())
-    data[100] ^= 1
-    tail.write_bytes(data)
+    flip(tail, 100)
     with pytest.raises(CorruptBatch, match=r"80\.log"):
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     assert not (tmp_path / "new" / "data" / "meta.properties").exists()

@@ -18,8 +18,8 @@ from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
 from record_format.decode import iter_records
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
-from tests.integration.broker.conftest import House
-from tests.integration.broker.test_compaction import put
+from tests.fakes.compacted_topics import put
+from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000

@@ -13,6 +13,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.batch import iter_headers
 from record_format.errors import StoreUnavailable, UnknownTopic
 from record_format.findings import Findings, ProblemKind
+from tests.fakes.damage import cut, flip
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -33,16 +34,6 @@ def entries(house):
 
 def path_of(house, key):
     return house.root / "bucket" / key
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def offline(house, *, deep=False):

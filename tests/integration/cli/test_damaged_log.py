@@ -12,6 +12,7 @@ from hot_tier.append import Acks
 from record_format.produced import build_produced
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.command_line import Program
+from tests.fakes.damage import flip
 
 
 @pytest.fixture
@@ -26,9 +27,7 @@ def broker(tmp_path):
     assert process.stop() == 0
     (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
     log = tmp_path / "data" / "t-0" / "00000000000000000000.log"
-    data = bytearray(log.read_bytes())
-    data[-1] ^= 1
-    log.write_bytes(data)
+    flip(log, -1)
     yield process.start(until="/healthz")
     process.kill()
 

@@ -9,6 +9,7 @@ import pytest
 from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
 from cold_tier.store_ledger import FREE, PriceTable
+from tests.fakes.damage import flip
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, House, open_house
 
@@ -543,9 +544,7 @@ def test_a_damaged_partition_is_said_and_the_others_are_there(
         for partition in range(3):
             house.produce("t", *({"value": f"{n}", "partition": partition} for n in range(5)))
     log = tmp_path / "data" / "t-1" / f"{0:020}.log"
-    data = bytearray(log.read_bytes())
-    data[-1] ^= 0xFF  # of what was flushed: no crash leaves this
-    log.write_bytes(data)
+    flip(log, -1)  # of what was flushed: no crash leaves this
     (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
     notice = "document.querySelector('.trouble[role=alert]')"
     with open_house(tmp_path, bucket=False) as house:

@@ -1,5 +1,7 @@
 """`POST /v1/topics/{topic}/verify` through the front door."""
 
+from tests.fakes.damage import flip
+
 
 def test_a_whole_topic_is_ok_and_a_lost_object_is_in_the_answer(api):
     name = api.cold_topic()
@@ -23,9 +25,7 @@ def test_a_local_file_is_named_without_this_machines_paths(api):
     for _ in range(3):
         api.values(name, "x" * 900)
     path = api.broker.partition(name, 0).log.segments()[0].path
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(path, -1)
     (found,) = api.post(f"/v1/topics/{name}/verify?deep=1").json()["problems"]
     assert found["file"] == f"{name}-0/{path.name}"
     assert found["detail"].startswith(found["file"])

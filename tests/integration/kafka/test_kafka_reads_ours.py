@@ -19,6 +19,7 @@ from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.encode import encode_batch
 from record_format.produced import check_produced, recompress
+from tests.fakes.damage import flip
 from tests.fakes.real_kafka import complaints
 
 pytestmark = pytest.mark.kafka
@@ -196,14 +197,10 @@ def test_the_dump_tool_is_a_judge_that_notices(kafka, ours, tmp_path):
     folder = tmp_path / "bad"
     shutil.copytree(ours.folders["ours-plain-0"], folder)
     log, index = sorted(folder.glob("*.log"))[0], sorted(folder.glob("*.index"))[0]
-    data = bytearray(log.read_bytes())
-    data[-1] ^= 1
-    log.write_bytes(data)
+    flip(log, -1)
     assert complaints(kafka.dump([log]))
     log.write_bytes(ours.folders["ours-plain-0"].joinpath(log.name).read_bytes())
-    entry = bytearray(index.read_bytes())
-    entry[3] ^= 1
-    index.write_bytes(entry)
+    flip(index, 3)
     assert complaints(kafka.dump([index]))
 
 

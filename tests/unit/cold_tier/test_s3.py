@@ -262,12 +262,7 @@ def test_a_store_that_tells_of_no_uploads_has_none():
         assert store.unfinished("topics/", limit=10) == []
 
 
-def test_no_credentials_is_one_clear_line(monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
+def test_no_credentials_is_one_clear_line(no_credentials):
     store = open_store("s3://b/p", endpoint="http://127.0.0.1:1", region="us-east-1")
     with pytest.raises(ConfigurationError, match="no credentials found"):
         store.head("k")

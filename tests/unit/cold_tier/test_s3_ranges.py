@@ -215,12 +215,7 @@ def test_behind_a_proxy_boto3_alone_knows_the_way(monkeypatch):
         store.close()
 
 
-def test_without_credentials_a_range_too_is_one_clear_line(monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
+def test_without_credentials_a_range_too_is_one_clear_line(no_credentials):
     store = open_store("http://127.0.0.1:1", access_key_id=None, secret_access_key=None)
     with pytest.raises(ConfigurationError, match="no credentials found"):
         take(store, 0, 10)

@@ -12,6 +12,7 @@ from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
+from tests.fakes.damage import flip
 from tests.fakes.partition_logs import NOW_MS, batch, produced
 
 COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
@@ -216,11 +217,10 @@ def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, reco
         put(log, (b"a", value))
     log.roll(reason="test")
     path = log.segments()[0].path
-    data = bytearray(path.read_bytes())
-    data[-2] ^= 1
-    path.write_bytes(data)
+    flip(path, -2)
+    flipped = path.read_bytes()
     with pytest.raises(CorruptBatch) as bad:
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert str(path) in str(bad.value)
-    assert path.read_bytes() == data
+    assert path.read_bytes() == flipped
     assert not [p for p in path.parent.iterdir() if p.suffix == ".cleaned"]

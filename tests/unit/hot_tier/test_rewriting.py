@@ -7,6 +7,7 @@ import pytest
 
 from record_format.errors import CorruptBatch, Throttled, UnknownSegment
 from record_format.key_table import PlainKeyTable
+from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 
 
@@ -36,9 +37,7 @@ def log(open_log, append_values):
     append_values(log, b"newer", keys=[b"0"])
     log.roll(reason="test")
     path = log.segments()[0].path
-    data = bytearray(path.read_bytes())
-    data[positions[3] + 70] ^= 1
-    path.write_bytes(data)
+    flip(path, positions[3] + 70)
     return log
 
 

@@ -28,6 +28,7 @@ from tests.fakes.bucket import (
     put_topic,
     segment_files,
 )
+from tests.fakes.damage import flip
 from tests.fakes.manifests import entry
 
 
@@ -260,9 +261,7 @@ def test_an_object_with_wrong_bytes_is_never_decoded(tmp_path):
     put_topic(store, "t", {0: "many-segments-0"})
     entry = manifests_of(store, "t", 0).load().segments[0]
     path = tmp_path / entry.log_key
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
+    flip(path, 200)
     with pytest.raises(Exception, match=entry.log_key):
         Read(url, subscribe="t")
     # What the damage is no part of goes on.

@@ -1,0 +1,64 @@
+"""Topics that are compacted, of a `House`: filled, cleaned, and read of the bucket alone."""
+
+import random
+
+from hot_tier.append import Acks
+from record_format.decode import iter_records
+from record_format.produced import build_produced
+
+COMPACT = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 4096,
+    "min.cleanable.dirty.ratio": 0.01,
+}
+
+
+def put(house, topic, pairs):
+    batches = build_produced(
+        [value for _, value in pairs],
+        keys=[key for key, _ in pairs],
+        timestamps=[house.broker.clock()] * len(pairs),
+        max_message_bytes=1 << 20,
+        require_keys=True,
+    )
+    return house.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
+
+
+def fill(house, topic, count, *, keys=20, seed=1):
+    """The last value of each key, by what was written."""
+    rng, last = random.Random(seed), {}
+    for start in range(0, count, 10):
+        pairs = [(b"key-%d" % rng.randrange(keys), rng.randbytes(100)) for _ in range(10)]
+        result = put(house, topic, pairs)
+        for number, (key, value) in enumerate(pairs):
+            last[key] = (result.base_offset + number, value)
+        assert start < count
+    return last
+
+
+def last_of(records):
+    return {record.key: (record.offset, record.value) for record in records}
+
+
+def compacted(house, topic):
+    log = house.broker.partition(topic, 0).log
+    log.roll(reason="test")
+    before = log.size_bytes
+    house.broker.chores.compactor.run_round()
+    assert log.size_bytes < before
+    return log
+
+
+def offload(house, topic):
+    assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
+    assert house.broker.partition(topic, 0).log.sealed.mirrored
+
+
+def cold_records(house, topic):
+    """What the bucket alone holds of the partition."""
+    cold = house.broker.partition(topic, 0).cold
+    found = []
+    for entry in cold.entries(0):
+        pieces = cold.byte_range(entry, start=0, end=entry.size_bytes)
+        found += iter_records(b"".join(piece.read() for piece in pieces))
+    return found
