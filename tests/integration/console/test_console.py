@@ -10,6 +10,7 @@ from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
 from cold_tier.store_ledger import FREE, PriceTable
 from tests.fakes.damage import flip
+from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, House, open_house
 
@@ -184,7 +185,8 @@ def test_the_tail_shows_records_as_they_come(browser: Chromium, house: House) ->
     assert "base64 /wA=" in browser.text()
     browser.run("document.querySelector('[data-tail-pause]').click()")
     house.produce(topic, {"value": "while paused"})
-    time.sleep(0.2)
+    browser.until("document.querySelector('[data-tail]').tail.seen === 3")
+    browser.run("new Promise(requestAnimationFrame)")  # in which it would be drawn
     assert browser.run(rows) == 2
     browser.run("document.querySelector('[data-tail-pause]').click()")
     browser.until(f"{rows} === 3")
@@ -224,14 +226,9 @@ def test_leaving_the_tail_ends_its_stream(browser: Chromium, house: House) -> No
     shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
     partition = house.broker.partition(topic, 0)
-    end = time.monotonic() + 10
-    while not partition._waiters and time.monotonic() < end:
-        time.sleep(0.02)
-    assert partition._waiters
+    until(lambda: partition._waiters)
     browser.run("location.hash = '#/overview'")
-    while partition._waiters and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not partition._waiters
+    until(lambda: not partition._waiters)
 
 
 # --- hostile input ------------------------------------------------------------------------------

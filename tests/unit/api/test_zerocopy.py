@@ -249,14 +249,14 @@ def test_a_client_that_leaves_in_the_middle_of_a_file_costs_nothing(running: Run
 def test_a_waiting_request_is_told_when_its_client_leaves(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(0.05)
+        until(lambda: running.server.server_state.tasks)
     assert running.app.left.wait(5)
 
 
 def test_a_waiting_request_is_told_also_when_another_waits_behind_it(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
-        time.sleep(0.05)
+        until(lambda: running.server.server_state.tasks)
     assert running.app.left.wait(5)
 
 
