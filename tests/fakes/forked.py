@@ -159,6 +159,7 @@ def _become(told: bytes, standard: Sequence[int]) -> list[str]:
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
         os.close(fd)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it: `nohup`
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
