@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 import structlog
+from botocore.loaders import JSONFileLoader
 from xdist.scheduler import LoadScopeScheduling
 
 from broker import store_standing
@@ -40,6 +42,15 @@ def short_race() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_standing, "FOLDER_RACE_S", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def s3_described_once() -> Iterator[None]:
+    """botocore parses its description of S3 for each store that is opened, a sixth of a second."""
+    parsed = cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))
         yield
 
 
