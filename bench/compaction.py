@@ -92,7 +92,7 @@ def _fill(folder: Path, batches: Iterator[bytes]) -> int:
     with opened(folder, **CONFIG) as log:
         for batch in batches:
             log.append([Append(produced(batch))])
-        log.roll(reason="bench")
+        log.roll()
         log.flush()
         return log.size_bytes
 

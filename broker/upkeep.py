@@ -61,7 +61,7 @@ class Upkeep:
         before = copier.progress(partitions)
         for partition in partitions:
             partition.check_leadership()
-            partition.log.roll(reason="offload")
+            partition.log.roll()
         copier.hurry(partitions)
         self._chores.copying.wake()
         if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):

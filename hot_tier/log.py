@@ -245,12 +245,11 @@ class PartitionLog:
                 callback(high_watermark)
         return high_watermark
 
-    def roll(self, *, reason: str) -> bool:
-        """Seal the active segment unless it is empty, and flush. `reason` is for the caller's log.
+    def roll(self) -> bool:
+        """Seal the active segment unless it is empty, and flush.
 
         Raises DiskFull, LogOfflineError (also where it was closed).
         """
-        assert reason
         with self._state.lock:
             before = self._state.active
             roll(self._state)
@@ -267,7 +266,7 @@ class PartitionLog:
         first_ms = self._state.active.first_append_ms
         if lag_ms < 0 or first_ms is None or 0 <= now_ms - first_ms < lag_ms or self.offline:
             return False
-        return self.roll(reason="offload.max.lag.ms")
+        return self.roll()
 
     def bump_epoch(self, epoch: int) -> None:
         """Stamp records with this epoch from now on; it goes on record with the first of them."""

@@ -176,7 +176,7 @@ class Janitor:
         if end is None:
             return
         if local and local[-1].active and end == local[-1].end_offset:
-            partition.log.roll(reason="retention")
+            partition.log.roll()
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
         cold = partition.cold

@@ -59,7 +59,7 @@ def rebuilt_segment(
         _write_log(path_of(scratch, entry.base_offset, LOG), entry, pieces)
         opened = _opened(scratch, log, entry, clock)
         try:
-            opened.roll(reason="rebuilt")
+            opened.roll()
             yield RebuiltSegment(opened.sealed.files(entry.base_offset), opened.epochs)
         finally:
             opened.close()

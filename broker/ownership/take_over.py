@@ -237,7 +237,7 @@ class TakeOver:
     def _uploaded_tail(self, opened: PartitionLog) -> list[SegmentEntry]:
         """What the local log has past the manifest's end, in the bucket; nothing names it yet."""
         assert self.manifest is not None, "a tail is the end of a log that both wrote"
-        opened.roll(reason="take-over")
+        opened.roll()
         end = self.manifest.end_offset
         return [
             self._cold.upload(opened.sealed.files(view.base_offset))

@@ -42,7 +42,7 @@ def last_of(records):
 
 def compacted(house, topic):
     log = house.broker.partition(topic, 0).log
-    log.roll(reason="test")
+    log.roll()
     before = log.size_bytes
     house.broker.chores.compactor.run_round()
     assert log.size_bytes < before

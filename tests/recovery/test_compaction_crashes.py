@@ -62,7 +62,7 @@ def fill(log, seed: int, count: int = 25) -> dict:
         (result,) = log.append([Append(produced(batch(values, keys=keys)))])
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             last[key] = (result.base_offset + number, value)
-    log.roll(reason="test")
+    log.roll()
     return last
 
 

@@ -222,7 +222,7 @@ def test_segments_that_overlap_are_refused(open_log, written, folder):
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_empty_last_segment_is_taken_up(open_log, append_values, folder, written, clean):
     log = open_log(config=CONFIG)
-    log.roll(reason="test")
+    log.roll()
     log.close()
     assert file_of(folder, 120, ".log").stat().st_size == 0
     log = open_log(config=CONFIG, clean=clean, recovery_point=120)
@@ -552,7 +552,7 @@ def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_remove
     config = {"cleanup.policy": "compact"}
     log = open_log(config=config)
     append_values(log, b"a", keys=[b"a"])
-    log.roll(reason="test")
+    log.roll()
     append_values(log, b"b", b"c", keys=[b"b", b"c"])
     crashed = tmp_path / "crashed"
     shutil.copytree(folder, crashed)

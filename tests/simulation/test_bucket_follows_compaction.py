@@ -91,7 +91,7 @@ class World(House):
             self.truth[key] = value
             if value is None:
                 self.tombstones.setdefault(key, []).append(offset)
-        self.partition.log.roll(reason="test")
+        self.partition.log.roll()
 
     def compact(self):
         self.broker.chores.compactor._waits.clear()

@@ -85,7 +85,7 @@ class World:
         self.flushed = self.log.flush()
 
     def roll(self) -> None:
-        if self.log.roll(reason="test"):
+        if self.log.roll():
             self.flushed = len(self.lines)
 
     def compact(self) -> None:

@@ -145,7 +145,7 @@ class World:
 
     def roll(self) -> None:
         before = len(self.log.segments())
-        if self.log.roll(reason="test"):
+        if self.log.roll():
             self.flushed = len(self.lines)
             assert len(self.log.segments()) == before + 1
 

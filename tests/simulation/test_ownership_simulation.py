@@ -83,7 +83,7 @@ class Owner(House):
 
     def roll_and_copy(self) -> None:
         with suppress(FencedError):
-            self.partition.log.roll(reason="test")
+            self.partition.log.roll()
         self.copy()
 
     def held(self) -> dict[int, bytes | None]:

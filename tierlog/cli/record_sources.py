@@ -117,7 +117,7 @@ def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 def _check_json(line: bytes, number: int) -> None:
     try:
         typed_json.decode(line, msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidRequest(f"line {number}: {error}") from error
 
 
@@ -143,7 +143,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 def _enveloped(line: bytes, number: int) -> NewRecord:
     try:
         return _record_of(typed_json.decode(line, _Envelope))
-    except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest) as error:
+    except (msgspec.DecodeError, InvalidRequest) as error:
         raise InvalidRequest(f"line {number}: {error}") from error
 
 

@@ -32,7 +32,7 @@ def kept(house):
     last = fill(house, "t", 300)
     compacted(house, "t")
     last |= fill(house, "t", 200, keys=30, seed=2)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     offload(house, "t")
     house.broker.close()
     return last
@@ -53,7 +53,7 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     end = partition_of(restored).log.log_start_offset + 500 + GAP
     assert partition_of(restored).log.local_log_start_offset == end
     last = kept | fill(restored, "t", 200, keys=10, seed=3)
-    partition_of(restored).log.roll(reason="test")
+    partition_of(restored).log.roll()
     restored.broker.chores.compactor.run_round()
     log = partition_of(restored).log
     assert not has_cold_only(partition_of(restored))
@@ -66,7 +66,7 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
 def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
     house = House(copied(tmp_path, "txn-0", clean=True))
     house.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
-    house.broker.partition("txn", 0).log.roll(reason="test")
+    house.broker.partition("txn", 0).log.roll()
     offload(house, "txn")
     log = house.broker.partition("txn", 0).log
     end, borders = log.high_watermark, log.base_offsets
@@ -111,7 +111,7 @@ def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
 
 
 def compacted_to_the_end(house):
-    partition_of(house).log.roll(reason="test")
+    partition_of(house).log.roll()
     house.broker.chores.compactor.run_round()
 
 

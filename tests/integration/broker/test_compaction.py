@@ -63,7 +63,7 @@ def test_the_next_rounds_keep_both_tiers_together(house):
         last |= fill(house, "t", 150, seed=seed)
         if seed % 2:
             offload(house, "t")
-        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.partition("t", 0).log.roll()
         house.broker.chores.compactor.run_round()
     offload(house, "t")
     assert last_of(house.records("t")) == last
@@ -154,7 +154,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
         thread.start()
     for seed in range(3):
         last |= fill(house, "t", 100, seed=seed)
-        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.partition("t", 0).log.roll()
         house.broker.chores.compactor.run_round()
         house.broker.partition("t", 0).log.reap(0, at_once=True)
     stop.set()
@@ -201,13 +201,13 @@ def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp
     house.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
     log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
     save, last = compactor._save_recovery_points, fill(house, "t", 100)
-    log.roll(reason="test")
+    log.roll()
 
     def save_while_more_comes():
         compactor._save_recovery_points = save
         save()
         last.update(fill(house, "t", 300, seed=2))
-        log.roll(reason="test")
+        log.roll()
 
     compactor._save_recovery_points = save_while_more_comes
     compactor.run_round()
@@ -221,7 +221,7 @@ def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp
 
 def sealed(house, pairs):
     put(house, "t", pairs)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
 
 
 @pytest.mark.parametrize("tombstone_stays", [True, False])
@@ -296,7 +296,7 @@ def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeyp
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 200)
     log = house.broker.partition("t", 0).log
-    log.roll(reason="test")
+    log.roll()
     expanded = cleaner.expand
 
     def trim_and_expand(*given):
@@ -390,7 +390,7 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     house.broker.create_topic("t", config=COMPACT)
     house.broker.chores.copying.stop(10)
     last = fill(house, "t", 800, keys=300)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
 
     def stopped(place, end_offset):
         raise Interrupted  # the broker stops before the round ends
@@ -447,7 +447,7 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 100)
     log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
-    log.roll(reason="test")
+    log.roll()
     compactor._clock = lambda: 10**12
     compactor._put_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
     before = log.size_bytes
@@ -491,7 +491,7 @@ def test_a_log_is_compacted_also_where_the_manifests_pages_are_out_of_reach(hous
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     offload(house, "t")
     house.broker.close()
     house.broker = house.open(

@@ -151,7 +151,7 @@ def test_a_rotten_header_in_a_segment_that_ends_at_the_recovery_point_is_told_an
     house.broker.create_topic("t", config={"remote.storage.enable": False})
     for number in range(5):
         house.produce("t", [b"%d" % number])
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     crash(house)
     flip(house.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
     house.broker = house.open()
@@ -271,7 +271,7 @@ def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, 
     filled.broker.chores.checkpoints.save()
     shutil.copytree(data, tmp_path / "older")
     filled.produce("t", [b"4" * 60] * 10)
-    filled.broker.partition("t", 0).log.roll(reason="test")
+    filled.broker.partition("t", 0).log.roll()
     filled.broker.chores.copier.run_round()
     assert filled.broker.chores.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
     filled.broker.close()

@@ -278,7 +278,7 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
                 old.log.delete_local(10)
                 old.log.reap(0, at_once=True)
             case "roll":
-                old.log.roll(reason="test")
+                old.log.roll()
             case "snapshot":
                 (folder / f"{2:020d}.snapshot").unlink()
                 old.log.sealed.files(0)

@@ -20,7 +20,7 @@ def two(house):
     for topic in ("a-broken", "b-whole"):
         house.broker.create_topic(topic, config=COMPACT)
         fill(house, topic, 100)
-        house.broker.partition(topic, 0).log.roll(reason="test")
+        house.broker.partition(topic, 0).log.roll()
     return house
 
 

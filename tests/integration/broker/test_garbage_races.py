@@ -18,7 +18,7 @@ def rolled(house):
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
     house.broker.chores.copying.stop(10)
     produce(house)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     return house
 
 

@@ -36,7 +36,7 @@ def unsure(house):
         pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
         result = put(house, "t", pairs)
         last |= {key: (result.base_offset + i, value) for i, (key, value) in enumerate(pairs)}
-    partition.log.roll(reason="test")
+    partition.log.roll()
     resize(partition, 1 << 20)
     (first, *_) = [view for view in partition.log.segments() if view.base_offset >= known]
     house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)

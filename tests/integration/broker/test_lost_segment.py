@@ -27,7 +27,7 @@ def fill(house, segments, **config):
 def produce(house, segments):
     for _ in range(segments):
         house.produce("t", [b"x" * 60] * 10)
-        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.partition("t", 0).log.roll()
 
 
 def offload(house):
@@ -66,9 +66,9 @@ def test_what_the_bucket_has_is_read_from_there(
     house.broker.create_topic("t", config=CONFIG)
     house.broker.chores.copying.stop(10)
     house.produce("t", [b"x"] * 5)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     house.produce("t", [b"x"] * 5)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     produce(house, 4)
     offload(house)
     house.broker.partition("t", 0).log.delete_local(local_start)
@@ -256,7 +256,7 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
         for segment in range(4):
             for batch in range(5):
                 house.produce(topic, [b"x" * 60] * 2, at=10 * segment + 2 * batch)
-            house.broker.partition(topic, 0).log.roll(reason="test")
+            house.broker.partition(topic, 0).log.roll()
     house.restart()
     house.broker.chores.copying.stop(10)
     harm(house.root / "data" / "t-0" / f"{20:020d}.log")

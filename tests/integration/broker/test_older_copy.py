@@ -18,7 +18,7 @@ def copied(house, tmp_path):
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.broker.chores.copying.stop(10)
     house.produce("t", [b"x"] * 20)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     house.broker.bucket.settle(house.broker.registry)
     offload(house)
     house.broker.chores.checkpoints.save()

@@ -135,7 +135,7 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     assert len(new.records("t")) == 120
     named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
     lost.produce("t", [b"not seen yet"])
-    lost.broker.partition("t", 0).log.roll(reason="test")
+    lost.broker.partition("t", 0).log.roll()
     lost.broker.chores.copy_round()
     lost.broker.chores.copier.wait_until_idle(timeout_s=10)
     with pytest.raises(FencedError):
@@ -307,7 +307,7 @@ def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_a
     if not was_whole:
         lost.broker = lost.open()
         fill(lost, 20, mark=b"tail")
-        lost.broker.partition("t", 0).log.roll(reason="test")
+        lost.broker.partition("t", 0).log.roll()
         fill(lost, 10, mark=b"lost")
         lost.broker.close()
         lose_the_last_segment(lost.root / "data")
@@ -351,7 +351,7 @@ def on_disk_alone(house):
     house.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
     for _ in range(10):
         fill(house, 10)
-        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.partition("t", 0).log.roll()
     house.broker.chores.checkpoints.save()
     claim(house)
     return house
@@ -392,7 +392,7 @@ def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, reques
 
 def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost, tmp_path, opened):
     lost.broker = lost.open(down=True, store_start_timeout_ms=200)
-    lost.broker.partition("t", 0).log.roll(reason="test")
+    lost.broker.partition("t", 0).log.roll()
     fill(lost, 10, mark=b"tail")
     lost.broker.trim("t", 0, 100)
     assert lost.broker.partition("t", 0).log.first_local_offset == 100
@@ -466,7 +466,7 @@ def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
     for keys in ((b"once", b"again"), (b"more", b"again"), (b"last",)):
         for key in keys:
             put(house, "t", [(key, b"x" * 600)])
-        house.broker.partition("t", 0).log.roll(reason="test")
+        house.broker.partition("t", 0).log.roll()
     house.broker.chores.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     claim(house)
@@ -526,9 +526,9 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
         put(house, "t", [(b"again", b"%d" % number)])
     put(house, "t", [(b"once", b"kept")])
     log = house.broker.partition("t", 0).log
-    log.roll(reason="test")
+    log.roll()
     put(house, "t", [(b"again", b"last")])
-    log.roll(reason="test")
+    log.roll()
     house.broker.chores.compactor.run_round()
     assert [one.offset for one in house.records("t")] == [0, 4, 5]
     house.broker.close()

@@ -21,9 +21,9 @@ def house(house):
     house.broker.chores.copying.stop(10)
     for number in range(BATCHES):
         house.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     house.produce("t", [b"behind"] * EACH)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     return house
 
 
@@ -171,7 +171,7 @@ def test_a_batch_inside_a_record_is_not_taken_for_one_of_the_log(house):
     inner[7] = 34  # a good batch of offsets 34 to 36
     house.produce("t", [bytes(inner)])
     house.produce("t", [b"a"] * 3)
-    partition.log.roll(reason="test")
+    partition.log.roll()
     house.produce("t", [b"b"])
     bad = log_of(house).with_name(f"{33:020d}.log")
     patched = bytearray(bad.read_bytes())

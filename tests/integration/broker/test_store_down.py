@@ -54,7 +54,7 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     fill(house)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     house.broker.chores.copier.run_round()
     assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     house.broker.close()

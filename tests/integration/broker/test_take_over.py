@@ -254,7 +254,7 @@ def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, mo
 
     def uploads_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
-        copy.broker.partition("t", 0).log.roll(reason="test")
+        copy.broker.partition("t", 0).log.roll()
         copy.broker.chores.copier.run_round()
         assert copy.broker.chores.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
         return real(self, files)
@@ -454,7 +454,7 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
     for number in range(30):
         key = b"once %d" % number if number % 5 == 0 else b"again and again"
         put(house, "t", [(key, b"v" * 40)] * 10)
-    house.broker.partition("t", 0).log.roll(reason="test")
+    house.broker.partition("t", 0).log.roll()
     house.broker.chores.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     before = house.records("t")

@@ -304,7 +304,7 @@ def test_the_active_segment_may_be_rolled_while_others_are_read(filled, monkeypa
 
     def roll_first(path, **given):
         if not rolled:
-            rolled.append(log.roll(reason="test"))
+            rolled.append(log.roll())
             filled.produce("t", [b"one more"])
         return scan(path, **given)
 

@@ -85,7 +85,7 @@ def test_a_folder_without_a_bucket_is_mended_without_one(tmp_path):
     for _ in range(3):
         produced = build_produced(values, timestamps=range(10), max_message_bytes=1 << 20)
         broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
-        broker.partition("t", 0).log.roll(reason="test")
+        broker.partition("t", 0).log.roll()
     broker.close()
     (tmp_path / "data" / "t-0" / "00000000000000000010.log").unlink()
     offline, where = Program(), ("t", "--data-dir", str(tmp_path / "data"), "--deep")

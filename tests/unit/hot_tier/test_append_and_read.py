@@ -206,7 +206,7 @@ def test_the_active_segment_s_indexes_are_preallocated_and_trimmed_when_sealed(
         append_values(log, b"x")
     sizes = {path.suffix: path.stat().st_size for path in (tmp_path / "t-0").glob("0*.*index")}
     assert sizes == {".index": 1000, ".timeindex": 996}
-    log.roll(reason="test")
+    log.roll()
     sealed = {p.suffix: p.stat().st_size for p in (tmp_path / "t-0").glob(f"{0:020d}.*index")}
     assert sealed == {".index": 16, ".timeindex": 12}
     log.close()
@@ -221,7 +221,7 @@ def test_offsets_are_found_by_time_though_times_do_not_rise(open_log, append_val
     for number in range(0, 300, 3):
         append_values(log, b"a", b"b", b"c", timestamps=times[number : number + 3])
     if sealed:
-        log.roll(reason="test")
+        log.roll()
     log.flush()
     for timestamp in range(NOW_MS - 1, NOW_MS + 1001, 13):
         expected = next(((n, t) for n, t in enumerate(times) if t >= timestamp), None)

@@ -29,7 +29,7 @@ def test_the_active_segment_is_never_cleaned(open_log):
     put(log, (b"a", b"1"))
     log.flush()
     assert log.sealed.cleanable(None).dirty_bytes == 0
-    log.roll(reason="test")
+    log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
 
 
@@ -37,14 +37,14 @@ def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
     log = open_log(config=COMPACT | {"min.compaction.lag.ms": 1000})
     for age_ms in (5000, 100, 5000):
         put(log, (b"a", b"1"), timestamps=[NOW_MS - age_ms])
-        log.roll(reason="test")
+        log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
 
 
 def test_an_open_transaction_holds_compaction_back(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"))
-    log.roll(reason="test")
+    log.roll()
     data = batch([b"x"], keys=[b"a"], producer_id=5, producer_epoch=0, base_sequence=0)
     data[22] |= 0x10  # transactional; no coordinator runs here, so the gate would not take it
     from record_format.batch import parse_header, set_max_timestamp
@@ -53,7 +53,7 @@ def test_an_open_transaction_holds_compaction_back(open_log):
     header = parse_header(data)
     header = set_max_timestamp(data, header, timestamp=header.max_timestamp)
     log.append([Append(ProducedBatches(data, [header], [NOW_MS]))])
-    log.roll(reason="test")
+    log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
     found = []
     asking = threading.Thread(target=lambda: found.append(log.offsets), daemon=True)
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
     log = open_log(config=COMPACT)
     for _ in range(3):
         put(log, (b"a", b"1"))
-        log.roll(reason="test")
+        log.roll()
     assert log.sealed.cleanable(2).first_dirty_offset == 2
     assert log.sealed.cleanable(99).first_dirty_offset == 0
 
@@ -84,7 +84,7 @@ def test_a_round_is_due_above_the_dirty_ratio(clean, dirty, ratio, due):
 def test_the_greatest_lag_makes_it_due_whatever_the_ratio(open_log):
     log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
     put(log, (b"a", b"1"), timestamps=[NOW_MS - 2000])
-    log.roll(reason="test")
+    log.roll()
     cleanable = log.sealed.cleanable(None)
     assert cleanable.oldest_dirty_ms == NOW_MS - 2000
     assert cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=1000, now_ms=NOW_MS)
@@ -126,7 +126,7 @@ def test_segments_are_grouped_and_none_is_empty(open_log, records_of):
     log = open_log(config=COMPACT | {"segment.bytes": 1024})
     for number in range(40):
         put(log, (b"key", b"%0200d" % number))
-    log.roll(reason="test")
+    log.roll()
     assert len(log.segments()) > 5
     done = log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert done.complete
@@ -143,7 +143,7 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
     put(log, (b"a", b"1"), base_sequence=0, **fields)
     put(log, (b"a", b"2"), base_sequence=1, **fields)
     put(log, (b"a", b"3"))
-    log.roll(reason="test")
+    log.roll()
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     log.close()
     again = open_log(config=COMPACT, clean=False)
@@ -154,11 +154,11 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
 def test_what_was_emptied_before_is_not_written_again(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"), producer_id=7, producer_epoch=0, base_sequence=0)  # its last stays
-    log.roll(reason="test")
+    log.roll()
     put(log, (b"a", b"2"))  # a segment keeps its last batch
-    log.roll(reason="test")
+    log.roll()
     put(log, (b"a", b"3"), (b"b", b"4"))
-    log.roll(reason="test")
+    log.roll()
     apart = CleanerHooks(swapping=lambda: nullcontext(frozenset((1, 2))))
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert [view.size_bytes for view in log.segments()[:2]] == [61, 61]
@@ -172,7 +172,7 @@ def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
     """A look at the folder later may miss a mark that is made meanwhile, and forget it."""
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"), (b"a", b"2"))
-    log.roll(reason="test")
+    log.roll()
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     log.close()
     again = open_log(config=COMPACT)
@@ -185,7 +185,7 @@ def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
     log = open_log(config=COMPACT | {"delete.retention.ms": 2**63 - 1})
     put(log, (b"a", b"1"), (b"b", b"2"))
     put(log, (b"a", None), (b"b", b"3"), timestamps=[NOW_MS - 7, NOW_MS])
-    log.roll(reason="test")
+    log.roll()
     for _ in range(2):
         clock.now_ms += 10**12
         log.sealed.clean(log.sealed.cleanable(None), table(1 << 20))
@@ -198,7 +198,7 @@ def test_a_log_that_is_closed_under_a_round_ends_it_by_name(open_log):
     log = open_log(config=COMPACT)
     for value in (b"1", b"2"):
         put(log, (b"a", value))
-    log.roll(reason="test")
+    log.roll()
     batches = iter(range(4))  # both for the keys, then both to be written
 
     def close_at_the_last() -> bool:
@@ -215,7 +215,7 @@ def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, reco
     log = open_log(config=COMPACT)
     for value in (b"1", b"2"):
         put(log, (b"a", value))
-    log.roll(reason="test")
+    log.roll()
     path = log.segments()[0].path
     flip(path, -2)
     flipped = path.read_bytes()

@@ -62,7 +62,7 @@ def test_our_cleaner_leaves_what_kafkas_left(table, open_log, tmp_path, clock):
     clock.now_ms -= RETENTION_MS
     log = open_log(**opening)
     end = log.log_end_offset
-    log.roll(reason="test")
+    log.roll()
     first = log.sealed.clean(log.sealed.cleanable(None), keys)
     assert first.complete
     log.close()

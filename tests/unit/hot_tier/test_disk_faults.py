@@ -218,7 +218,7 @@ def test_an_io_error_on_write_takes_the_log_offline(
     with pytest.raises(LogOfflineError):
         log.flush()
     with pytest.raises(LogOfflineError):
-        log.roll(reason="test")
+        log.roll()
     assert [r.value for r in records_of(log)] == [b"a"]
     assert not log.close()
 

@@ -163,7 +163,7 @@ def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tie
     open_fixture, monkeypatch
 ):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
-    log.roll(reason="test")
+    log.roll()
 
     def deleted_first(segment):
         log.delete_local(log.log_end_offset)
@@ -200,7 +200,7 @@ def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
     """By a crash between two renames, or one that fails on a full disk."""
     end = expected_offsets("txn-0")["high_watermark"]
     log = open_fixture("txn-0", recovery_point=end, disk=disk)
-    log.roll(reason="test")
+    log.roll()
     aborted = log.aborted_transactions(0, end)
     assert aborted
     disk.fail("rename", errno.ENOSPC, suffix=".deleted", after=after)

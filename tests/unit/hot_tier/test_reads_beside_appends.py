@@ -58,7 +58,7 @@ def test_a_look_at_an_empty_active_segment_writes_nothing_down(open_log, append_
     """It could be done after the first append, whose largest timestamp would be forgotten."""
     log = open_log()
     append_values(log, b"a")
-    log.roll(reason="test")
+    log.roll()
     before = log._state.active.segment.largest
     assert [view.max_timestamp for view in log.segments()] == [NOW_MS, -1]
     assert log._state.active.segment.largest is before
@@ -81,7 +81,7 @@ def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, 
     files = OpenFiles()
     log = open_log(open_files=files, disk=ReadBeforeRename(files))
     append_values(log, b"a")
-    log.roll(reason="test")
+    log.roll()
     path = log.segments()[0].path
     assert log.delete_local(1) == [0]
     assert files.opened(path) is None

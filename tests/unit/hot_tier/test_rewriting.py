@@ -33,9 +33,9 @@ def log(open_log, append_values):
     for number in range(5):
         positions.append(log.size_bytes)
         append_values(log, b"value %d" % number, keys=[b"%d" % number])
-    log.roll(reason="test")
+    log.roll()
     append_values(log, b"newer", keys=[b"0"])
-    log.roll(reason="test")
+    log.roll()
     path = log.segments()[0].path
     flip(path, positions[3] + 70)
     return log
@@ -107,7 +107,7 @@ def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_value
     log = open_log(config={"cleanup.policy": "compact"}, disk=WhileFilesAreRenamed())
     for _ in range(2):
         append_values(log, b"v", keys=[b"k"])
-    log.roll(reason="test")
+    log.roll()
     append_values(log, b"v", keys=[b"k"])
     log.flush()
     assert log.try_read(2, max_bytes=1) is not None

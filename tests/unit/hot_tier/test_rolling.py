@@ -114,7 +114,7 @@ def test_a_sealed_index_has_the_entries_that_a_smaller_file_had_no_room_for(
         append_values(log, b"x")
     log.close()
     log = open_log(config=config | {"segment.index.bytes": 80})
-    log.roll(reason="test")
+    log.roll()
     index = (tmp_path / "t-0" / f"{0:020d}.index").read_bytes()
     assert [relative for relative, _ in OFFSET_ENTRY.iter_unpack(index)] == list(range(1, 30))
 
@@ -146,7 +146,7 @@ def test_offload_lag_can_be_off(open_log, append_values, clock):
 
 def test_an_empty_segment_is_not_rolled(open_log):
     log = open_log()
-    assert not log.roll(reason="test")
+    assert not log.roll()
     assert bases(log) == [0]
 
 
@@ -201,7 +201,7 @@ def test_a_snapshot_that_is_gone_is_made_anew_whatever_else_lies_in_the_folder(
 ):
     log = open_log()
     append_values(log, b"v", producer_id=5, producer_epoch=0, base_sequence=0)
-    log.roll(reason="test")
+    log.roll()
     good = log.sealed.files(0).snapshot.read_bytes()
     log.sealed.files(0).snapshot.unlink()
     (log.folder / "before-the-move.snapshot").write_bytes(b"somebody's")
@@ -216,10 +216,10 @@ def test_a_roll_without_room_leaves_the_segment_as_it_was(
     for name in ("open", "truncate", "rename"):
         disk.fail(name, 28)
         with pytest.raises(DiskFull):
-            log.roll(reason="test")
+            log.roll()
         disk.heal()
         append_values(log, name.encode())
-    assert log.roll(reason="test")
+    assert log.roll()
     append_values(log, b"z")
     log.flush()
     assert [r.value for r in records_of(log)] == [b"a", b"open", b"truncate", b"rename", b"z"]
@@ -238,5 +238,5 @@ def test_preallocated_space_is_given_back_at_the_seal(
     log.flush()
     log = open_log(config={"preallocate": True, "segment.bytes": 100_000}, clean=False)
     assert [r.value for r in records_of(log)] == [b"a"]
-    log.roll(reason="test")
+    log.roll()
     assert path.stat().st_size == log.segments()[0].size_bytes < 1000
