@@ -23,7 +23,7 @@ from api.console.record_browser import RecordPage, RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
 from api.console.static_names import STATIC_NAMES
-from api.http import problems
+from api.http import problems, strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.answers import Answer, json_answer
 from api.http.calls import Call
@@ -31,8 +31,7 @@ from api.http.context import Context
 from api.http.docs.packaged_files import PackagedFiles
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
-from api.http.request import strict_json
-from api.http.request.plain_requests import no_query
+from api.http.plain_requests import no_query
 from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from api.http import strict_json
 from api.http.access.grants import NOBODY, Grant
 from api.http.metrics import timings
-from api.http.request import strict_json
 from api.protocol.at_once import Scope
 from api.protocol.body_receive import RECEIVE_INTO, ReceiveInto
 from api.protocol.errors import ClientGone

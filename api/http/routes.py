@@ -14,11 +14,11 @@ from api.http.fetch.one import FetchQuery, fetch
 from api.http.fetch.segments import get_segment, segment_at_once
 from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
 from api.http.metrics.registry import CONTENT_TYPE
+from api.http.plain_requests import NO_BODY
 from api.http.produce.calls import new_producer, produce_to_partition, produce_to_topic
 from api.http.produce.columns import RecordsIn
 from api.http.produce.head import ProduceQuery
 from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
-from api.http.request.plain_requests import NO_BODY
 from broker.reports import StorageReport
 from record_format.findings import VerifyReport
 

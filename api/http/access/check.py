@@ -18,8 +18,8 @@ from api.http.access.scopes import NEEDS, OPEN_PATHS, UNLISTED
 from api.http.access.tokens import TokensFile
 from api.http.exchange import Exchange
 from api.http.refusals import Unauthorized
-from api.http.request.strict_json import refuse_field
 from api.http.settings import HttpSettings
+from api.http.strict_json import refuse_field
 from record_format.errors import Forbidden
 
 LOOK_EVERY_S: Final = 0.005

@@ -12,14 +12,14 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
+from api.http import strict_json
 from api.http.access.grants import Grant
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.produce.columns import MAX_PARTITION
-from api.http.request import strict_json
-from api.http.request.plain_requests import acceptable_json, json_body, no_query
 from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
 from broker.groups.groups import GroupOffset
 from broker.groups.requests import NewOffset, check_group_name

@@ -10,12 +10,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET, time_of
-from api.http.request import strict_json
-from api.http.request.plain_requests import acceptable_json, json_body, no_body, no_query
+from api.http.plain_requests import acceptable_json, json_body, no_body, no_query
 from api.http.settings import MAX_WAIT_MS
 from api.http.shapes import (
     EpochState,

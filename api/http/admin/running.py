@@ -7,9 +7,9 @@ from api.http.answers import NO_STORE, Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.metrics.registry import CONTENT_TYPE
+from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import public
 from api.http.request import media_types
-from api.http.request.plain_requests import acceptable_json, no_query
 from api.http.shapes import Alive, Ready
 
 

@@ -7,12 +7,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.problems import public
-from api.http.request import strict_json
-from api.http.request.plain_requests import acceptable_json, json_body, no_query
 from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
 from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import TopicDescription

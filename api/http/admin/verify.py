@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, no_body
 from api.http.problems import public, shown_path
-from api.http.request import strict_json
-from api.http.request.plain_requests import acceptable_json, no_body
 from record_format.findings import Problem
 
 

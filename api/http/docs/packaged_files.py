@@ -14,10 +14,10 @@ from typing import NamedTuple
 from api.http.answers import Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import no_query
 from api.http.problems import HeaderList
 from api.http.refusals import NotFound
 from api.http.request.byte_range import none_match
-from api.http.request.plain_requests import no_query
 
 
 class Tagged(NamedTuple):

@@ -21,9 +21,9 @@ from api.http.context import Context
 from api.http.docs.files import FILES
 from api.http.docs.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import HeaderList
 from api.http.request import media_types
-from api.http.request.plain_requests import acceptable_json, no_query
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">

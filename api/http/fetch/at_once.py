@@ -8,6 +8,7 @@ import re
 import time
 from typing import Final
 
+from api.http import strict_json
 from api.http.answers import AnyAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -25,7 +26,7 @@ from api.http.fetch.one import (
 from api.http.fetch.positions import EARLIEST, parse_position
 from api.http.fetch.reading import work_bytes
 from api.http.fetch.record_json import TakesLong
-from api.http.request import media_types, strict_json
+from api.http.request import media_types
 from api.http.settings import MAX_FETCH_BYTES
 from api.protocol.at_once import AT_ONCE_BYTES
 from broker.partition import Partition

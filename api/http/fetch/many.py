@@ -31,7 +31,7 @@ from api.http.fetch.reading import (
     compute_text,
     work_bytes,
 )
-from api.http.request.plain_requests import acceptable_json, json_body, no_query
+from api.http.plain_requests import acceptable_json, json_body, no_query
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from record_format.errors import TierlogError

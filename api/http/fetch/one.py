@@ -15,6 +15,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http import strict_json
 from api.http.answers import NO_STORE, Answer, AnyAnswer, FileAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -35,7 +36,7 @@ from api.http.fetch.reading import (
 from api.http.fetch.shared_pages import Key, WrittenPage, page_key
 from api.http.fetch.tail import tail_of
 from api.http.problems import HeaderList
-from api.http.request import media_types, strict_json
+from api.http.request import media_types
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from record_format.errors import OffsetTrimmed

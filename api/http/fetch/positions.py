@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
+from api.http import strict_json
 from api.http.context import Context
-from api.http.request import strict_json
 from api.http.request.times import parse_time
 from broker.partition import Partition
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from api.http.answers import Answer, AnyAnswer, FileAnswer, WindowedAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import no_query
 from api.http.problems import HeaderList
 from api.http.refusals import PreconditionFailed
 from api.http.request.byte_range import ByteRange, matches, none_match, select_range
 from api.http.request.media_types import BATCHES, OCTETS, preferred
-from api.http.request.plain_requests import no_query
 from broker.partition import Partition
 from broker.segment_listing import (
     SegmentBytes,

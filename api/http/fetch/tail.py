@@ -24,6 +24,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http import strict_json
 from api.http.answers import AnyAnswer, StreamAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -33,7 +34,7 @@ from api.http.fetch.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.fetch.reading import Isolation, compute_text, log_headers, read, work_bytes
 from api.http.fetch.shared_pages import WrittenPage, page_key
 from api.http.problems import HeaderList
-from api.http.request import media_types, strict_json
+from api.http.request import media_types
 from broker.partition import Fetched, Partition, Tier
 from broker.topics import Topic
 from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError

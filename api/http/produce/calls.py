@@ -9,9 +9,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Final
 
+from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import NOT_KNOWN, Context
 from api.http.exchange import Exchange
+from api.http.plain_requests import acceptable_json, no_body, no_query
 from api.http.produce.append import append
 from api.http.produce.batches import (
     TopicRules,
@@ -29,8 +31,7 @@ from api.http.produce.columns import (
 )
 from api.http.produce.head import ProduceQuery, Request, read_head
 from api.http.produce.partitioner import split_by_partition
-from api.http.request import bodies, media_types, strict_json
-from api.http.request.plain_requests import acceptable_json, no_body, no_query
+from api.http.request import bodies, media_types
 from api.http.shapes import ProducerIdentity
 from broker.partition import Partition
 from broker.topics import Topic

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.http import strict_json
 from api.http.produce.repeated_members import Kept, refuse_in_lines, refuse_in_object
-from api.http.request import strict_json
 from api.http.request.times import parse_time
 from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords

@@ -8,12 +8,13 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.http import strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
 from api.http.produce.batches import ProducerState
 from api.http.refusals import UnsupportedMediaType
-from api.http.request import media_types, strict_json
+from api.http.request import media_types
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.append import Acks

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from api.http.request import strict_json
+from api.http import strict_json
 
 Lines = Sequence[tuple[int, bytes]]
 

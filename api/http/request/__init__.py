@@ -1,1 +1,1 @@
-"""What a request says, and what is refused of it: body, media types, JSON, times, ranges."""
+"""What a request carries: its body, media types, ranges, times."""

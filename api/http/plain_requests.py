@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from api.http import strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.request import bodies, media_types, strict_json
+from api.http.request import bodies, media_types
 
 T = TypeVar("T")
 
