@@ -142,16 +142,13 @@ class Partition:
         for _ in range(READ_ATTEMPTS):
             now = self.offsets()
             try:
-                found = self._read(offset, now, max_bytes=max_bytes, committed=committed)
+                return self._read(offset, now, max_bytes=max_bytes, committed=committed)
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
                     raise
             except (CorruptDataError, OSError):
                 self.check_leadership()  # of a topic that was deleted meanwhile nothing is bad
                 raise
-            else:
-                assert found is not None, "a read that may wait finds what there is"
-                return found
         raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
@@ -194,8 +191,8 @@ class Partition:
 
     def _read(
         self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
-    ) -> Fetched | None:
-        """None, or BlockingIOError, where it may not wait for the disk and would have to."""
+    ) -> Fetched:
+        """BlockingIOError where it may not wait for the disk and would have to."""
         self.check_leadership()
         seen = self._seen() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
@@ -209,10 +206,9 @@ class Partition:
             slices, next_offset = cold.slices, cold.next_offset
             max_bytes -= sum(piece.size_bytes for piece in slices)
         if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
-            read_hot = self.log.read if waits else self.log.try_read
-            hot = read_hot(next_offset, max_bytes=max_bytes, end_offset=end_offset)
-            if hot is None:
-                return None
+            hot = self.log.read(
+                next_offset, max_bytes=max_bytes, end_offset=end_offset, waits=waits
+            )
             # Of the hot tier too a first batch comes whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)

@@ -289,37 +289,25 @@ class PartitionLog:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, end_offset: int | None = None) -> LogRead:
+    def read(
+        self, offset: int, *, max_bytes: int, end_offset: int | None = None, waits: bool = True
+    ) -> LogRead:
         """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
         default).
 
         At least one batch where there is one. Raises OffsetTrimmed (not on local disk),
-        OffsetPastEnd, CorruptDataError.
+        OffsetPastEnd, CorruptDataError; BlockingIOError where it may not wait for the disk and
+        would have to. What is found may still have to be read: only the way to it is in memory.
         """
         end = self.high_watermark if end_offset is None else end_offset
+        files = self._state.files if waits else self._at_hand
         return steady(
             self._state,
-            lambda: log_reader.read(self._state, offset, max_bytes=max_bytes, end_offset=end),
+            lambda: log_reader.read(
+                self._state, offset, max_bytes=max_bytes, end_offset=end, files=files
+            ),
+            waits=waits,
         )
-
-    def try_read(
-        self, offset: int, *, max_bytes: int, end_offset: int | None = None
-    ) -> LogRead | None:
-        """As `read`, without waiting for the disk; None where it would have to.
-
-        What is found may still have to be read: only the way to it is in memory.
-        """
-        end = self.high_watermark if end_offset is None else end_offset
-        try:
-            return steady(
-                self._state,
-                lambda: log_reader.read(
-                    self._state, offset, max_bytes=max_bytes, end_offset=end, files=self._at_hand
-                ),
-                waits=False,
-            )
-        except BlockingIOError:
-            return None
 
     def offset_for_timestamp(
         self, timestamp: int, *, end_offset: int | None = None

@@ -46,9 +46,7 @@ class LogRead(NamedTuple):
     next_offset: int
 
 
-def read(
-    state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files | None = None
-) -> LogRead:
+def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files) -> LogRead:
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
     one. With `files` that do not wait: raises BlockingIOError where it would have to.
 
@@ -67,7 +65,7 @@ def read(
             break
         limits = (left_bytes, end_offset)
         try:
-            found = _slice(state, files or state.files, segment, next_offset, limits)
+            found = _slice(state, files, segment, next_offset, limits)
         except CorruptDataError:
             if not slices:
                 raise

@@ -9,6 +9,7 @@ import pytest
 from hot_tier.append import Append, AppendResult
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.log_reader import LogRead
 from record_format.batch import BatchHeader, iter_headers
 from record_format.decode import Record, decode_batch
 from record_format.encode import encode_batch
@@ -132,3 +133,11 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     for log in opened:
         if not log.offline:
             log.close()
+
+
+def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> LogRead | None:
+    """None where a read that may not wait would have to."""
+    try:
+        return log.read(offset, max_bytes=max_bytes, waits=False)
+    except BlockingIOError:
+        return None

@@ -5,6 +5,7 @@ from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.index_images import ENTRY_BYTES, SMALL_BYTES, IndexImages
 from hot_tier.offset_columns import OffsetColumns
 from hot_tier.segment_lookup import SegmentLookup
+from tests.fakes.partition_logs import try_read
 
 
 def test_small_index_is_wanted_at_once_and_a_large_one_when_it_is_asked_again():
@@ -48,13 +49,13 @@ def rolled(open_log, append_values):
 
 
 def test_a_sealed_segment_is_read_without_waiting_once_its_index_and_file_were_used(rolled):
-    assert rolled.try_read(1, max_bytes=1) is None
+    assert try_read(rolled, 1, max_bytes=1) is None
     read = rolled.read(1, max_bytes=1)
-    assert rolled.try_read(1, max_bytes=1) == read
-    assert rolled.try_read(1, max_bytes=1 << 20) is None, "other segments hold the rest"
+    assert try_read(rolled, 1, max_bytes=1) == read
+    assert try_read(rolled, 1, max_bytes=1 << 20) is None, "other segments hold the rest"
     whole = rolled.read(1, max_bytes=1 << 20)
     assert len(whole.slices) > 3
-    assert rolled.try_read(1, max_bytes=1 << 20) == whole
+    assert try_read(rolled, 1, max_bytes=1 << 20) == whole
 
 
 def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypatch):
@@ -64,7 +65,7 @@ def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypat
         raise BlockingIOError
 
     monkeypatch.setattr(FilesAtHand, "pread", staticmethod(evicted))
-    assert rolled.try_read(1, max_bytes=1) is None
+    assert try_read(rolled, 1, max_bytes=1) is None
     assert rolled.read(1, max_bytes=1).slices
 
 
@@ -75,7 +76,7 @@ def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
     good = images.get(str(path))
     images.keep(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
     before = path.stat().st_ino
-    assert rolled.try_read(3, max_bytes=1) is None
+    assert try_read(rolled, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "it is made anew by who may wait"
     assert rolled.read(3, max_bytes=1) == read
     assert path.stat().st_ino != before
