@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from itertools import chain, count
@@ -24,7 +23,7 @@ from typing import NamedTuple
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
 from broker.mending.repair_step import Action, RepairStep
-from hot_tier.durable_file import sync_folder
+from hot_tier.durable_file import REAL_DISK, sync_folder
 from hot_tier.file_names import LOG, parse_file_name
 from hot_tier.parting import base_offsets
 from record_format.errors import CorruptDataError
@@ -142,16 +141,8 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
         if name is not None and is_wanted(name.offset):
             copied = aside / path.name
             shutil.copy2(path, copied)
-            _sync_file(copied)
+            REAL_DISK.sync_file(copied)
     _settle(folder, aside)
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _settle(folder: Path, aside: Path) -> None:
