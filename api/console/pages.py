@@ -28,9 +28,9 @@ from api.http.admin.partitions import FromOffset
 from api.http.answers import Answer, json_answer
 from api.http.calls import Call
 from api.http.context import Context
-from api.http.docs.packaged_files import PackagedFiles
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
+from api.http.packaged_files import PackagedFiles
 from api.http.plain_requests import no_query
 from broker.partition import Partition
 from broker.reports import StorageReport

@@ -19,8 +19,8 @@ from api.http.answers import Answer
 from api.http.calls import Call
 from api.http.context import Context
 from api.http.docs.files import FILES
-from api.http.docs.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
 from api.http.exchange import Exchange
+from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
 from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import HeaderList
 from api.http.request import media_types
