@@ -9,6 +9,8 @@ the refusal.
 
 from __future__ import annotations
 
+import errno
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,4 +76,12 @@ def telling_what_helps() -> Iterator[None]:
     except CorruptDataError as error:
         raise with_remedy(error) from error
     except DiskFull as error:
-        raise ConfigurationError(f"{error}: make room on its disk, then start again") from error
+        raise ConfigurationError(f"{error}: {_room_for(error)}, then start again") from error
+
+
+def _room_for(error: DiskFull) -> str:
+    cause = error.__cause__
+    if not isinstance(cause, OSError) or cause.errno != errno.EMFILE:
+        return "make room on its disk"
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"allow the process more than {allowed} (`ulimit -n`, systemd's LimitNOFILE)"

@@ -154,7 +154,7 @@ class Copier:
             )
 
     def stop(self) -> None:
-        """No new upload begins, and nobody waits for one any more."""
+        """No new claim and no upload begins, and nobody waits for one any more."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -202,6 +202,8 @@ class Copier:
         """What comes before any upload, and the oldest segment; whether there may be another."""
         cold = partition.cold
         assert cold is not None
+        if self._stopping:
+            return False
         self.claim(partition)
         cold.settle()
         pending = _pending(partition)

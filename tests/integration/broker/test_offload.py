@@ -304,3 +304,31 @@ def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
     house.broker = house.open()
     assert house.broker.folder.was_clean
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+
+
+def test_who_stops_claims_no_more_partitions(house, copier_of, monkeypatch):
+    copier, goes_on = copier_of(1), threading.Event()
+    first, second = [*partitions(house, "a"), *partitions(house, "b")]
+    for one in first, second:
+        claim = one.cold.ownership.claim
+        monkeypatch.setattr(
+            one.cold.ownership,
+            "claim",
+            lambda claim=claim, **ends: goes_on.wait(20) and claim(**ends),
+        )
+    copier.run_round()
+    copier.stop()
+    goes_on.set()
+    assert copier.wait_until_idle(timeout_s=20)
+    assert [one.cold.ownership.claimed for one in (first, second)].count(True) == 1
+
+
+def test_logs_are_closed_side_by_side(house, monkeypatch):
+    """A disk takes many syncs at a time: thousands of logs, one after the other, take minutes."""
+    house.broker.create_topic("t", partitions=8)
+    meeting, close = threading.Barrier(8), PartitionLog.close
+    monkeypatch.setattr(PartitionLog, "close", lambda log: meeting.wait(20) >= 0 and close(log))
+    house.broker.close()
+    monkeypatch.undo()
+    house.broker = house.open()
+    assert house.broker.folder.was_clean

@@ -193,3 +193,17 @@ def test_two_brokers_on_one_folder_are_refused_until_the_first_is_gone(tmp_path)
         Broker.open(settings, store=None)
     first.close()
     Broker.open(settings, store=None).close()
+
+
+def test_a_start_that_finds_too_few_descriptors_says_how_to_allow_more(house, monkeypatch):
+    house.broker.create_topic("t")
+    house.broker.close()
+
+    def none_left(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as limit:
+        limit.setattr(REAL_DISK, "open", none_left, raising=False)
+        with pytest.raises(ConfigurationError, match=r"t-0: Too many open files: .*LimitNOFILE"):
+            house.open()
+    house.broker = house.open()
