@@ -247,6 +247,7 @@ class Recovery:
             self._report.removed_segments.append(segment.base_offset)
             self._report.cut_bytes += segment.end.size_bytes
             self._folder.remove_segment(segment.base_offset)
+            self._state.files.forget(segment.name(LOG))  # another may get the name
         state = self._state
         kept = tuple(one for one in state.segments.items if one not in items)
         state.segments = Segments.of(kept)

@@ -560,9 +560,12 @@ def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_remove
     file_of(crashed, 3, ".log").write_bytes(behind)
     log = open_log(crashed, config=config, clean=False, recovery_point=1)
     assert log.log_end_offset == log.high_watermark == 1, "a reader gets to the end"
-    assert append_values(log, b"d", keys=[b"d"]).base_offset == 1
+    assert append_values(log, b"d", b"e", keys=[b"d", b"e"]).base_offset == 1
+    log.roll()
+    append_values(log, b"f", keys=[b"f"])
     log.flush()
-    assert [r.value for r in records_of(log)] == [b"a", b"d"]
+    assert log.active_base_offset == 3, "it has the name of the file that went"
+    assert [r.value for r in records_of(log)] == [b"a", b"d", b"e", b"f"]
 
 
 # --- a disk that failed ---------------------------------------------------------------------------
