@@ -4,12 +4,15 @@
   since, a crash keeps any, each whole or cut at a sector, in order.
 * A folder's names are safe as they were at its last `sync_folder`; of the changes since, a crash
   keeps the first few, as a journaling file system does.
-* `before_call` is called before each call that changes anything: a crash may come there.
+* `before_call` is told the name of each call that changes anything: a crash may come there.
+* What is changed by others than this disk (folders that are made, moved and removed, files that
+  nothing rests on) is safe at once.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -20,133 +23,198 @@ from hot_tier.disk import Buffer, Disk
 SECTOR = 512
 
 
+class Content:
+    """Bytes, and zeros behind them up to `size_bytes`: what was set aside may be large."""
+
+    def __init__(self, data: bytes, size_bytes: int) -> None:
+        self.data, self.size_bytes = bytearray(data), size_bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Content:
+        data = path.read_bytes()
+        return cls(data.rstrip(b"\0"), len(data))
+
+    def copy(self) -> Content:
+        return Content(self.data, self.size_bytes)
+
+    def write(self, data: bytes, position: int) -> None:
+        self.data[len(self.data) :] = bytes(max(0, position - len(self.data)))
+        self.data[position : position + len(data)] = data
+        self.size_bytes = max(self.size_bytes, len(self.data))
+
+    def truncate(self, size_bytes: int) -> None:
+        del self.data[size_bytes:]
+        self.size_bytes = size_bytes
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(self.data)
+        os.truncate(path, self.size_bytes)
+
+
 class Change(NamedTuple):
     """Bytes written at a position, or (data None) a truncation to it."""
 
     position: int
     data: bytes | None
 
+    def apply(self, content: Content) -> None:
+        if self.data is None:
+            content.truncate(self.position)
+        else:
+            content.write(self.data, self.position)
+
+    def cut(self, random: Random) -> Change:
+        if self.data is None:
+            return self
+        sectors = random.randint(0, len(self.data) // SECTOR)
+        return self._replace(data=self.data[: sectors * SECTOR])
+
+
+class File:
+    """`safe`: at the last sync; `now`: with the `changes` since."""
+
+    def __init__(self, content: Content) -> None:
+        self.safe, self.now = content, content.copy()
+        self.changes: list[Change] = []
+
+    def change(self, change: Change) -> None:
+        change.apply(self.now)
+        self.changes.append(change)
+
+    def sync(self) -> None:
+        self.safe, self.changes = self.now.copy(), []
+
+    def after_crash(self, random: Random) -> Content:
+        content = self.safe.copy()
+        likely = random.choice((0.0, 0.5, 0.9, 1.0))
+        for change in self.changes:
+            if random.random() < likely:
+                kept = change.cut(random) if random.random() < 0.2 else change
+                kept.apply(content)
+        return content
+
 
 class Named(NamedTuple):
-    """A name that came to a file (by its inode), or (inode None) went."""
+    """A name in a folder, and what it meant before."""
 
     name: str
-    inode: int | None
+    before: File | None
 
 
 class LossyDisk(Disk):
-    """Watches one folder. What lies in it at the start counts as safe."""
+    """Watches what is changed through it, wherever that lies. Thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.before_call: Callable[[], None] = lambda: None
-        self._kept_open: list[int] = []  # so that no inode is used again
-        self._safe_bytes: dict[int, bytes] = {}
-        self._changes: dict[int, list[Change]] = {}
-        self._safe_names: dict[str, int] = {}
-        self._names: list[Named] = []
-        for path in folder.iterdir() if folder.is_dir() else ():
-            fd = os.open(path, os.O_RDONLY)
-            self._kept_open.append(fd)
-            inode = os.fstat(fd).st_ino
-            self._safe_names[path.name] = inode
-            self._safe_bytes[inode] = path.read_bytes()
-
-    def close(self) -> None:
-        for fd in self._kept_open:
-            os.close(fd)
-        self._kept_open.clear()
+    def __init__(self) -> None:
+        self.before_call: Callable[[str], None] = lambda call: None
+        self._lock = threading.RLock()
+        self._files: dict[int, File] = {}  # by inode
+        self._names: dict[int, list[Named]] = {}  # not synced yet, by the folder's inode
 
     # --- the calls --------------------------------------------------------------------------------
 
     def open(self, path: Path, flags: int) -> int:
-        self.before_call()
-        is_new = not path.exists()
-        fd = super().open(path, flags)
-        inode = os.fstat(fd).st_ino
-        if is_new:
-            self._kept_open.append(os.dup(fd))
-            self._names.append(Named(path.name, inode))
-        elif flags & os.O_TRUNC:
-            self._note(fd, Change(0, None))
-        return fd
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            return super().open(path, flags)
+        with self._lock:
+            if flags & os.O_CREAT:
+                self.before_call("open")
+            before = self._file_of(path)
+            fd = super().open(path, flags)
+            if before is None:
+                self._files[os.fstat(fd).st_ino] = File(Content(b"", 0))
+                self._note_name(path, None)
+            elif flags & os.O_TRUNC:
+                before.change(Change(0, None))
+            return fd
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        self.before_call()
-        data = b"".join(bytes(buffer) for buffer in buffers)
-        written = super().write_at(fd, [data], position)
-        self._note(fd, Change(position, data[:written]))
-        return written
+        with self._lock:
+            self.before_call("write_at")
+            data = b"".join(bytes(buffer) for buffer in buffers)
+            written = super().write_at(fd, [data], position)
+            self._at(fd).change(Change(position, data[:written]))
+            return written
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self.before_call()
-        super().truncate(fd, size_bytes)
-        self._note(fd, Change(size_bytes, None))
+        with self._lock:
+            self.before_call("truncate")
+            super().truncate(fd, size_bytes)
+            self._at(fd).change(Change(size_bytes, None))
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        with self._lock:
+            super().reserve(fd, size_bytes)
+            if size_bytes > self._at(fd).now.size_bytes:
+                self._at(fd).change(Change(size_bytes, None))
 
     def sync_bytes(self, fd: int) -> None:
-        self.before_call()
-        inode = os.fstat(fd).st_ino
-        with open(f"/proc/self/fd/{fd}", "rb") as file:
-            self._safe_bytes[inode] = file.read()
-        self._changes.pop(inode, None)
+        with self._lock:
+            self.before_call("sync_bytes")
+            file = self._files.get(os.fstat(fd).st_ino)
+            if file is not None:
+                file.sync()
 
     def sync_folder(self, path: Path) -> None:
-        self.before_call()
-        if path == self._folder:
-            self._keep_names(len(self._names))
+        with self._lock:
+            self.before_call("sync_folder")
+            self._names.pop(path.stat().st_ino, None)
 
     def rename(self, source: Path, target: Path) -> None:
-        self.before_call()
-        inode = source.stat().st_ino
-        super().rename(source, target)
-        self._names += [Named(target.name, inode), Named(source.name, None)]
+        with self._lock:
+            self.before_call("rename")
+            moved, replaced = self._file_of(source), self._file_of(target)
+            super().rename(source, target)
+            self._note_name(target, replaced)
+            self._note_name(source, moved)
 
     def unlink(self, path: Path) -> None:
-        self.before_call()
-        if path.exists():
+        with self._lock:
+            self.before_call("unlink")
+            gone = self._file_of(path)
             super().unlink(path)
-            self._names.append(Named(path.name, None))
+            if gone is not None:
+                self._note_name(path, gone)
 
-    def _note(self, fd: int, change: Change) -> None:
-        self._changes.setdefault(os.fstat(fd).st_ino, []).append(change)
+    def _at(self, fd: int) -> File:
+        return self._files[os.fstat(fd).st_ino]
 
-    def _keep_names(self, count: int) -> None:
-        for named in self._names[:count]:
-            if named.inode is None:
-                self._safe_names.pop(named.name, None)
-            else:
-                self._safe_names[named.name] = named.inode
-        del self._names[:count]
+    def _file_of(self, path: Path) -> File | None:
+        """None where nothing is there."""
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        file = self._files.get(stat.st_ino)
+        if file is None or file.now.size_bytes != stat.st_size:  # an inode may be used again
+            file = self._files[stat.st_ino] = File(Content.of(path))
+        return file
+
+    def _note_name(self, path: Path, before: File | None) -> None:
+        self._names.setdefault(path.parent.stat().st_ino, []).append(Named(path.name, before))
 
     # --- the crash --------------------------------------------------------------------------------
 
-    def crash_into(self, folder: Path, random: Random) -> None:
-        """Make `folder` what a machine that lost its power here might find."""
-        self._keep_names(random.randint(0, len(self._names)))
-        folder.mkdir(parents=True)
-        for name, inode in self._safe_names.items():
-            (folder / name).write_bytes(self._after_crash(inode, random))
-        self.close()
+    def crash_into(self, folder: Path, random: Random, *, of: Path) -> None:
+        """Make `folder` what a machine that lost its power here might find in place of `of`."""
+        with self._lock:
+            self._copy(of, folder, random)
 
-    def as_it_is(self) -> LossyDisk:
-        """To crash, while this one goes on."""
-        copy = LossyDisk(self._folder / "nothing lies here")
-        copy._safe_bytes, copy._safe_names = dict(self._safe_bytes), dict(self._safe_names)
-        copy._changes = {inode: list(changes) for inode, changes in self._changes.items()}
-        copy._names = list(self._names)
-        return copy
-
-    def _after_crash(self, inode: int, random: Random) -> bytes:
-        data = bytearray(self._safe_bytes.get(inode, b""))
-        likely = random.choice((0.0, 0.5, 0.9, 1.0))
-        for position, new in self._changes.get(inode, ()):
-            if random.random() >= likely:
-                continue
-            if new is None:
-                data[position:] = bytes(max(0, position - len(data)))
-                continue
-            if random.random() < 0.2:
-                new = new[: random.randint(0, len(new) // SECTOR) * SECTOR]
-            data[len(data) :] = bytes(max(0, position - len(data)))
-            data[position : position + len(new)] = new
-        return bytes(data)
+    def _copy(self, source: Path, target: Path, random: Random) -> None:
+        target.mkdir(parents=True)
+        there: dict[str, File] = {}
+        for path in sorted(source.iterdir()):
+            if path.is_dir():
+                self._copy(path, target / path.name, random)
+            elif (file := self._file_of(path)) is not None:
+                there[path.name] = file
+        unsynced = self._names.get(source.stat().st_ino, [])
+        for name, before in reversed(unsynced[random.randint(0, len(unsynced)) :]):
+            if before is None:
+                there.pop(name, None)
+            else:
+                there[name] = before
+        for name, file in there.items():
+            file.after_crash(random).save(target / name)
+            if (source / name).exists():
+                stat = (source / name).stat()
+                os.utime(target / name, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -50,7 +50,7 @@ class World:
         self.open(clean=False)
 
     def open(self, *, clean: bool) -> None:
-        self.disk = LossyDisk(self.folder / str(self.life))
+        self.disk = LossyDisk()
         self.log = PartitionLog.open(
             self.folder / str(self.life),
             topic="t",
@@ -103,13 +103,12 @@ class World:
 
     def restart(self) -> None:
         assert self.log.close()
-        self.disk.close()
         self.flushed = self.recovery_point = len(self.lines)
         self.open(clean=True)
 
     def crash(self) -> None:
         flushed, self.life = self.flushed, self.life + 1
-        self.disk.crash_into(self.folder / str(self.life), self.random)
+        self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
         self.open(clean=False)
         end = self.log.log_end_offset
@@ -149,7 +148,6 @@ class World:
 
     def close(self) -> None:
         self.log.close()
-        self.disk.close()
 
 
 WEIGHTS = {

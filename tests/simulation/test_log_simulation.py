@@ -64,7 +64,7 @@ class World:
 
     def open(self, *, clean: bool) -> None:
         folder = self.folder / str(self.life)
-        self.disk = LossyDisk(folder)
+        self.disk = LossyDisk()
         self.log = self._open(folder, self.disk, clean=clean)
         assert self.log.recovery.clean == clean or not self.lines
         self.epoch += 1
@@ -195,7 +195,6 @@ class World:
 
     def restart(self) -> None:
         assert self.log.close()
-        self.disk.close()
         self.flushed = self.checkpoint = len(self.lines)
         self.open(clean=True)
 
@@ -203,7 +202,7 @@ class World:
         """Lose the power: a new folder with what was synced and some of what was not."""
         flushed = self.flushed
         self.life += 1
-        self.disk.crash_into(self.folder / str(self.life), self.random)
+        self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
         self.open(clean=False)
         end = self.log.log_end_offset
@@ -218,24 +217,23 @@ class World:
         crashed = self.folder / "crashed"
         flushed, calls = self.flushed, self.random.randint(0, 12)
 
-        def crash_in_time() -> None:
+        def crash_in_time(_call: str) -> None:
             nonlocal calls
             if calls == 0:
-                self.disk.as_it_is().crash_into(crashed, self.random)
+                self.disk.crash_into(crashed, self.random, of=self.log.folder)
             calls -= 1
 
         self.disk.before_call = crash_in_time
         step(self)
-        self.disk.before_call = lambda: None
+        self.disk.before_call = lambda call: None
         if calls < 0:
-            disk = LossyDisk(crashed)
+            disk = LossyDisk()
             log = self._open(crashed, disk, clean=False)
             assert flushed <= log.log_end_offset <= len(self.lines), (
                 "an acknowledged record is gone"
             )
             self._check_records(max(self.log_start, log.local_log_start_offset), of=log)
             log.close()
-            disk.close()
             shutil.rmtree(crashed)
 
     # --- after each step --------------------------------------------------------------------------
@@ -257,7 +255,6 @@ class World:
 
     def close(self) -> None:
         self.log.close()
-        self.disk.close()
 
 
 WEIGHTS = {

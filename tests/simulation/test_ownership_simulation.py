@@ -218,6 +218,7 @@ class World:
 
     def _commit_enough(self) -> None:
         """For an older copy to be known: see "Not seen". Some pass the copy's end, some do not."""
+        self.owner.copy()  # before the claim no trim is committed
         cold, by_trims = self.owner.partition.cold, self.random.choice((True, False))
         enough = cold.manifest.version + 4
         while cold.manifest.version < enough:
