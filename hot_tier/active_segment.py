@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from hot_tier.disk import Disk, is_refusal, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
@@ -171,20 +170,18 @@ class ActiveSegment:
         self.disk.sync_bytes(self._fd)
 
     def sync_all(self) -> None:
-        """Bytes, indexes and, where there are some, the aborted transactions and the snapshot."""
+        """Bytes, indexes and, where there are some, the aborted transactions; and the snapshot at
+        its end.
+        """
         self.sync_log()
-        base = self.segment.base_offset
         for path in (
             self.segment.path(OFFSET_INDEX),
             self.segment.path(TIME_INDEX),
             self.segment.path(TRANSACTION_INDEX),
-            path_of(self.segment.folder, base, SNAPSHOT),
+            path_of(self.segment.folder, self.segment.end.next_offset, SNAPSHOT),
         ):
-            self.sync_if_there(path)
-
-    def sync_if_there(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
-            self.disk.sync_file(path)
+            with suppress(FileNotFoundError):
+                self.disk.sync_file(path)
 
     def close(self) -> None:
         self.offsets.close()

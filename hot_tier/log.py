@@ -403,7 +403,6 @@ class PartitionLog:
                 state.active.seal()
                 snapshot = write_snapshot(state, state.log_end_offset)
                 state.active.sync_all()
-                state.active.sync_if_there(snapshot)
                 state.disk.sync_folder(state.folder)
             except OSError as error:
                 raise disk_error(state, error) from error

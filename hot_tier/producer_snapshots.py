@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 READ_BACK_BYTES: Final = 8 << 20
 
 
-def write_snapshot(state: LogState, offset: int) -> Path:
-    """Write the producers as they are, at `offset`; synced with the next flush. Raises OSError."""
-    return _write(state, offset, state.producers)
+def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> Path:
+    """Write the producers as they are, at `offset`. Raises OSError.
+
+    That at the end of a sealed segment is synced with it, by the next flush: once that segment is
+    gone nothing else on disk has them.
+    """
+    return _write(state, offset, state.producers, sync=sync)
 
 
 def mend_snapshot(state: LogState, offset: int) -> Path:
@@ -48,12 +52,12 @@ def mend_snapshot(state: LogState, offset: int) -> Path:
     snapshots = {name.offset for name in names if name is not None}
     producers = load_newest(state, snapshots, at_most=offset, at_least=start)
     replay(state, producers, end_offset=offset)
-    return _write(state, offset, producers)
+    return _write(state, offset, producers, sync=True)
 
 
-def _write(state: LogState, offset: int, producers: Iterable[Producer]) -> Path:
+def _write(state: LogState, offset: int, producers: Iterable[Producer], *, sync: bool) -> Path:
     path = path_of(state.folder, offset, SNAPSHOT)
-    write_whole(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=False)
+    write_whole(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=sync)
     return path
 
 

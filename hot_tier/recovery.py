@@ -90,7 +90,7 @@ class Recovery:
             at_least=state.segments.bases[0],
         )
         replay(state, state.producers, end_offset=items[first].base_offset)
-        if first and items[first].base_offset not in self._folder.snapshots:
+        if first:
             self._write_snapshot(items[first].base_offset)
         self._late = LateProducers(state.producers)
         state.epochs.cut_end(items[first].base_offset)
@@ -121,7 +121,7 @@ class Recovery:
     def _recover_all(self, items: tuple[Segment, ...]) -> None:
         for number, segment in enumerate(items):
             is_last = number == len(items) - 1
-            if number:  # also in place of one that is there: nobody knows whether it was synced
+            if number:
                 self._write_snapshot(segment.base_offset)
             limit = None if is_last else items[number + 1].base_offset
             plan, cut = self._check(segment, limit)
@@ -133,7 +133,8 @@ class Recovery:
             self._sync_log(segment)
 
     def _write_snapshot(self, offset: int) -> None:
-        write_snapshot(self._state, offset)
+        """Also in place of one that is there: nobody knows whether it was synced."""
+        write_snapshot(self._state, offset, sync=True)
         self._folder.snapshots.add(offset)
 
     def _check(self, segment: Segment, limit: int | None) -> tuple[IndexPlan, bool]:

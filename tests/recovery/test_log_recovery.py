@@ -19,6 +19,7 @@ from record_format.errors import (
 from record_format.produced import check_produced
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
+from tests.fakes.lossy_disk import LossyDisk
 
 NOW_MS = 1_700_000_000_000
 CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
@@ -566,6 +567,26 @@ def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_remove
     log.flush()
     assert log.active_base_offset == 3, "it has the name of the file that went"
     assert [r.value for r in records_of(log)] == [b"a", b"d", b"e", b"f"]
+
+
+@pytest.mark.parametrize("made_by", ["a roll", "a recovery"])
+def test_producers_outlive_their_segments_when_the_power_fails(
+    open_log, append_values, folder, tmp_path, made_by
+):
+    """Which are in the bucket, say, and were let go: the snapshot alone knows them then."""
+    disk, sent = LossyDisk(), {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    log = open_log(disk=disk)
+    append_values(log, b"once", **sent)
+    log.roll()
+    if made_by == "a recovery":
+        file_of(folder, 1, ".snapshot").unlink()
+        log = open_log(disk=disk, clean=False, recovery_point=1)
+    log.delete_local(1)
+    for seed in range(20):
+        crashed = tmp_path / str(seed)
+        disk.crash_into(crashed, random.Random(seed), of=folder)
+        after = open_log(crashed, clean=False, recovery_point=1)
+        assert append_values(after, b"once", **sent).duplicate, seed
 
 
 # --- a disk that failed ---------------------------------------------------------------------------
