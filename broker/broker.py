@@ -219,12 +219,10 @@ class Broker:
                 log_start_offset=now.log_start_offset,
                 high_watermark=now.high_watermark,
             )
-        with told_when_full(self.folder.path):
-            if before_offset > now.log_start_offset:
-                return self.chores.janitor.trim(target, before_offset)
-            # Who moved it may have found no room for that.
-            self.chores.checkpoints.save_log_starts()
+        if before_offset <= now.log_start_offset:
             return now.log_start_offset
+        with told_when_full(self.folder.path):
+            return self.chores.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------
 

@@ -355,7 +355,7 @@ class PartitionLog:
     def trim(self, before_offset: int) -> int:
         """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
 
-        Durable once the caller has written the log-start checkpoint. Files go with `delete_local`.
+        It is in the log-start checkpoint already. Files go with `delete_local`.
         Raises OffsetPastEnd above the high watermark, LogOfflineError where the log was closed.
         """
         with self._state.lock:

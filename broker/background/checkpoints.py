@@ -2,7 +2,7 @@
 
 * A damaged partition's rows are written on as they were read: with a recovery point of 0 the next
   start would cut what this one refused.
-* Log starts are made durable before anything below them is deleted; whoever deletes asks for it.
+* A log start is durable before anybody sees it, or deletes what is below it.
 * What is written is what was asked last: nobody who looked earlier writes later.
 * Rows go by names. Before a name gets another topic, those of the deleted one go (`forget`).
 """
@@ -10,10 +10,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from broker.damaged import Damaged, with_log_starts, with_recovery_points
-from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, DataFolder
+from broker.data_folder import (
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DataFolder,
+    TopicPartition,
+)
 from broker.partition import Partition
 
 
@@ -47,15 +53,24 @@ class Checkpoints:
             self._folder.write_checkpoint(
                 HIGH_WATERMARKS, {(p.topic, p.number): p.log.high_watermark for p in partitions}
             )
-            self.save_log_starts()
+            self._save_log_starts({})
             self._written = topics
 
-    def save_log_starts(self) -> None:
-        """Kafka's rule: only starts that the first local segment does not say by itself."""
+    def move_log_start(self, partition: Partition, offset: int) -> int:
+        """The new log start; it never moves back. Where it finds no room it has moved nothing.
+
+        Raises OSError, LogOfflineError, ShuttingDown.
+        """
         with self._lock:
-            starts = {
-                (p.topic, p.number): p.log.log_start_offset
-                for p in self._partitions()
-                if p.log.log_start_offset > 0 or p.log.local_log_start_offset > 0
-            }
-            self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))
+            self._save_log_starts({(partition.topic, partition.number): offset})
+            return partition.log.trim(offset)
+
+    def _save_log_starts(self, moved: Mapping[TopicPartition, int]) -> None:
+        """Kafka's rule: only starts that the first local segment does not say by itself."""
+        starts = {}
+        for partition in self._partitions():
+            place, log = (partition.topic, partition.number), partition.log
+            start = max(log.log_start_offset, moved.get(place, 0))
+            if start > 0 or log.local_log_start_offset > 0:
+                starts[place] = start
+        self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))

@@ -67,7 +67,7 @@ class Chores:
             settings,
             clock=clock,
             holes=self.holes,
-            save_log_starts=self.checkpoints.save_log_starts,
+            move_log_start=self.checkpoints.move_log_start,
         )
         self.reserve = DiskReserve(
             folder.path,

@@ -38,7 +38,7 @@ NEVER_OLD = 2**63 - 1
 
 
 class Janitor:
-    """`save_log_starts` makes all log starts durable; it is called before anything is deleted."""
+    """`move_log_start` gives the new one once it is durable, before anything is deleted."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Janitor:
         *,
         clock: Callable[[], int],
         holes: Holes,
-        save_log_starts: Callable[[], None],
+        move_log_start: Callable[[Partition, int], int],
     ) -> None:
         self._partitions, self._settings, self._clock = partitions, settings, clock
         self._holes = holes
-        self._save_log_starts = save_log_starts
+        self._move_log_start = move_log_start
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
@@ -112,7 +112,6 @@ class Janitor:
             return
         oldest = local_facts(partition)[0]
         if oldest.end_offset <= start and not oldest.active:
-            self._save_log_starts()
             partition.log.delete_local(start)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
@@ -123,8 +122,7 @@ class Janitor:
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
     ) -> int:
-        start = partition.log.trim(before_offset)
-        self._save_log_starts()
+        start = self._move_log_start(partition, before_offset)
         if in_bucket is not None:
             try:
                 in_bucket(start)
@@ -219,8 +217,6 @@ class Janitor:
         covered = partition.cold is not None and not partition.log.config.compacts
         if oldest is None or not covered or oldest.end_offset > removable_end(partition):
             return 0
-        if oldest.end_offset > covered_end(partition):
-            self._save_log_starts()  # a trim may have found no room for that
         partition.log.delete_local(oldest.end_offset)
         partition.log.reap(self._clock(), at_once=True)
         log.warning("segment let go: the disk is full", partition=str(partition))
@@ -228,16 +224,12 @@ class Janitor:
 
 
 def removable_end(partition: Partition) -> int:
-    """Below this offset the disk may forget: the manifest in force has it, or the log start, once
-    it is durable, is above.
+    """Below this offset the disk may forget: the manifest in force has it, or the log start is
+    above. Where the bucket has not followed a compaction, it has what was there before.
     """
-    return max(covered_end(partition), partition.log.log_start_offset)
-
-
-def covered_end(partition: Partition) -> int:
-    """Where the bucket has not followed a compaction, it has what was there before."""
     cold = partition.cold
-    return cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
+    covered_end = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
+    return max(covered_end, partition.log.log_start_offset)
 
 
 def _age_timestamp(segment: SegmentView) -> int:

@@ -220,6 +220,7 @@ def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
             with pytest.raises(DiskFull, match="No space left"):
                 change(house.broker)
     assert [one.name for one in house.broker.list_topics()] == ["t"]
+    assert [record.value for record in house.records("t")] == [b"1", b"2", b"3"]
     change(house.broker)
 
 
