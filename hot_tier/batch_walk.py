@@ -62,6 +62,11 @@ def headers_of(log: Path) -> Iterator[BatchHeader]:
     return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
 
 
+def batch_of(log: Path, header: BatchHeader) -> bytes:
+    """The whole batch that `headers_of` gave."""
+    return reader_of(OpenFile(log))(header.size_bytes, header.position)
+
+
 def end_offset_of(log: Path, base_offset: int) -> int:
     """Next offset of the last whole batch of a `.log` that nobody has open; its base without one.
 

@@ -10,18 +10,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from hot_tier.batch_walk import batch_of, headers_of
 from hot_tier.durable_file import read_whole, write_whole
-from hot_tier.file_names import SNAPSHOT, parse_file_name, path_of
+from hot_tier.file_names import LOG, SNAPSHOT, parse_file_name, path_of
 from hot_tier.producer_state import (
     REMEMBERED_BATCHES,
     Producer,
     ProducerBatch,
     ProducerStates,
 )
-from hot_tier.replay import replay
+from hot_tier.replay import replay, take_batch
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptSnapshot, UnknownFormatVersion
 from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
@@ -86,12 +88,40 @@ def load_newest(
             state.disk.unlink(path)
             offsets.discard(offset)
             continue
-        for entry in entries:
-            states.put(_from_entry(entry, seen_ms=state.clock()))
-        states.end_offset = offset
+        _put_entries(states, entries, offset, now_ms=state.clock())
         return states
     states.end_offset = at_least
     return states
+
+
+def snapshot_before(folder: Path, offset: int, *, now_ms: int) -> bytes:
+    """The producers before `offset`, of a log that nobody has open: by its newest good snapshot up
+    to there and the batches behind that one. Raises CorruptBatch.
+    """
+    states = ProducerStates()
+    found = [name for path in folder.iterdir() if (name := parse_file_name(path.name))]
+    names = sorted(name for name in found if name.offset <= offset and not name.stage)
+    for name in reversed(names):
+        path = path_of(folder, name.offset, SNAPSHOT)
+        if name.suffix == SNAPSHOT and (entries := _read(path)) is not None:
+            _put_entries(states, entries, name.offset, now_ms=now_ms)
+            break
+    bases = [name.offset for name in names if name.suffix == LOG]
+    for base, following in pairwise([*bases, offset]):
+        log = path_of(folder, base, LOG)
+        for header in headers_of(log) if following > states.end_offset else ():
+            if states.end_offset <= header.base_offset < offset:
+                data = batch_of(log, header) if header.is_control else b""
+                take_batch(states, header, data, now_ms=now_ms)
+    return format_snapshot(map(_to_entry, states))
+
+
+def _put_entries(
+    states: ProducerStates, entries: Iterable[ProducerEntry], offset: int, *, now_ms: int
+) -> None:
+    for entry in entries:
+        states.put(_from_entry(entry, seen_ms=now_ms))
+    states.end_offset = offset
 
 
 def read_back(states: ProducerStates, headers: Iterable[BatchHeader]) -> None:

@@ -25,7 +25,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,11 +50,12 @@ from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.producer_snapshots import snapshot_before
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptSnapshot
+from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +175,8 @@ def take_tail(
     """Copy what the old folder has from the manifest's end on; what it says counts (`why_left`).
     Raises CorruptDataError.
 
-    `snapshot`: the producers at that end, as the bucket has them.
+    `snapshot`: the producers at that end, as the bucket has them; the old folder is asked where it
+    has none.
     """
     source, notes = old.partition_folder(target.keys), old.notes(target.keys)
     bases = parting.base_offsets(source)
@@ -218,10 +220,14 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
             begins = max(base, min(first.base_offset, end_offset))
             parting.copy_tail(log, first.position, path_of(target.folder, begins, LOG))
     copied = parting.base_offsets(target.folder)
+    begins = copied[0] if copied else end_offset
+    if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty
+        with suppress(CorruptDataError):
+            snapshot = snapshot_before(source, begins, now_ms=target.clock())
     if not copied:
         parting.start_empty(target.folder, end_offset, snapshot=snapshot)
     elif snapshot:
-        write_durably(path_of(target.folder, copied[0], SNAPSHOT), snapshot)
+        write_durably(path_of(target.folder, begins, SNAPSHOT), snapshot)
 
 
 def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> PartitionLog:

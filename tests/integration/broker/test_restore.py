@@ -645,6 +645,25 @@ def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     assert not new.produce_idempotent(sequence=1).duplicate
 
 
+@pytest.mark.parametrize("trimmed", ["to the end", "within a segment", "past a segment"])
+def test_a_repeat_is_known_where_a_trim_left_nothing_in_the_bucket(lost, tmp_path, opened, trimmed):
+    lost.broker = lost.open(down=trimmed == "past a segment", store_start_timeout_ms=200)
+    first = lost.produce_idempotent(sequence=0)
+    if trimmed == "past a segment":
+        lost.broker.partition("t", 0).log.roll()
+    else:
+        claim(lost)
+    if trimmed != "to the end":
+        fill(lost, 10)
+    lost.broker.trim("t", 0, first.base_offset + 1)
+    lost.broker.close()
+    (lost.root / "data" / "t-0" / f"{111:020}.snapshot").unlink(missing_ok=True)  # of the stop
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    again = new.produce_idempotent(sequence=0)
+    assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+
+
 @pytest.mark.parametrize("with_tail", [False, True])
 def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
     lost.broker = lost.open()
