@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from hot_tier.cleaned_segment import CleanedSegment
@@ -65,9 +66,11 @@ def swap(
             try:
                 _rename(state, reaper, old, cleaned, moved=moved)
             except OSError as error:
+                offline = state.go_offline(error)
                 for path, lies_at in moved.items():
-                    state.files.pin(path, OpenFile(lies_at))
-                raise state.go_offline(error) from error
+                    with suppress(OSError):  # no descriptor is left: such a read fails till then
+                        state.files.pin(path, OpenFile(lies_at))
+                raise offline from error
             items = state.segments.items
             after = (*items[:first], cleaned.segment, *items[first + len(old) :])
             state.segments = Segments.of(after)

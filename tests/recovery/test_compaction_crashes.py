@@ -184,6 +184,25 @@ def test_a_log_that_is_closed_takes_nothing_from_one_that_broke_off_in_a_swap(
     assert last_of(records_of(log)) == last
 
 
+def test_a_swap_that_breaks_off_ends_the_log_also_where_no_descriptor_is_left(
+    open_log, records_of, tmp_path, monkeypatch
+):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "t-0", config=CONFIG, disk=disk)
+    last = fill(log, 1)
+    disk.fail("rename", errno.EIO, suffix=".index")
+
+    def no_descriptor(_path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("hot_tier.segment_swap.OpenFile", no_descriptor)
+    with pytest.raises(LogOfflineError):
+        clean(log)
+    disk.heal()
+    again = open_log(tmp_path / "t-0", config=CONFIG, clean=False, recovery_point=10**6)
+    assert last_of(records_of(again)) == last
+
+
 def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
     open_log, records_of, tmp_path, monkeypatch
 ):
