@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from hot_tier import log_reader
@@ -111,18 +112,21 @@ class PartitionLog:
         state.files.forget_folder(folder)
         flushed_end = max(recovery_point, flushed_end)
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
-        try:
-            found = LogFolder.open(folder, disk=disk)
-            found.check_topic_id(topic_id)
-            report = open_log(state, found, request)
-        except OSError as error:
-            if error.errno in NOT_ALLOWED:
-                place = error.filename or folder
-                raise ConfigurationError(f"{place}: {error.strerror}") from error
-            raise disk_error(state, error) from error
-        log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
-        if state.log_start_offset > state.log_end_offset:
-            log.start_at(state.log_start_offset)
+        with ExitStack() as opened:
+            opened.callback(state.close_files)
+            try:
+                found = LogFolder.open(folder, disk=disk)
+                found.check_topic_id(topic_id)
+                report = open_log(state, found, request)
+            except OSError as error:
+                if error.errno in NOT_ALLOWED:
+                    place = error.filename or folder
+                    raise ConfigurationError(f"{place}: {error.strerror}") from error
+                raise disk_error(state, error) from error
+            log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
+            if state.log_start_offset > state.log_end_offset:
+                log.start_at(state.log_start_offset)
+            opened.pop_all()
         return log
 
     def __str__(self) -> str:

@@ -163,11 +163,15 @@ class LogState:
         """From now on nothing of the log changes the disk: who looks after it comes too late."""
         with self.lock:
             self.shut = True
-            self.active.close()
-            for sealed in self.unflushed:
-                sealed.close()
+            self.close_files()
             self.disk = ClosedDisk()
             self.files.forget_all(self.folder)
+
+    def close_files(self) -> None:
+        """Those that are open to be written: none where the open itself failed early."""
+        for one in (getattr(self, "active", None), *self.unflushed):
+            if one is not None:
+                one.close()
 
     def check_shut(self) -> None:
         if self.shut:

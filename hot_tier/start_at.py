@@ -19,9 +19,7 @@ def start_at(state: LogState, offset: int) -> None:
     with state.lock:
         state.check_online()
         old = state.segments.items
-        state.active.close()
-        for sealed in state.unflushed:
-            sealed.close()
+        state.close_files()
         state.unflushed = []
         state.files.forget_all(state.folder)
         try:

@@ -320,3 +320,14 @@ def test_a_clean_close_that_fails_is_no_clean_stop(open_log, append_values, disk
     with pytest.raises(LogOfflineError):
         log.close()
     assert log.offline
+
+
+def test_a_log_that_cannot_be_opened_leaves_no_file_open(open_log, append_values, disk, tmp_path):
+    log = open_log()
+    append_values(log, b"v")
+    log.close()
+    disk.fail("sync_bytes", suffix=".log")
+    with pytest.raises(LogOfflineError):
+        open_log(disk=disk, clean=False)
+    assert ("open", ".index") in [(call.name, call.suffix) for call in disk.calls]
+    assert open_below(tmp_path / "t-0") == []
