@@ -16,6 +16,9 @@ Numba compiles on first use and keeps the machine code on disk where it finds a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import numpy as np
@@ -81,11 +84,15 @@ _MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile, with a cache on disk where numba finds a place for one (a zip may have none)."""
-    try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+    """Compile, with a cache on disk where numba finds a folder that it may write to."""
+    with suppress(RuntimeError, OSError):
+        compiled = njit(cache=True, nogil=True)(function)
+        # For code in a zip it takes the user's own folder, and does not look whether it can.
+        folder = Path(compiled.stats.cache_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+        return compiled  # type: ignore[no-any-return]
+    return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
 @_compiled
