@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader
 
 from spark_reader.filters import take
 from spark_reader.options import ReadOptions
-from spark_reader.plan import EMPTY, NO_FILTERS
+from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.prompt_acks import AcknowledgesItsTask
 from spark_reader.source_partition import SplitPartition, say
@@ -62,7 +62,7 @@ class TierlogReader(AcknowledgesItsTask, DataSourceReader):  # type: ignore[misc
         planner = Planner(self._options, report=say, warn=say)
         splits = planner.batch(self.filters)
         # Spark makes one partition of None out of an empty list.
-        return [SplitPartition(split) for split in splits or [EMPTY]]
+        return [SplitPartition(task) for task in planner.tasks(splits) or [()]]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         from spark_reader.task import read_partition

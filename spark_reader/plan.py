@@ -4,6 +4,7 @@ Rules that keep it honest:
 
 * A split is one partition's, cold or hot, never both; its rows are those of its offset range, so
   that two splits may share a chunk and no row is read twice.
+* Small splits may share a task, of several partitions and both tiers: each is read as if alone.
 * Cuts go by bytes, at chunks; inside a chunk only where records or a minimum of splits ask for it.
   The tail has no chunks: it is cut by offsets, as if its bytes lay evenly.
 """
@@ -65,14 +66,15 @@ class PartitionWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What one task reads. Without chunks it is the broker's."""
+    """What is read at one go. Without chunks it is the broker's."""
 
     topic: str
     topic_id: str
     partition: int
     start_offset: int
     end_offset: int
-    chunks: tuple[ChunkPiece, ...]
+    size_bytes: int
+    chunks: tuple[ChunkPiece, ...] = ()
     aborted: tuple[AbortedTxn, ...] = ()
 
     @property
@@ -98,6 +100,8 @@ NO_FILTERS: Final = Filters()
 
 MAX_SPLIT_BYTES: Final = 64 << 20
 MIN_SPLIT_BYTES: Final = 16 << 20
+SPLIT_COSTS_BYTES: Final = 2 << 20
+"""To ask for a split is as dear as reading so much; those of a task wait one after the other."""
 _FEW_SPLITS: Final = 16
 
 
@@ -208,9 +212,26 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
         partition=work.partition,
         start_offset=start,
         end_offset=end,
+        size_bytes=sum(unit.size_bytes for unit in units),
         chunks=tuple(chunks),
         aborted=tuple(t for t in work.aborted if t.last_offset >= start and t.first_offset < end),
     )
 
 
-EMPTY: Final = Split(topic="", topic_id="", partition=0, start_offset=0, end_offset=0, chunks=())
+def pack_tasks(splits: Sequence[Split], limits: SplitLimits) -> list[tuple[Split, ...]]:
+    """What each task reads: a split, or small ones in turn. Whoever cuts the read gets each split.
+
+    A task costs more than what little many a partition has, in each of its tiers.
+    """
+    if limits != SplitLimits():
+        return [(split,) for split in splits]
+    tasks: list[list[Split]] = []
+    room = 0
+    for split in splits:
+        cost = SPLIT_COSTS_BYTES + split.size_bytes
+        if not tasks or cost > room:
+            tasks.append([])
+            room = MIN_SPLIT_BYTES
+        tasks[-1].append(split)
+        room -= cost
+    return [tuple(task) for task in tasks]

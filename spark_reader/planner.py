@@ -23,6 +23,7 @@ from spark_reader.plan import (
     Split,
     SplitLimits,
     TailPiece,
+    pack_tasks,
     plan_splits,
 )
 from spark_reader.ranges import DataLoss, LossPolicy, OffsetRange, Warn, resolve
@@ -41,6 +42,11 @@ class Planner:
         self.catalog = Catalog(options, patient=patient)
         self.loss = LossPolicy(options.fail_on_data_loss, warn)
         self._options, self._report = options, report
+        self._limits = SplitLimits(
+            split_bytes=options.split_bytes,
+            min_splits=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
 
     def batch(self, filters: Filters = NO_FILTERS) -> list[Split]:
         """The splits of a batch read; empty where nothing is to be read."""
@@ -71,14 +77,13 @@ class Planner:
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
         work = in_parallel(lambda one: self._work(one, filters.cut), asked)
-        limits = SplitLimits(
-            split_bytes=self._options.split_bytes,
-            min_splits=self._options.min_partitions,
-            max_records=self._options.max_records_per_partition,
-        )
-        splits = plan_splits(work, limits)
+        splits = plan_splits(work, self._limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
+
+    def tasks(self, splits: Sequence[Split]) -> list[tuple[Split, ...]]:
+        """What each of Spark's tasks reads."""
+        return pack_tasks(splits, self._limits)
 
     def _work(self, asked: OffsetRange, cut: Cut) -> PartitionWork:
         facts = asked.facts

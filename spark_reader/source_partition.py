@@ -6,6 +6,7 @@ Rule: picklable, small, and without a secret in its repr.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,15 +14,17 @@ from spark_reader.plan import Split
 
 
 class SplitPartition(InputPartition):  # type: ignore[misc]
-    """A split, as Spark carries it."""
+    """The splits of a task, as Spark carries them."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, splits: Sequence[Split]) -> None:
         super().__init__(None)
-        self.split = split
+        self.splits = splits
 
     def __repr__(self) -> str:
-        split = self.split
-        return f"{split.topic}-{split.partition}[{split.start_offset}, {split.end_offset})"
+        return ", ".join(
+            f"{split.topic}-{split.partition}[{split.start_offset}, {split.end_offset})"
+            for split in self.splits
+        )
 
 
 def say(text: str) -> None:

@@ -192,7 +192,7 @@ class TierlogStreamReader(
             first = begun.place(one.topic_id, name) or 0
             if first < end_offset:
                 ranges.append(OffsetRange(one, *within(one, first, end_offset, loss=planner.loss)))
-        return [SplitPartition(split) for split in planner.splits(ranges)]
+        return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         from spark_reader.task import read_partition

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from spark_reader.options import ReadOptions
-from spark_reader.plan import EMPTY, NO_FILTERS, Filters
+from spark_reader.plan import NO_FILTERS, Filters
 from spark_reader.ranges import LossPolicy
 from spark_reader.reading import ReadRequest, read_split
 from spark_reader.source_partition import SplitPartition, say
@@ -25,13 +25,13 @@ def read_partition(
     filters: Filters = NO_FILTERS,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one of our partitions."""
-    if partition.split == EMPTY:
-        return
     request = ReadRequest(
         access=options.access, columns=columns, cut=filters.cut, isolation=options.isolation
     )
-    yield from read_split(partition.split, request, LossPolicy(options.fail_on_data_loss, say))
-    _freeze_once()
+    loss = LossPolicy(options.fail_on_data_loss, say)
+    for split in partition.splits:
+        yield from read_split(split, request, loss)
+        _freeze_once()
 
 
 _frozen: list[bool] = []

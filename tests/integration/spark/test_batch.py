@@ -124,6 +124,12 @@ def test_a_wrong_option_is_named_and_secrets_show_nowhere(spark, tiers):
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_little_of_many_partitions_is_one_task(spark, tiers):
+    frame = read(spark, tiers, splitBytes=None)
+    assert frame.rdd.getNumPartitions() == 1
+    assert frame.select("partition", "offset").distinct().count() == frame.count() == 4800
+
+
 def test_an_empty_read_is_no_rows(spark, tiers):
     assert (
         read(spark, tiers, startingOffsets='{"flights": {"0": 1600, "1": 1600, "2": 1600}}').count()

@@ -9,6 +9,7 @@ from spark_reader.plan import (
     SplitLimits,
     TailPiece,
     default_split_bytes,
+    pack_tasks,
     plan_splits,
 )
 
@@ -68,6 +69,19 @@ def test_a_split_is_never_of_two_partitions_nor_of_both_tiers():
 def test_the_tail_is_cut_by_offsets():
     splits = plan(work(tail=[TailPiece(0, 1000, 160 * MIB)]))
     assert [(s.start_offset, s.end_offset) for s in splits] == [(0, 333), (333, 666), (666, 1000)]
+
+
+def test_small_splits_share_a_task_but_not_those_that_options_cut():
+    little = [
+        work([chunk(0, size=1000)], [TailPiece(100, 200, 1000)], partition=number)
+        for number in range(10)
+    ]
+    splits = plan(*little, work([chunk(number) for number in range(4)]), split=None)
+    tasks = pack_tasks(splits, SplitLimits())
+    assert [split for task in tasks for split in task] == splits
+    assert [len(task) for task in tasks] == [7, 7, 6, 1, 1]
+    for limits in (SplitLimits(MIB), SplitLimits(min_splits=1), SplitLimits(max_records=1000)):
+        assert pack_tasks(splits, limits) == [(split,) for split in splits]
 
 
 def test_only_chunks_of_the_range_are_read():

@@ -31,7 +31,7 @@ def splits(partition, *borders):
             partition=partition,
             start_offset=start,
             end_offset=end,
-            chunks=(),
+            size_bytes=0,
         )
         for start, end in pairwise(borders)
     ]
