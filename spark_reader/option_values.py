@@ -100,14 +100,16 @@ def time_ms(name: str, value: str) -> int:
 
 def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, int]]]:
     """`earliest`, `latest` (those allowed), or JSON of offsets by topic and partition."""
+    special = {"earliest": EARLIEST, "latest": LATEST}
+    banned = {number: word for word, number in special.items() if word not in words}
+    numbers = ", ".join(f"{special[word]} is the {word}" for word in words)
+    example = f'{{"topic": {{"0": 23, "1": {special[words[0]]}}}}}'
+    allowed = f"one of {', '.join(words)}, or JSON as in {example} ({numbers})"
 
     def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
         if (word := value.strip().lower()) in words:
             return word
-        allowed = f"one of {', '.join(words)}, or {_OFFSETS_SHAPE}"
         found = _by_partition(name, value, allowed=allowed, number=_offset)
-        special = {"earliest": EARLIEST, "latest": LATEST}
-        banned = {number: word for word, number in special.items() if word not in words}
         for topic, partitions in found.items():
             for partition, offset in partitions.items():
                 if offset in banned:
@@ -118,11 +120,6 @@ def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, in
         return found
 
     return read
-
-
-_OFFSETS_SHAPE: Final = (
-    'JSON as in {"topic": {"0": 23, "1": -2}} (-2 is the earliest, -1 the latest)'
-)
 
 
 def times_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:

@@ -156,7 +156,8 @@ class Batcher:
         if row.partition is not None:
             if not 0 <= row.partition < partitions:
                 raise InvalidRecord(
-                    f"a row for {topic}-{row.partition}; the topic has {partitions} partitions"
+                    f"a row for {topic}-{row.partition}; the topic has {partitions} partitions "
+                    "(without a column partition rows go by their keys)"
                 )
             return row.partition
         if row.key is not None:

@@ -235,7 +235,7 @@ def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
 def _gone(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
     gone = [f"{topic}-{number}" for topic, number in begun.offsets if (topic, number) not in facts]
     if gone:
-        yield f"the stream has read {', '.join(gone)}, and there is no such now"
+        yield f"the stream has read {', '.join(gone)}: gone, or no longer what its options choose"
 
 
 def _set_back(begun: StreamOffsets, facts: Facts) -> Iterator[str]:

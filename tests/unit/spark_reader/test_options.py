@@ -104,7 +104,7 @@ WRONG = {
     "subscribePattern": ("*", "a regular expression"),
     "assign": ('{"a": [0, 0]}', 'JSON as in {"topicA": [0, 1]'),
     "startingOffsets": ("first", "one of earliest, latest, or JSON"),
-    "endingOffsets": ("first", "one of latest, or JSON"),
+    "endingOffsets": ("first", 'JSON as in {"topic": {"0": 23, "1": -1}} (-1 is the latest)'),
     "startingTimestamp": ("1.5", "milliseconds since the epoch, or as in"),
     "endingTimestamp": ("now", "milliseconds since the epoch, or as in"),
     "startingOffsetsByTimestamp": ("7", 'JSON as in {"topic": {"0": 1700000000000'),
