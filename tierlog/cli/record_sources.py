@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -80,11 +80,13 @@ def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
 
     A byte order mark, which spreadsheets write, is no part of the first name.
     """
+    csv.field_size_limit(MAX_LINE_BYTES)
     text = io.TextIOWrapper(source, "utf-8-sig", newline="")
-    rows = csv.DictReader(text, restkey="", strict=True)
+    rows = csv.DictReader(text, strict=True)
     try:
+        _check_names(rows.fieldnames or ())
         for row in rows:
-            if "" in row:
+            if None in row:
                 raise InvalidRequest(f"line {rows.line_num}: more cells than the first row names")
             yield NewRecord(msgspec.json.encode({name: cell or None for name, cell in row.items()}))
     except (csv.Error, UnicodeDecodeError) as error:
@@ -92,17 +94,29 @@ def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
 
 
 def parquet_rows(file: Path) -> Iterator[NewRecord]:
-    """A JSON object a row; times as RFC 3339 text, bytes as base64, NaN as null."""
+    """A JSON object a row; times as ISO 8601 text, bytes as base64, NaN as null."""
     from pyarrow import parquet
 
     try:
         reader = parquet.ParquetFile(file)
-    except ValueError as error:  # pyarrow's ArrowInvalid is one
+        _check_names(reader.schema_arrow.names)
+        for batch in reader.iter_batches():
+            for row in batch.to_pylist():
+                yield NewRecord(msgspec.json.encode(row, enc_hook=_text))
+    except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
-    for batch in reader.iter_batches():
-        for row in batch.to_pylist():
-            plain = {name: _plain(value) for name, value in row.items()}
-            yield NewRecord(msgspec.json.encode(plain, enc_hook=str))
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Of two columns of a name an object keeps one."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"more than one column is called {twice[0]!r}")
+
+
+def _text(value: Any) -> str:
+    """What pyarrow gives that JSON does not know: nanoseconds, by pandas where that is there."""
+    return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
 
 def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -185,10 +199,6 @@ def _headers(
 
 def _encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 READERS: Final[dict[Format, Callable[[IO[bytes]], Iterator[NewRecord]]]] = {

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,24 @@ def test_formats_are_read_as_what_they_are(tierlog, tmp_path):
     assert "line 2" in said
 
 
+def test_rows_of_csv_are_taken_as_others_write_them(tierlog):
+    def produce(text: str):
+        return ("produce", "csv", "--format", "csv"), {"stdin": text.encode()}
+
+    tierlog.ok("topic", "create", "csv")
+    large = "x" * 200_000
+    # pandas writes its index as a column without a name; Windows ends lines in its own way.
+    arguments, given = produce(f",a\r\n0,{large}\r\n")
+    tierlog.ok(*arguments, **given)
+    assert lines_of(tierlog.ok("consume", "csv")) == [f'{{"":"0","a":"{large}"}}'.encode()]
+    for text, said in (
+        ("a,b,a\n1,2,3\n", "more than one column is called 'a'"),
+        (",a\n1,2,3\n", "line 2: more cells than the first row names"),
+    ):
+        arguments, given = produce(text)
+        assert said in tierlog.fails(1, *arguments, **given)
+
+
 def test_parquet_rows_become_json(tierlog, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
@@ -113,6 +132,25 @@ def test_parquet_rows_become_json(tierlog, tmp_path):
     tierlog.ok("produce", "parquet", file)
     values = [json.loads(line) for line in lines_of(tierlog.ok("consume", "parquet"))]
     assert values == [{"n": 1, "x": 0.5, "s": "a"}, {"n": 2, "x": None, "s": None}]
+
+
+def test_times_of_parquet_are_told_alike_and_those_of_no_calendar_in_one_line(tierlog, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    tierlog.ok("topic", "create", "times")
+    units = {unit: pa.array([0], pa.timestamp(unit, "UTC")) for unit in ("us", "ns")}
+    pq.write_table(pa.table(units), tmp_path / "times.parquet")
+    tierlog.ok("produce", "times", tmp_path / "times.parquet")
+    (row,) = map(json.loads, lines_of(tierlog.ok("consume", "times")))
+    assert {datetime.fromisoformat(text) for text in row.values()} == {
+        datetime(1970, 1, 1, tzinfo=UTC)
+    }
+    assert all("T" in text for text in row.values()), "also by pandas, where that is there"
+    pq.write_table(
+        pa.table({"t": pa.array([10**18], pa.timestamp("ms"))}), tmp_path / "far.parquet"
+    )
+    said = tierlog.fails(1, "produce", "times", tmp_path / "far.parquet")
+    assert "far.parquet: " in said
 
 
 def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
