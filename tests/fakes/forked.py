@@ -159,6 +159,7 @@ def _become(told: bytes, standard: Sequence[int]) -> list[str]:
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
         os.close(fd)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the one before is of another file
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it: `nohup`
     os.chdir(folder)
     os.environ.clear()

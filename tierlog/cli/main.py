@@ -9,6 +9,7 @@ interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -143,6 +144,8 @@ def main() -> NoReturn:
             "WSL 2 runs it as Linux does"
         )
     _stand_in_for_what_is_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is told by its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -167,9 +170,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except UsageError as error:
         return _usage(error)
-    except typer.Abort:
-        return 130
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
         return _reader_has_enough()
@@ -187,6 +188,9 @@ def run(arguments: list[str]) -> int:
         return _say(f"{error} (outcome unknown)")
     except SettingsError as error:
         _say(str(error))
+        return 2
+    except UnicodeEncodeError as error:  # bytes that are no UTF-8 come in as lone surrogates
+        _say(f"an argument is no text: {error.object}")
         return 2
     except (TierlogError, OSError) as error:
         return _say(_text(error))

@@ -369,6 +369,16 @@ def test_it_runs_without_standard_files(tierlog):
     assert done.returncode == 0
 
 
+def test_what_an_encoding_lacks_is_told_by_its_number(tierlog):
+    tierlog.ok("topic", "create", "latin")
+    tierlog.ok("group", "set", "gr\u03b1\u00df", "latin:0=0")
+    listing = [sys.executable, "-m", "tierlog", "group", "list", "--output", "text"]
+    spoken = tierlog.environment | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(listing, env=spoken, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"gr\\u03b1\xdf" in done.stdout
+
+
 def test_bench_counts_what_it_produced_and_fetched_and_leaves_no_topic(tierlog):
     before = tierlog.ok("topic", "list")
     arguments = ("--records", "2500", "--record-bytes", "50", "--batch", "500", "--partitions", "2")

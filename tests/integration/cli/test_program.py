@@ -54,6 +54,8 @@ def test_help_names_every_command(offline):
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
         (2, ("token", "list", "--data-dir", "gone"), "tierlog: there is no data folder gone ("),
+        (2, ("topic", "describe", "\udcff"), "tierlog: an argument is no text: \\udcff"),
+        (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", ""), "tierlog: --key-separator is empty"),
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
         (2, ("serve", "--data-dir", "d", "--store", "./bucket"), "is written file:///"),
