@@ -32,7 +32,7 @@ from tierlog.client.group_calls import GroupPlace, OffsetCommit
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import AT_A_TIME, WAITING, Connection, to_outcome, to_reply
+from tierlog.client.transport import AT_A_TIME, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -60,9 +60,7 @@ class AsyncClient:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        options = self._connection.options()
-        self._http = httpx.AsyncClient(**options, transport=transport)
-        self._waiting = httpx.AsyncClient(**options, transport=transport, limits=WAITING)
+        self._http, self._waiting = self._connection.clients(httpx.AsyncClient, transport)
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._reading_for: set[GroupPlace] = set()
         self._committing = asyncio.Lock()

@@ -32,7 +32,7 @@ from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import WAITING, Connection, to_outcome, to_reply
+from tierlog.client.transport import Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
 
 T = TypeVar("T")
@@ -72,9 +72,7 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        options = self._connection.options()
-        self._http = httpx.Client(**options, transport=self._transport)
-        self._waiting = httpx.Client(**options, transport=self._transport, limits=WAITING)
+        self._http, self._waiting = self._connection.clients(httpx.Client, self._transport)
         self._reading_for: set[GroupPlace] = set()
         self._process = os.getpid()  # last: until then nobody here takes the other side's for ours
 

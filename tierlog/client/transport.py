@@ -13,9 +13,10 @@ import ssl
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import httpx
 
@@ -23,13 +24,20 @@ from record_format.errors import ConfigurationError
 from tierlog.client.exchange import Broken, Outcome, Unsent
 from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
 
+Http = TypeVar("Http")
+
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 # Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
 # request that waits for one, whenever an answer comes.
 AT_A_TIME: Final = 32
 # For requests that wait in the broker: one of them keeps no connection from others.
 WAITING: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-_NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_LEFT: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,  # one that makes no way to the broker
+)
 
 
 def _environment() -> Mapping[str, str]:
@@ -51,18 +59,24 @@ class Connection:
     timeout_s: float = 30.0
     environment: Mapping[str, str] = field(default_factory=_environment)
 
-    def options(self) -> dict[str, Any]:
-        """What httpx.Client and httpx.AsyncClient both take. Raises ConfigurationError."""
+    def clients(self, kind: Callable[..., Http], transport: object) -> tuple[Http, Http]:
+        """For most requests, and for those that wait in the broker. Raises ConfigurationError."""
         url = self._url()
         ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
-        return {
-            "base_url": url,
-            "auth": self._auth(),
-            "timeout": self.timeout_s,
-            "verify": _authorities(url, ca_file),
+        make = partial(
+            kind,
+            base_url=url,
+            auth=self._auth(),
+            timeout=self.timeout_s,
+            verify=_authorities(url, ca_file),
             # A proxy of the environment is for the world outside, not for this machine.
-            "trust_env": not _is_loopback(url.host),
-        }
+            trust_env=not _is_loopback(url.host),
+            transport=transport,
+        )
+        try:
+            return make(), make(limits=WAITING)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigurationError(f"the environment's proxy: {error}") from error
 
     def shown(self, client: object) -> str:
         """A client's repr: no token, and no password of its URL."""
@@ -125,9 +139,10 @@ def to_outcome(error: httpx.RequestError) -> Outcome:
 def _server_url(server: str) -> httpx.URL:
     try:
         url = httpx.URL(server if "://" in server else f"http://{server}")
-    except httpx.InvalidURL as error:
+        url.raw_host.decode("ascii").encode("idna")  # as it is looked up
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ConfigurationError(f"server {server!r}: {error}") from error
-    if url.scheme not in {"http", "https"} or not url.host:
+    if url.scheme not in {"http", "https"} or not url.host or url.query:
         raise ConfigurationError(f"server {server!r}: expected http://HOST:PORT or https://…")
     return url
 
@@ -151,13 +166,15 @@ def _checked(token: str, where: str) -> str:
 
 def _authorities(url: httpx.URL, file: str | Path | None) -> ssl.SSLContext:
     """Who is trusted; without TLS nobody, as those of the system take 40 ms to load."""
-    if not file:
-        is_plain = url.scheme == "http"
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else httpx.create_ssl_context()
+    if not file and url.scheme == "http":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        return ssl.create_default_context(cafile=str(file))
+        if file:
+            return ssl.create_default_context(cafile=str(file))
+        return httpx.create_ssl_context()
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(f"CA file {file}: {error.strerror}") from error
+        named = file or os.environ.get("SSL_CERT_FILE")
+        raise ConfigurationError(f"CA file {named}: {error.strerror}") from error
 
 
 def _is_loopback(host: str) -> bool:

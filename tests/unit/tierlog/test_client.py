@@ -192,13 +192,14 @@ def test_a_plain_produce_is_not_repeated_after_a_broken_connection():
 
 def test_a_produce_that_never_left_or_was_refused_is_repeated():
     script = Script(
-        httpx.ConnectError, problem(503, "starting"), problem(429, "throttled"), ok(PRODUCED)
+        *(httpx.ConnectError, httpx.ProxyError),
+        *(problem(503, "starting"), problem(429, "throttled"), ok(PRODUCED)),
     )
     with tierlog.Client(
-        retries=RetryPolicy(attempts=4, first_pause_s=0.0), transport=httpx.MockTransport(script)
+        retries=RetryPolicy(attempts=5, first_pause_s=0.0), transport=httpx.MockTransport(script)
     ) as c:
         assert c.produce("t", ["a"]).topic == "t"
-    assert len(script.requests) == 4
+    assert len(script.requests) == 5
 
 
 def test_an_idempotent_produce_is_repeated_after_a_broken_connection():

@@ -93,6 +93,29 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
         kind()
 
 
+@pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
+@pytest.mark.parametrize(
+    ("server", "variable", "value", "said"),
+    [
+        ("http://broker:1", "ALL_PROXY", "socks5://proxy:1", "the environment's proxy: .*socksio"),
+        ("http://broker:1", "HTTP_PROXY", "ftp://proxy:1", "the environment's proxy: Unknown"),
+        ("http://broker:1", "HTTP_PROXY", "http://[::1", "the environment's proxy: Invalid port"),
+        ("https://broker:1", "SSL_CERT_FILE", "/none", "CA file /none: No such file"),
+        ("http://a..b", "NO_PROXY", "", "server 'http://a..b': .*label"),
+        ("http://broker:1/?a=b", "NO_PROXY", "", "expected http://HOST:PORT"),
+    ],
+)
+def test_what_the_environment_makes_impossible_is_told(
+    kind, server, variable, value, said, monkeypatch
+):
+    for name in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(tierlog.errors.ConfigurationError, match=said):
+        kind(server)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_takes_a_variable_for_a_flag_that_the_client_reads_in_an_order(name):
     commands = [load_command(name)]
