@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import Final, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
@@ -61,6 +62,15 @@ def check_acks(acks: Acks) -> Acks:
     if str(acks) not in ACKS:
         raise InvalidRequest(f"acks is one of {', '.join(ACKS)}, not {acks!r}")
     return cast("Acks", str(acks))
+
+
+def start_of(offset: Start) -> Start:
+    """A number as records have theirs: numpy's is no int, and text is compared with none. Raises
+    TypeError.
+    """
+    if isinstance(offset, str):
+        return int(offset) if offset.isdecimal() else offset
+    return index(offset)
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -231,6 +241,7 @@ def fetch(
     Where the first batch begins before the place asked for, the records before it are left out: by
     number for an offset, by time for a timestamp.
     """
+    start = start_of(start)
     raw = fetch_batches(topic, partition, start=start, timestamp=timestamp, limits=limits)
     from_offset = start if isinstance(start, int) and timestamp is None else 0
     from_ms = to_ms(timestamp)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 
 from tierlog.client import calls
 from tierlog.client.answers import FetchedBatches
-from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
+from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start, start_of
 from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord, decode_fetched, from_time
 
@@ -40,15 +41,19 @@ class PartitionCursor:
     ) -> list[PartitionCursor]:
         """One like this for each partition; those that a mapping leaves out begin at the start.
 
-        Raises TypeError for one number alone.
+        Raises TypeError for one number alone, and for what is no number.
         """
         if isinstance(partitions, int):
             raise TypeError(f"partitions: expected a list of numbers, as in [{partitions}]")
+        end_offset = None if self.end_offset is None else index(self.end_offset)
         return [
             replace(
                 self,
-                partition=partition,
-                start=offset.get(partition, "earliest") if isinstance(offset, Mapping) else offset,
+                partition=index(partition),
+                start=start_of(
+                    offset.get(partition, "earliest") if isinstance(offset, Mapping) else offset
+                ),
+                end_offset=end_offset,
             )
             for partition in partitions
         ]

@@ -335,6 +335,38 @@ def test_fetch_leaves_out_what_lies_before_the_offset_and_checks_the_bytes():
         c.fetch("t", 0)
 
 
+class NumpyNumber:
+    """As numpy's are: no int, compared as one, and `min` hands them on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+    def __lt__(self, other: int) -> bool:
+        return self.number < other
+
+    def __gt__(self, other: int) -> bool:
+        return self.number > other
+
+
+@pytest.mark.parametrize("number", [NumpyNumber, str])
+def test_an_offset_is_a_number_of_whatever_kind(number):
+    batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 30, 20], base_offset=4)
+    script = Script(fetched(bytes(batch), next_offset=7, high_watermark=7))
+    with client(script) as c:
+        assert [r.value for r in c.fetch("t", 0, offset=number(5)).records] == [b"b", b"c"]
+        for offset in (number(5), {0: number(5)}):
+            asked = c.consume("t", partitions=[0], offset=offset, end_offset=NumpyNumber(6))
+            assert [r.value for r in asked] == [b"b"]
+        with pytest.raises(TypeError):
+            c.fetch("t", 0, offset=5.0)
+
+
 def test_consume_ends_where_the_high_watermark_was_when_it_began():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(4)]
     script = Script(
