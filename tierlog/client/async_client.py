@@ -61,6 +61,7 @@ class AsyncClient:
         )
         self.retries = retries or RetryPolicy()
         self._http, self._waiting = self._connection.clients(httpx.AsyncClient, transport)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._reading_for: set[GroupPlace] = set()
         self._committing = asyncio.Lock()
@@ -352,6 +353,10 @@ class AsyncClient:
 
     async def run(self, steps: Steps[T]) -> T:
         """Do what a conversation asks for, step by step, until it has its answer."""
+        loop = asyncio.get_running_loop()
+        if (self._loop or loop) is not loop:
+            raise RuntimeError("this client is of another event loop: make one in each")
+        self._loop = loop
         outcome: Outcome = None
         while True:
             try:

@@ -480,6 +480,14 @@ def test_the_asynchronous_client_speaks_the_same_calls():
     assert asyncio.run(read()) == [b"v"]
 
 
+def test_an_asynchronous_client_is_of_one_event_loop():
+    """Another would find connections, and locks, that belong to one that may be gone."""
+    c = tierlog.AsyncClient(transport=httpx.MockTransport(Script(ok({"topics": []}))))
+    assert asyncio.run(c.list_topics()) == ()
+    with pytest.raises(RuntimeError, match="another event loop: make one in each"):
+        asyncio.run(c.list_topics())
+
+
 def test_of_many_tasks_a_few_have_a_request_under_way():
     """httpx's pool takes time in proportion to all that wait for it, at each answer."""
     under_way, most = [], []
