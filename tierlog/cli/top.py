@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")]
+Every = Annotated[
+    float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between two looks.")
+]
 Looks = Annotated[
     int | None,
     typer.Option(
@@ -190,7 +192,10 @@ def top(
 
 
 def _loads(client: Client, *, every: float, looks: int | None) -> Any:
+    from tierlog.client.exchange import OVER_A_RESTART
+
     before = read(client.metrics(), at_s=time.monotonic())
+    client.retries = OVER_A_RESTART  # it was there
     while looks is None or looks > 0:
         time.sleep(every)
         now = read(client.metrics(), at_s=time.monotonic())

@@ -1,8 +1,11 @@
 """`tierlog top`: rates out of two readings of /metrics."""
 
+import httpx
 from rich.console import Console
 
-from tierlog.cli.top import load_between, picture, read
+from tierlog.cli.top import _loads, load_between, picture, read
+from tierlog.client import Client
+from tierlog.client.exchange import NO_RETRIES
 
 BEFORE = """
 # TYPE tierlog_produced_records counter
@@ -68,3 +71,16 @@ def test_what_is_wrong_stands_in_the_picture():
     assert "2 serving, 1 offline" in shown
     assert "not available" in shown
     assert "1 more not shown" in shown
+
+
+def test_a_restart_of_the_broker_is_waited_for():
+    looks = [BEFORE, None, NOW]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (text := looks.pop(0)) is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(200, text=text)
+
+    with Client(retries=NO_RETRIES, transport=httpx.MockTransport(answer)) as client:
+        (load,) = _loads(client, every=0.0, looks=1)
+    assert load.topics
