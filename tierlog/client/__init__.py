@@ -1,7 +1,8 @@
 """The broker from Python: one sans-I/O core under a synchronous and an asynchronous client.
 
 * A call: `calls` and `group_calls` say what is sent and read, `exchange` when it is sent again,
-  `problems` what a refusal means; `client` and `async_client` send and wait, by `transport`.
+  `problems` what a refusal means; `client` and `async_client` send and wait, by `transport`, and
+  have them as `methods`.
 * A consumer: `cursor` is a reader's place in a partition, `follow` whose turn it is.
 * A producer: `batching` gathers, `partitioner` chooses, `sender` sends; `producer` and
   `async_producer` are the thread and the task around them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,20 +17,18 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.clock import wall_clock_ms
-from record_format.codecs import NONE
 from record_format.errors import RetriableError, TierlogError, UnknownGroup
 from tierlog.client import answers, calls, group_calls
-from tierlog.client.answers import ConfigValue
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
-from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
+from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
-from tierlog.client.group_calls import GroupPlace, OffsetCommit
+from tierlog.client.group_calls import GroupPlace
+from tierlog.client.methods import awaited
 from tierlog.client.problems import UnexpectedAnswer
-from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
+from tierlog.client.records import ConsumedRecord
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import AT_A_TIME, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
@@ -90,83 +88,18 @@ class AsyncClient:
 
     # --- topics
 
-    async def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        config: Mapping[str, ConfigValue] | None = None,
-    ) -> answers.TopicDescription:
-        return await self.call(calls.create_topic(name, partitions=partitions, config=config or {}))
-
-    async def list_topics(
-        self, *, prefix: str | None = None, internal: bool = False
-    ) -> tuple[answers.Topic, ...]:
-        return await self.call(calls.list_topics(prefix=prefix, internal=internal))
-
-    async def describe_topic(self, topic: str) -> answers.TopicDescription:
-        return await self.call(calls.describe_topic(topic))
-
-    async def alter_topic(
-        self,
-        topic: str,
-        *,
-        config: Mapping[str, ConfigValue | None] | None = None,
-        partitions: int | None = None,
-    ) -> answers.TopicDescription:
-        return await self.call(calls.alter_topic(topic, config=config, partitions=partitions))
-
-    async def delete_topic(self, topic: str) -> None:
-        await self.call(calls.delete_topic(topic))
+    create_topic = awaited(calls.create_topic)
+    list_topics = awaited(calls.list_topics)
+    describe_topic = awaited(calls.describe_topic)
+    alter_topic = awaited(calls.alter_topic)
+    delete_topic = awaited(calls.delete_topic)
 
     # --- produce
 
-    async def produce(
-        self,
-        topic: str,
-        records: Iterable[NewRecord | Value],
-        *,
-        partition: int | None = None,
-        acks: Acks = "all",
-        sequenced: Sequenced | None = None,
-    ) -> answers.Produced:
-        return await self.call(
-            calls.produce(topic, records, partition=partition, acks=acks, sequenced=sequenced)
-        )
-
-    async def produce_encoded(
-        self,
-        topic: str,
-        records: Sequence[NewRecord | Value],
-        *,
-        partition: int,
-        codec: int = NONE,
-        acks: Acks = "all",
-    ) -> answers.Produced:
-        batches = to_batches(records, now_ms=wall_clock_ms(), codec=codec)
-        return await self.produce_batches(topic, batches, partition=partition, acks=acks)
-
-    async def produce_batches(
-        self,
-        topic: str,
-        batches: bytes,
-        *,
-        partition: int,
-        acks: Acks = "all",
-        expected_offset: int | None = None,
-    ) -> answers.Produced:
-        return await self.call(
-            calls.produce_batches(
-                topic,
-                batches,
-                partition=partition,
-                acks=acks,
-                expected_offset=expected_offset,
-            )
-        )
-
-    async def init_producer(self) -> answers.ProducerIdentity:
-        return await self.call(calls.init_producer())
+    produce = awaited(calls.produce)
+    produce_encoded = awaited(calls.produce_encoded)
+    produce_batches = awaited(calls.produce_batches)
+    init_producer = awaited(calls.init_producer)
 
     def producer(self, batching: Batching | None = None) -> AsyncProducer:
         """Record by record, gathered into batches, each appended exactly once."""
@@ -174,31 +107,8 @@ class AsyncClient:
 
     # --- fetch
 
-    async def fetch(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: Start = "earliest",
-        timestamp: Time | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> answers.FetchedRecords:
-        return await self.call(
-            calls.fetch(topic, partition, start=offset, timestamp=timestamp, limits=limits)
-        )
-
-    async def fetch_batches(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: Start = "earliest",
-        timestamp: Time | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> answers.FetchedBatches:
-        return await self.call(
-            calls.fetch_batches(topic, partition, start=offset, timestamp=timestamp, limits=limits)
-        )
+    fetch = awaited(calls.fetch)
+    fetch_batches = awaited(calls.fetch_batches)
 
     async def consume(
         self,
@@ -273,27 +183,21 @@ class AsyncClient:
 
     # --- groups
 
-    async def commit_offsets(self, group: str, offsets: Iterable[OffsetCommit]) -> None:
-        await self.call(group_calls.commit_offsets(group, offsets))
-
-    async def group(self, name: str) -> answers.Group:
-        return await self.call(group_calls.group(name))
-
-    async def groups(self) -> tuple[answers.GroupSummary, ...]:
-        return await self.call(group_calls.groups())
-
-    async def delete_group(self, name: str) -> None:
-        await self.call(group_calls.delete_group(name))
+    commit_offsets = awaited(group_calls.commit_offsets)
+    group = awaited(group_calls.group)
+    groups = awaited(group_calls.groups)
+    delete_group = awaited(group_calls.delete_group)
 
     # --- offsets, segments, storage
 
-    async def offsets(self, topic: str, partition: int) -> answers.Offsets:
-        return await self.call(calls.offsets(topic, partition))
-
-    async def offset_for_timestamp(
-        self, topic: str, partition: int, timestamp: Time
-    ) -> answers.OffsetAndTimestamp | None:
-        return await self.call(calls.offset_for_timestamp(topic, partition, timestamp=timestamp))
+    offsets = awaited(calls.offsets)
+    offset_for_timestamp = awaited(calls.offset_for_timestamp)
+    manifest = awaited(calls.manifest)
+    storage_report = awaited(calls.storage_report)
+    metrics = awaited(calls.metrics)
+    verify = awaited(calls.verify)
+    offload = awaited(calls.offload)
+    trim = awaited(calls.trim)
 
     async def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
@@ -305,34 +209,6 @@ class AsyncClient:
             if page.next_from_offset is None:
                 return
             from_offset = page.next_from_offset
-
-    async def manifest(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        version: int | None = None,
-        from_offset: int | None = None,
-    ) -> answers.ManifestPage:
-        call = calls.manifest_page(topic, partition, version=version, from_offset=from_offset)
-        return await self.call(call)
-
-    async def storage_report(self) -> dict[str, object]:
-        return await self.call(calls.storage_report())
-
-    async def metrics(self) -> str:
-        """The broker's metrics, in Prometheus' text format."""
-        return await self.call(calls.metrics())
-
-    async def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
-        """Both tiers against the manifest; `deep` reads every byte, which may take long."""
-        return await self.call(calls.verify(topic, deep=deep))
-
-    async def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
-        return await self.call(calls.offload(topic, wait_ms=wait_ms))
-
-    async def trim(self, topic: str, partition: int, *, before_offset: int) -> int:
-        return await self.call(calls.trim(topic, partition, before_offset=before_offset))
 
     # --- health
 

@@ -1,4 +1,4 @@
-"""Every call of the HTTP API as a value: one function a call, named as the client's methods are."""
+"""Every call of the HTTP API as a value: one function a call, a method of both clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 
 from record_format import typed_json
 from record_format.batch import iter_headers
+from record_format.clock import wall_clock_ms
+from record_format.codecs import NONE
 from record_format.errors import InvalidRequest, InvalidTopicName
 from tierlog.client import answers
 from tierlog.client.answers import (
@@ -22,7 +24,14 @@ from tierlog.client.answers import (
 )
 from tierlog.client.exchange import Call, Repeat
 from tierlog.client.problems import UnexpectedAnswer
-from tierlog.client.records import NewRecord, Value, decode_fetched, from_time, to_json
+from tierlog.client.records import (
+    NewRecord,
+    Value,
+    decode_fetched,
+    from_time,
+    to_batches,
+    to_json,
+)
 from tierlog.client.times import Time, to_ms
 from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request, headers, query
 
@@ -77,15 +86,17 @@ def start_of(offset: Start) -> Start:
 
 
 def create_topic(
-    name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+    name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
 ) -> Call[answers.TopicDescription]:
     """Not sent again once it left: the repeat of a done creation answers `topic-exists`."""
-    body = {"name": name, "partitions": partitions, "config": dict(config)}
+    body = {"name": name, "partitions": partitions, "config": dict(config or {})}
     request = _json_request("POST", "/v1/topics", body, Place(name))
     return Call(request, reader(answers.TopicDescription), Repeat.DUPLICATES)
 
 
-def list_topics(*, prefix: str | None, internal: bool) -> Call[tuple[answers.Topic, ...]]:
+def list_topics(
+    *, prefix: str | None = None, internal: bool = False
+) -> Call[tuple[answers.Topic, ...]]:
     asked = query(prefix=prefix or None, internal=internal or None)
     read = reader(_Topics)
     return Call(Request("GET", "/v1/topics", asked), lambda reply: read(reply).topics)
@@ -96,9 +107,12 @@ def describe_topic(topic: str) -> Call[answers.TopicDescription]:
 
 
 def alter_topic(
-    topic: str, *, config: Mapping[str, ConfigValue | None] | None, partitions: int | None
+    topic: str,
+    *,
+    config: Mapping[str, ConfigValue | None] | None = None,
+    partitions: int | None = None,
 ) -> Call[answers.TopicDescription]:
-    """None as a config value puts the default back."""
+    """Change keys (None puts a default back) or add partitions."""
     body: dict[str, object] = {}
     if config is not None:
         body["config"] = dict(config)
@@ -121,10 +135,11 @@ def produce(
     topic: str,
     records: Iterable[NewRecord | Value],
     *,
-    partition: int | None,
-    acks: Acks,
+    partition: int | None = None,
+    acks: Acks = "all",
     sequenced: Sequenced | None = None,
 ) -> Call[answers.Produced]:
+    """Append records as JSON in one request. After AnswerLost they may be there, or not."""
     return produce_body(
         topic,
         to_json(records),
@@ -135,15 +150,31 @@ def produce(
     )
 
 
+def produce_encoded(
+    topic: str,
+    records: Iterable[NewRecord | Value],
+    *,
+    partition: int,
+    codec: int = NONE,
+    acks: Acks = "all",
+) -> Call[answers.Produced]:
+    """Append records to one partition as batches made on this side: the fast way for bytes."""
+    batches = to_batches(records, now_ms=wall_clock_ms(), codec=codec)
+    return produce_batches(topic, batches, partition=partition, acks=acks)
+
+
 def produce_batches(
     topic: str,
     batches: bytes,
     *,
     partition: int,
-    acks: Acks,
+    acks: Acks = "all",
     expected_offset: int | None = None,
 ) -> Call[answers.Produced]:
-    """Record batches as they are; a repeat is harmless where they carry a producer's sequence."""
+    """Append record batches; with `expected_offset`, only where the log ends exactly there.
+
+    A repeat is harmless where they carry a producer's sequence.
+    """
     call = produce_body(
         topic,
         batches,
@@ -204,12 +235,13 @@ def fetch_batches(
     topic: str,
     partition: int,
     *,
-    start: Start,
-    timestamp: Time | None,
-    limits: Limits,
+    offset: Start = "earliest",
+    timestamp: Time | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Call[FetchedBatches]:
+    """Whole record batches as they lie on disk, unchecked; the first may begin earlier."""
     asked = query(
-        offset=start if timestamp is None else None,
+        offset=offset if timestamp is None else None,
         timestamp=to_ms(timestamp),
         max_bytes=limits.max_bytes,
         max_records=limits.max_records,
@@ -232,17 +264,17 @@ def fetch(
     topic: str,
     partition: int,
     *,
-    start: Start,
-    timestamp: Time | None,
-    limits: Limits,
+    offset: Start = "earliest",
+    timestamp: Time | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Call[FetchedRecords]:
-    """The same bytes as `fetch_batches`, decoded on this side.
+    """Records from an offset, a keyword, or a time on; decoded and checked on this side.
 
     Where the first batch begins before the place asked for, the records before it are left out: by
     number for an offset, by time for a timestamp.
     """
-    start = start_of(start)
-    raw = fetch_batches(topic, partition, start=start, timestamp=timestamp, limits=limits)
+    start = start_of(offset)
+    raw = fetch_batches(topic, partition, offset=start, timestamp=timestamp, limits=limits)
     from_offset = start if isinstance(start, int) and timestamp is None else 0
     from_ms = to_ms(timestamp)
 
@@ -274,9 +306,9 @@ def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
 
 
 def offset_for_timestamp(
-    topic: str, partition: int, *, timestamp: Time
+    topic: str, partition: int, timestamp: Time
 ) -> Call[OffsetAndTimestamp | None]:
-    """None where every record is older."""
+    """The first record at or after a time, in either tier; None where all are older."""
     path = f"{_partition_path(topic, partition)}/offsets"
     request = Request("GET", path, query(timestamp=to_ms(timestamp)), place=Place(topic, partition))
     parse = reader(_OffsetAt)
@@ -291,17 +323,18 @@ def offset_for_timestamp(
 
 
 def segments_page(
-    topic: str, partition: int, *, from_offset: int | None, limit: int | None = None
+    topic: str, partition: int, *, from_offset: int | None
 ) -> Call[answers.SegmentsPage]:
     path = f"{_partition_path(topic, partition)}/segments"
-    asked = query(from_offset=from_offset, limit=limit)
+    asked = query(from_offset=from_offset)
     request = Request("GET", path, asked, place=Place(topic, partition))
     return Call(request, reader(answers.SegmentsPage))
 
 
-def manifest_page(
-    topic: str, partition: int, *, version: int | None, from_offset: int | None = None
+def manifest(
+    topic: str, partition: int, *, version: int | None = None, from_offset: int | None = None
 ) -> Call[answers.ManifestPage]:
+    """The manifest in force, or a version that is still kept; its segments come in pages."""
     path = f"{_partition_path(topic, partition)}/manifest"
     asked = query(version=version, from_offset=from_offset)
     return Call(Request("GET", path, asked, place=Place(topic, partition)), _read_manifest)
@@ -312,10 +345,12 @@ def storage_report() -> Call[dict[str, object]]:
 
 
 def metrics() -> Call[str]:
+    """The broker's metrics, in Prometheus' text format."""
     return Call(Request("GET", "/metrics"), lambda reply: reply.body.decode())
 
 
-def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
+def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded]:
+    """Roll what is active and upload all that is rolled; with `wait_ms`, see it done."""
     request = Request(
         "POST",
         f"{_topic_path(topic)}/offload",
@@ -326,7 +361,8 @@ def offload(topic: str, *, wait_ms: int | None) -> Call[answers.Offloaded]:
     return Call(request, reader(answers.Offloaded))
 
 
-def verify(topic: str, *, deep: bool) -> Call[dict[str, object]]:
+def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:
+    """Both tiers against the manifest; `deep` reads every byte, which may take long."""
     request = Request(
         "POST",
         f"{_topic_path(topic)}/verify",
@@ -338,7 +374,7 @@ def verify(topic: str, *, deep: bool) -> Call[dict[str, object]]:
 
 
 def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
-    """The log start that is in force afterwards; doing it twice is doing it once."""
+    """Give up all below `before_offset` (Kafka's DeleteRecords); the log start afterwards."""
     path = f"{_partition_path(topic, partition)}/trim"
     request = _json_request("POST", path, {"before_offset": before_offset}, Place(topic, partition))
     read = reader(_Trimmed)

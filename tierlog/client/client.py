@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,20 +17,18 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.clock import wall_clock_ms
-from record_format.codecs import NONE
 from record_format.errors import RetriableError, TierlogError, UnknownGroup
 from tierlog.client import answers, calls, group_calls
-from tierlog.client.answers import ConfigValue
 from tierlog.client.batching import Batching
-from tierlog.client.calls import DEFAULT_LIMITS, Acks, Limits, Sequenced, Start
+from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.follow import Turns
-from tierlog.client.group_calls import GroupPlace, OffsetCommit
+from tierlog.client.group_calls import GroupPlace
+from tierlog.client.methods import called
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
-from tierlog.client.records import ConsumedRecord, NewRecord, Value, to_batches
+from tierlog.client.records import ConsumedRecord
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
@@ -102,87 +100,18 @@ class Client:
 
     # --- topics
 
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        config: Mapping[str, ConfigValue] | None = None,
-    ) -> answers.TopicDescription:
-        return self.call(calls.create_topic(name, partitions=partitions, config=config or {}))
-
-    def list_topics(
-        self, *, prefix: str | None = None, internal: bool = False
-    ) -> tuple[answers.Topic, ...]:
-        return self.call(calls.list_topics(prefix=prefix, internal=internal))
-
-    def describe_topic(self, topic: str) -> answers.TopicDescription:
-        return self.call(calls.describe_topic(topic))
-
-    def alter_topic(
-        self,
-        topic: str,
-        *,
-        config: Mapping[str, ConfigValue | None] | None = None,
-        partitions: int | None = None,
-    ) -> answers.TopicDescription:
-        """Change keys (None puts a default back) or add partitions."""
-        return self.call(calls.alter_topic(topic, config=config, partitions=partitions))
-
-    def delete_topic(self, topic: str) -> None:
-        self.call(calls.delete_topic(topic))
+    create_topic = called(calls.create_topic)
+    list_topics = called(calls.list_topics)
+    describe_topic = called(calls.describe_topic)
+    alter_topic = called(calls.alter_topic)
+    delete_topic = called(calls.delete_topic)
 
     # --- produce
 
-    def produce(
-        self,
-        topic: str,
-        records: Iterable[NewRecord | Value],
-        *,
-        partition: int | None = None,
-        acks: Acks = "all",
-        sequenced: Sequenced | None = None,
-    ) -> answers.Produced:
-        """Append records as JSON in one request. After AnswerLost they may be there, or not."""
-        return self.call(
-            calls.produce(topic, records, partition=partition, acks=acks, sequenced=sequenced)
-        )
-
-    def produce_encoded(
-        self,
-        topic: str,
-        records: Sequence[NewRecord | Value],
-        *,
-        partition: int,
-        codec: int = NONE,
-        acks: Acks = "all",
-    ) -> answers.Produced:
-        """Append records to one partition as batches made on this side: the fast way for bytes."""
-        batches = to_batches(records, now_ms=wall_clock_ms(), codec=codec)
-        return self.produce_batches(topic, batches, partition=partition, acks=acks)
-
-    def produce_batches(
-        self,
-        topic: str,
-        batches: bytes,
-        *,
-        partition: int,
-        acks: Acks = "all",
-        expected_offset: int | None = None,
-    ) -> answers.Produced:
-        """Append record batches; with `expected_offset`, only where the log ends exactly there."""
-        return self.call(
-            calls.produce_batches(
-                topic,
-                batches,
-                partition=partition,
-                acks=acks,
-                expected_offset=expected_offset,
-            )
-        )
-
-    def init_producer(self) -> answers.ProducerIdentity:
-        return self.call(calls.init_producer())
+    produce = called(calls.produce)
+    produce_encoded = called(calls.produce_encoded)
+    produce_batches = called(calls.produce_batches)
+    init_producer = called(calls.init_producer)
 
     def producer(self, batching: Batching | None = None) -> Producer:
         """Record by record, gathered into batches, each appended exactly once."""
@@ -190,33 +119,8 @@ class Client:
 
     # --- fetch
 
-    def fetch(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: Start = "earliest",
-        timestamp: Time | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> answers.FetchedRecords:
-        """Records from an offset, a keyword, or a time on; decoded and checked on this side."""
-        return self.call(
-            calls.fetch(topic, partition, start=offset, timestamp=timestamp, limits=limits)
-        )
-
-    def fetch_batches(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: Start = "earliest",
-        timestamp: Time | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> answers.FetchedBatches:
-        """Whole record batches as they lie on disk, unchecked; the first may begin earlier."""
-        return self.call(
-            calls.fetch_batches(topic, partition, start=offset, timestamp=timestamp, limits=limits)
-        )
+    fetch = called(calls.fetch)
+    fetch_batches = called(calls.fetch_batches)
 
     def consume(
         self,
@@ -301,30 +205,21 @@ class Client:
 
     # --- groups
 
-    def commit_offsets(self, group: str, offsets: Iterable[OffsetCommit]) -> None:
-        """Where a group reads on; durable when this returns. Other partitions keep theirs."""
-        self.call(group_calls.commit_offsets(group, offsets))
-
-    def group(self, name: str) -> answers.Group:
-        """A group's offsets and lag. Raises UnknownGroup."""
-        return self.call(group_calls.group(name))
-
-    def groups(self) -> tuple[answers.GroupSummary, ...]:
-        return self.call(group_calls.groups())
-
-    def delete_group(self, name: str) -> None:
-        self.call(group_calls.delete_group(name))
+    commit_offsets = called(group_calls.commit_offsets)
+    group = called(group_calls.group)
+    groups = called(group_calls.groups)
+    delete_group = called(group_calls.delete_group)
 
     # --- offsets, segments, storage
 
-    def offsets(self, topic: str, partition: int) -> answers.Offsets:
-        return self.call(calls.offsets(topic, partition))
-
-    def offset_for_timestamp(
-        self, topic: str, partition: int, timestamp: Time
-    ) -> answers.OffsetAndTimestamp | None:
-        """The first record at or after a time, in either tier; None where all are older."""
-        return self.call(calls.offset_for_timestamp(topic, partition, timestamp=timestamp))
+    offsets = called(calls.offsets)
+    offset_for_timestamp = called(calls.offset_for_timestamp)
+    manifest = called(calls.manifest)
+    storage_report = called(calls.storage_report)
+    metrics = called(calls.metrics)
+    verify = called(calls.verify)
+    offload = called(calls.offload)
+    trim = called(calls.trim)
 
     def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
@@ -336,37 +231,6 @@ class Client:
             if page.next_from_offset is None:
                 return
             from_offset = page.next_from_offset
-
-    def manifest(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        version: int | None = None,
-        from_offset: int | None = None,
-    ) -> answers.ManifestPage:
-        """The manifest in force, or a version that is still kept; its segments come in pages."""
-        call = calls.manifest_page(topic, partition, version=version, from_offset=from_offset)
-        return self.call(call)
-
-    def storage_report(self) -> dict[str, object]:
-        return self.call(calls.storage_report())
-
-    def metrics(self) -> str:
-        """The broker's metrics, in Prometheus' text format."""
-        return self.call(calls.metrics())
-
-    def verify(self, topic: str, *, deep: bool = False) -> dict[str, object]:
-        """Both tiers against the manifest; `deep` reads every byte, which may take long."""
-        return self.call(calls.verify(topic, deep=deep))
-
-    def offload(self, topic: str, *, wait_ms: int | None = None) -> answers.Offloaded:
-        """Roll what is active and upload all that is rolled; with `wait_ms`, see it done."""
-        return self.call(calls.offload(topic, wait_ms=wait_ms))
-
-    def trim(self, topic: str, partition: int, *, before_offset: int) -> int:
-        """Give up all below `before_offset` (Kafka's DeleteRecords); the log start afterwards."""
-        return self.call(calls.trim(topic, partition, before_offset=before_offset))
 
     # --- health
 

@@ -63,7 +63,7 @@ class PartitionCursor:
         return calls.fetch_batches(
             self.topic,
             self.partition,
-            start=self.start,
+            offset=self.start,
             timestamp=self.timestamp,
             limits=self.limits._replace(wait_ms=wait_ms),
         )

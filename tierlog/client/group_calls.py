@@ -37,7 +37,10 @@ class OffsetCommit(NamedTuple):
 
 
 def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
-    """Saying it twice is saying it once. Raises TypeError."""
+    """Where a group reads on; durable when this returns. Other partitions keep theirs.
+
+    Saying it twice is saying it once. Raises TypeError.
+    """
     rows = [offset._asdict() for offset in _each(offsets)]
     body = msgspec.json.encode({"offsets": rows})
     place = Place(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Place()
@@ -64,6 +67,7 @@ def _each(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:
 
 
 def group(name: str) -> Call[answers.Group]:
+    """A group's offsets and lag. Raises UnknownGroup."""
     return Call(Request("GET", _path(name)), reader(answers.Group))
 
 

@@ -1,6 +1,7 @@
 """`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -36,6 +37,14 @@ def test_every_error_of_a_client_is_in_one_place():
 def test_a_client_shows_its_server_and_no_secret(kind):
     shown = repr(kind("http://me:secret@localhost:8641/", token="hidden"))
     assert shown == f"<tierlog.{kind.__name__} http://localhost:8641>"
+
+
+@pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
+def test_a_method_shows_what_it_takes_and_gives(kind):
+    taken = "topic: 'str', partition: 'int', *, before_offset: 'int'"
+    assert str(inspect.signature(kind.trim)) == f"(self, /, {taken}) -> 'int'"
+    assert str(inspect.signature(kind().trim)) == f"({taken}) -> 'int'"
+    assert "Kafka's DeleteRecords" in kind.trim.__doc__
 
 
 def test_files_are_given_as_text_too(tmp_path):
