@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import random
 import secrets
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
@@ -21,10 +20,11 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, print_json, print_table
+from tierlog.cli.output import Output, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
+    from tierlog.client.calls import Acks
 
 app = typer.Typer(add_completion=False)
 
@@ -41,7 +41,6 @@ Compression = Annotated[
 ]
 
 FETCH_BYTES = 8 << 20
-Progress = Callable[[int], None]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,21 +91,21 @@ def bench(
     client.create_topic(topic, partitions=partitions, config={"max.message.bytes": limit})
     try:
         plan = [number % partitions for number in range(-(-records // batch))]
-        with _bar("produce", len(plan) * batch) as progress:
+        acked: Acks = "all" if acks == "all" else "1"
+        run = partial(_measured, connections=connections, total=len(plan) * batch)
 
-            def produce(partition: int) -> Work:
-                began = time.perf_counter()
-                client.produce_batches(
-                    topic, body, partition=partition, acks="all" if acks == "all" else "1"
-                )
-                return Work(batch, len(body), time.perf_counter() - began)
+        def produce(partition: int) -> Iterator[Work]:
+            began = time.perf_counter()
+            client.produce_batches(topic, body, partition=partition, acks=acked)
+            yield Work(batch, len(body), time.perf_counter() - began)
 
-            produced = _measured("produce", plan, produce, connections, progress)
-        with _bar("fetch", len(plan) * batch) as progress:
-            fetched = _fetch(client, topic, partitions, connections, progress)
+        phases = [
+            run("produce", plan, produce),
+            run("fetch", range(partitions), partial(_read, client, topic)),
+        ]
     finally:
         client.delete_topic(topic)
-    _report([produced, fetched], output)
+    _report(phases, output)
 
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:
@@ -123,24 +122,41 @@ def _batch(records: int, record_bytes: int, codec: int) -> bytes:
 
 def _measured(
     phase: Literal["produce", "fetch"],
-    plan: list[int],
-    request: Callable[[int], Work],
+    plan: Iterable[int],
+    requests: Callable[[int], Iterator[Work]],
+    *,
     connections: int,
-    progress: Progress,
+    total: int,
 ) -> Figures:
-    """Run `request` for each of the plan, `connections` at a time."""
+    """Make the requests of each of the plan, `connections` at a time."""
     done: list[Work] = []
+    with progress_bar(phase, total=total) as move:
 
-    def run(step: int) -> None:
-        work = request(step)
-        done.append(work)
-        progress(work.records)
+        def run(partition: int) -> None:
+            for work in requests(partition):
+                done.append(work)
+                move(advance=work.records)
 
-    began = time.perf_counter()
-    with _threads(connections) as pool:
-        for _ in pool.map(run, plan):
-            pass
-    return _figures(phase, done, time.perf_counter() - began)
+        began = time.perf_counter()
+        with _threads(connections) as pool:
+            for _ in pool.map(run, plan):
+                pass
+        return _figures(phase, done, time.perf_counter() - began)
+
+
+def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
+    """All of a partition as raw batches."""
+    from tierlog.client import Limits
+
+    offset, up_to_date = 0, False
+    while not up_to_date:
+        began = time.perf_counter()
+        fetched = client.fetch_batches(
+            topic, partition, offset=offset, limits=Limits(max_bytes=FETCH_BYTES)
+        )
+        seconds = time.perf_counter() - began
+        yield Work(fetched.next_offset - offset, len(fetched.batches), seconds)
+        offset, up_to_date = fetched.next_offset, fetched.up_to_date
 
 
 @contextmanager
@@ -151,37 +167,6 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _fetch(
-    client: Client, topic: str, partitions: int, connections: int, progress: Progress
-) -> Figures:
-    """All of the topic as raw batches, each partition by one reader."""
-    from tierlog.client import Limits
-
-    done: list[Work] = []
-    lock = threading.Lock()
-
-    def read(partition: int) -> None:
-        offset = 0
-        while True:
-            began = time.perf_counter()
-            fetched = client.fetch_batches(
-                topic, partition, offset=offset, limits=Limits(max_bytes=FETCH_BYTES)
-            )
-            count = fetched.next_offset - offset
-            with lock:
-                done.append(Work(count, len(fetched.batches), time.perf_counter() - began))
-                progress(count)
-            offset = fetched.next_offset
-            if fetched.up_to_date:
-                return
-
-    began = time.perf_counter()
-    with _threads(connections) as pool:
-        for _ in pool.map(read, range(partitions)):
-            pass
-    return _figures("fetch", done, time.perf_counter() - began)
 
 
 def _figures(phase: Literal["produce", "fetch"], done: list[Work], seconds: float) -> Figures:
@@ -197,21 +182,6 @@ def _figures(phase: Literal["produce", "fetch"], done: list[Work], seconds: floa
         p50_ms=round(times[len(times) // 2] * 1000, 2),
         p99_ms=round(times[len(times) * 99 // 100] * 1000, 2),
     )
-
-
-@contextmanager
-def _bar(phase: str, total: int) -> Iterator[Progress]:
-    """On a terminal, a bar with the rate; elsewhere nothing."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(phase), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def _report(phases: list[Figures], output: Output) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -105,6 +107,32 @@ def shown(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return cell(value)
+
+
+@contextmanager
+def progress_bar(
+    title: str, *, total: int | None = None, in_bytes: bool = False
+) -> Iterator[Callable[..., None]]:
+    """What moves a bar on a terminal's stderr by `advance`, or to `completed` of `total`; elsewhere
+    nothing.
+    """
+    if not sys.stderr.isatty():
+        yield lambda **_: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    amount = DownloadColumn(binary_units=True) if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield partial(progress.update, progress.add_task(title, total=total))
 
 
 def note(text: str) -> None:

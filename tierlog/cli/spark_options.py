@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,6 +24,7 @@ import typer
 from record_format.errors import ConfigurationError
 from tierlog.cli.client_options import TokenFile
 from tierlog.cli.offline import EndpointOption, RegionOption
+from tierlog.cli.output import progress_bar
 
 if TYPE_CHECKING:
     from spark_reader.jobs.session import Progress
@@ -168,17 +169,7 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def task_bar(title: str) -> Iterator[Progress | None]:
-    """Spark's tasks, on a terminal's stderr; nowhere else."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=None)
-        update: Callable[[int, int], None] = lambda done, tasks: progress.update(  # noqa: E731
-            task, completed=done, total=tasks
-        )
-        yield update
+    """Spark's tasks, where somebody watches."""
+    with progress_bar(title) as move:
+        shown: Progress = lambda done, tasks: move(completed=done, total=tasks)  # noqa: E731
+        yield shown if sys.stderr.isatty() else None

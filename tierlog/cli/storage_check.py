@@ -6,9 +6,7 @@ Exit code 3 where there are problems: not an error of the command, and not a suc
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -17,7 +15,7 @@ import typer
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
@@ -68,8 +66,14 @@ def _verify_offline(topic: str, bucket: BucketOptions, *, deep: bool) -> dict[st
     with bucket.opened() as store:
         found = TopicObjects(store).find(topic)
         total = size_of(store, found, clock=wall_clock_ms)
-        with progress_bar(f"verify {topic}", total_bytes=total) as advance:
-            report = verify_bucket(store, found, deep=deep, clock=wall_clock_ms, progress=advance)
+        with progress_bar(f"verify {topic}", total=total, in_bytes=True) as move:
+            report = verify_bucket(
+                store,
+                found,
+                deep=deep,
+                clock=wall_clock_ms,
+                progress=lambda size_bytes: move(advance=size_bytes),
+            )
     return dict(msgspec.to_builtins(report))
 
 
@@ -108,18 +112,3 @@ def print_problems(topic: str, problems: Sequence[Mapping[str, Any]]) -> None:
         for one in problems
     ]
     print_table(topic, ("problem", "partition", "where", "what"), rows)
-
-
-@contextmanager
-def progress_bar(title: str, *, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal's stderr; nowhere else."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total_bytes)
-        yield lambda size_bytes: progress.update(task, advance=size_bytes)
