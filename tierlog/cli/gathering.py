@@ -2,7 +2,7 @@
 
 * A request goes out when it is full, or when its first record has waited `LINGER_S` and no more
   input is there: what somebody types, or a log that is followed, is not held until it is much.
-* A refusal names records by their number in the whole input, from 1, not in a request.
+* A refusal names records, or lines, by their number in the whole input, from 1, not in a request.
 """
 
 from __future__ import annotations
@@ -18,44 +18,53 @@ from record_format.errors import TierlogError
 from tierlog.client.records import NewRecord
 
 LINGER_S: Final = 0.1
-_IN_A_REQUEST: Final = re.compile(r"records\[(\d+)\]")
+_IN_A_REQUEST: Final = re.compile(r"records\[(\d+)\]|\bline (\d+)(?=[.:])")
+
+Item = NewRecord | bytes
 
 
 class Gathering:
-    """What waits to be sent by `send`."""
+    """What waits to be sent by `send`: records, or lines that the broker takes apart."""
 
     def __init__(
-        self, send: Callable[[list[NewRecord]], None], *, max_records: int, max_bytes: int
+        self, send: Callable[[list[Item]], None], *, max_records: int, max_bytes: int
     ) -> None:
         self._send = send
         self._max_records, self._max_bytes = max_records, max_bytes
-        self._held: list[NewRecord] = []
-        self._held_bytes = self._sent = 0
+        self._held: list[Item] = []
+        self._numbers: list[int] = []
+        self._held_bytes = 0
         self._due_s = 0.0
 
-    def add(self, record: NewRecord) -> None:
+    def add(self, number: int, item: Item) -> None:
+        """`number`: its place in the whole input."""
         if not self._held:
             self._due_s = time.monotonic() + LINGER_S
-        self._held.append(record)
-        self._held_bytes += 64
-        self._held_bytes += sum(len(one) for one in record[:2] if isinstance(one, (bytes, str)))
+        self._held.append(item)
+        self._numbers.append(number)
+        parts = (item,) if isinstance(item, bytes) else item[:2]
+        self._held_bytes += 64 + sum(len(one) for one in parts if isinstance(one, (bytes, str)))
         if len(self._held) >= self._max_records or self._held_bytes >= self._max_bytes:
             self.send()
 
     def send(self) -> None:
         """All that is held. Raises what the broker says."""
         held, self._held, self._held_bytes = self._held, [], 0
+        numbers, self._numbers = self._numbers, []
+
+        def in_the_input(found: re.Match[str]) -> str:
+            of_record, of_line = found.groups()
+            if of_record is not None:
+                return f"record {numbers[int(of_record)]}"
+            return f"line {numbers[int(of_line) - 1]}"
+
         if not held:
             return
         try:
             self._send(held)
         except TierlogError as error:
-            error.args = (_IN_A_REQUEST.sub(self._in_the_input, str(error)), *error.args[1:])
+            error.args = (_IN_A_REQUEST.sub(in_the_input, str(error)), *error.args[1:])
             raise
-        self._sent += len(held)
-
-    def _in_the_input(self, found: re.Match[str]) -> str:
-        return f"record {self._sent + int(found[1]) + 1}"
 
     def patience_s(self) -> float | None:
         """How long what is held may wait for more; None where nothing is."""

@@ -11,17 +11,26 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.gathering import Gathering, LiveInput
+from tierlog.cli.gathering import Gathering, Item, LiveInput
 from tierlog.cli.output import Output, note, print_json
-from tierlog.cli.record_sources import READERS, Format, format_of, lines, parquet_rows
+from tierlog.cli.record_sources import (
+    Format,
+    csv_rows,
+    format_of,
+    full_lines,
+    lines,
+    ndjson,
+    parquet_rows,
+)
+from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
-    from tierlog.client import Client, NewRecord
+    from tierlog.client import Client
     from tierlog.client.answers import Produced
     from tierlog.client.calls import Acks
 
@@ -70,6 +79,7 @@ def produce(
     and, if wanted, key, headers, timestamp, partition; csv and parquet, a JSON object a row;
     batches, Kafka's record batches as they are.
     """
+    from tierlog.client import calls
     from tierlog.client.exchange import OVER_A_RESTART
 
     if acks not in {"0", "1", "all"}:
@@ -86,8 +96,19 @@ def produce(
         count.add(answer)
         client.retries = OVER_A_RESTART  # it is there, and the topic too
 
-    def send(records: list[NewRecord]) -> None:
-        taken(client.produce(topic, records, partition=partition, acks=wanted))
+    def send(items: list[Any]) -> None:
+        if kind is Format.ENVELOPE:
+            call = calls.produce_body(
+                topic,
+                b"\n".join(items),
+                content_type=NDJSON,
+                partition=partition,
+                acks=wanted,
+                envelope=True,
+            )
+            taken(client.call(call))
+        else:
+            taken(client.produce(topic, items, partition=partition, acks=wanted))
 
     gathering = Gathering(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
     with count.told_if_it_ends_early(), _opened(file, gathering) as source:
@@ -97,22 +118,25 @@ def produce(
             for body in _whole_batches(source):
                 taken(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
-            for record in _records(kind, source, file, key_separator):
-                gathering.add(record)
+            for number, item in _items(kind, source, file, key_separator):
+                gathering.add(number, item)
             gathering.send()
     count.report(as_json=output.is_json)
 
 
-def _records(
+def _items(
     kind: Format, source: IO[bytes], file: Path | None, key_separator: str | None
-) -> Iterator[NewRecord]:
+) -> Iterator[tuple[int, Item]]:
+    """With their places in the input."""
+    if kind is Format.ENVELOPE:
+        return full_lines(source)
     if kind is Format.LINES:
-        return lines(source, key_separator=key_separator)
+        return enumerate(lines(source, key_separator=key_separator), 1)
     if kind is Format.PARQUET:
         if file is None:
             raise typer.BadParameter("--format parquet takes a FILE: it is read from its end")
-        return parquet_rows(file)
-    return READERS[kind](source)
+        return enumerate(parquet_rows(file), 1)
+    return enumerate(ndjson(source) if kind is Format.NDJSON else csv_rows(source), 1)
 
 
 @contextlib.contextmanager

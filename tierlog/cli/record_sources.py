@@ -2,6 +2,8 @@
 
 * Nothing is read whole: a pipe may never end.
 * What is wrong is said with its line or row, before it is sent; what was sent before it stays.
+* Envelopes go as the lines that they are: the broker takes them apart, and refuses what it would
+  over HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -62,17 +64,14 @@ def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[Ne
 
 def ndjson(source: IO[bytes]) -> Iterator[NewRecord]:
     """A JSON value a line, kept by its source text; blank lines are skipped."""
-    for number, line in _lines(source):
-        if line.strip():
-            _check_json(line, number)
-            yield NewRecord(line.strip())
+    for number, line in full_lines(source):
+        _check_json(line, number)
+        yield NewRecord(line.strip())
 
 
-def envelopes(source: IO[bytes]) -> Iterator[NewRecord]:
-    """A record object a line: key, value, headers, timestamp, partition, as the API has them."""
-    for number, line in _lines(source):
-        if line.strip():
-            yield _enveloped(line, number)
+def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Those that are not blank, with their numbers in the input."""
+    return ((number, line) for number, line in _lines(source) if line.strip())
 
 
 def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
@@ -133,76 +132,3 @@ def _check_json(line: bytes, number: int) -> None:
         typed_json.decode(line, msgspec.Raw)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"line {number}: {error}") from error
-
-
-_ABSENT: Final = msgspec.Raw(b"null")
-
-
-class _Header(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    value: str | None = None
-    value_base64: bytes | None = None
-
-
-class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    key: msgspec.Raw = _ABSENT
-    key_base64: bytes | None = None
-    value: msgspec.Raw = _ABSENT
-    value_base64: bytes | None = None
-    headers: list[_Header] | dict[str, str | None] = []
-    timestamp: int | str | None = None
-    partition: int | None = None
-
-
-def _enveloped(line: bytes, number: int) -> NewRecord:
-    try:
-        return _record_of(typed_json.decode(line, _Envelope))
-    except (msgspec.DecodeError, InvalidRequest) as error:
-        raise InvalidRequest(f"line {number}: {error}") from error
-
-
-def _record_of(found: _Envelope) -> NewRecord:
-    from tierlog.client.times import time_of_record
-
-    return NewRecord(
-        _either("value", _text_or_source(found.value), found.value_base64),
-        key=_either("key", _text_or_source(found.key), found.key_base64),
-        timestamp=None if found.timestamp is None else time_of_record(found.timestamp),
-        headers=_headers(found.headers),
-        partition=found.partition,
-    )
-
-
-def _either(name: str, plain: bytes | None, encoded: bytes | None) -> bytes | None:
-    if plain is not None and encoded is not None:
-        raise InvalidRequest(f"give {name} or {name}_base64, not both")
-    return plain if encoded is None else encoded
-
-
-def _text_or_source(raw: msgspec.Raw) -> bytes | None:
-    """The bytes that the API makes of a JSON value: a string's text, else its source."""
-    source = bytes(raw).strip()
-    if source == b"null":
-        return None
-    return typed_json.decode(source, str).encode() if source[:1] == b'"' else source
-
-
-def _headers(
-    found: list[_Header] | dict[str, str | None],
-) -> tuple[tuple[str, bytes | None], ...]:
-    if isinstance(found, dict):
-        found = [_Header(name, value) for name, value in found.items()]
-    return tuple(
-        (one.name, _either("value", _encoded(one.value), one.value_base64)) for one in found
-    )
-
-
-def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
-
-
-READERS: Final[dict[Format, Callable[[IO[bytes]], Iterator[NewRecord]]]] = {
-    Format.NDJSON: ndjson,
-    Format.ENVELOPE: envelopes,
-    Format.CSV: csv_rows,
-}

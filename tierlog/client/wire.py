@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
 RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 

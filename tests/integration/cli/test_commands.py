@@ -343,12 +343,15 @@ def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
     assert b"tierlog: record 1501 makes a batch of 1500074 bytes; max." in done.stderr
     envelope = ("produce", "places", "--format", "envelope")
     for line, said in {
-        b'{"partition": 7}': "record 2.partition: topic 'places' has no partition 7",
-        b'{"value": "a", "value_base64": "YQ=="}': "line 3: give value or value_base64, not both",
-        b'{"key": "a", "key_base64": "YQ=="}': "line 3: give key or key_base64, not both",
+        b'{"partition": 7}': "line 3.partition: topic 'places' has no partition 7",
+        b'{"value": "a", "value_base64": "YQ=="}': "line 3.value_base64: give value or",
+        b'{"key": "a", "key_base64": "YQ=="}': "line 3.key_base64: give key or",
         b'{"headers": [{"name": "n", "value": "", "value_base64": ""}]}': "not both",
-        b'{"timestamp": "soon"}': "line 3: 'soon' is no time",
-        b'{"timestamp": -2}': "line 3: timestamp: a time lies between 0 and",
+        b'{"timestamp": "soon"}': "line 3.timestamp: expected milliseconds since the epoch",
+        b'{"timestamp": -2}': "line 3.timestamp: a time lies between 0 and",
+        b'{"value": 1, "value": 2}': "line 3.value: given more than once",
+        b'{"value": \xff}': "line 3: the body is not UTF-8",
+        b"{broken": "line 3: ",
     }.items():
         assert said in tierlog.fails(1, *envelope, stdin=b"{}\n\n" + line), line
 

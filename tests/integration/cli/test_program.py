@@ -75,9 +75,8 @@ def test_wrong_usage_is_one_line(offline, code, arguments, said):
 
 
 def test_what_an_error_quotes_gives_a_terminal_no_orders(offline):
-    line = b'{"\\u001b]0;title\\u0007": 1}\n'
-    said = offline.fails(1, "produce", "t", "--format", "envelope", stdin=line)
-    assert "unknown field `\\x1b]0;title\\x07`" in said
+    said = offline.fails(1, "dump", "\x1b]0;title\x07")
+    assert "\\x1b]0;title\\x07: not a file of a log" in said
 
 
 def test_no_broker_is_one_line():
