@@ -150,8 +150,8 @@ class Producer:
 
     def close(self) -> None:
         """Flush, and end the thread. Whoever wants to know looks at the futures."""
-        _open.discard(self)
         self.flush()
+        _open.discard(self)  # who was interrupted is flushed when the interpreter ends
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -19,6 +19,7 @@ from record_format import errors
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, answers
+from tierlog.client import producer as producers
 from tierlog.client.batching import (
     OBJECTS_BYTES,
     Accumulator,
@@ -381,11 +382,15 @@ def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
             with pytest.raises(RuntimeError, match="callback cannot wait"):
                 wait()
             told.append(wait)
+        told.append(producer in producers._open)
 
     with client(broker) as c, c.producer() as producer:
         producer.send("t", "first", partition=0).add_done_callback(go_on)
     assert told[0].result(10).partition == 1
-    assert told[1:] == [producer.flush, producer.close]
+    assert told[1:] == [producer.flush, producer.close, True], (
+        "it is flushed at the end all the same"
+    )
+    assert producer not in producers._open
 
 
 class TellingCondition(threading.Condition):
