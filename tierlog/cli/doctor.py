@@ -95,6 +95,9 @@ def _java() -> Verdict:
 
 
 def _disk(folder: Path) -> Iterator[Verdict]:
+    if folder.is_file():
+        yield Verdict("disk", False, f"{folder} is a file, not a folder")
+        return
     while not folder.is_dir():
         folder = folder.absolute().parent
     free = shutil.disk_usage(folder).free

@@ -96,13 +96,18 @@ class Reading(NamedTuple):
 
 
 def read(text: str, *, at_s: float) -> Reading:
-    """A reading out of Prometheus' text format."""
+    """A reading out of Prometheus' text format. Raises UnexpectedAnswer."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    from tierlog.client import UnexpectedAnswer
+
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except ValueError as error:
+        raise UnexpectedAnswer(f"metrics that are none ({error}): is that a broker?") from error
     return Reading(at_s, samples)
 
 

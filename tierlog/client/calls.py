@@ -346,7 +346,7 @@ def storage_report() -> Call[dict[str, object]]:
 
 def metrics() -> Call[str]:
     """The broker's metrics, in Prometheus' text format."""
-    return Call(Request("GET", "/metrics"), lambda reply: reply.body.decode())
+    return Call(Request("GET", "/metrics"), lambda reply: reply.body.decode(errors="replace"))
 
 
 def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded]:

@@ -123,6 +123,9 @@ def test_doctor_says_what_is_there_and_what_is_not(offline, tmp_path):
     done = offline.run("doctor", "--server", "http://127.0.0.1:1", "--output", "text")
     assert done.returncode == 3
     assert "cannot reach the broker" in done.stdout.decode()
+    done = offline.run("doctor", "--data-dir", __file__, "--output", "text")
+    assert done.returncode == 3
+    assert "is a file, not a folder" in done.stdout.decode()
 
 
 def test_a_reader_that_has_enough_is_no_failure():

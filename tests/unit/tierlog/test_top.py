@@ -1,10 +1,11 @@
 """`tierlog top`: rates out of two readings of /metrics."""
 
 import httpx
+import pytest
 from rich.console import Console
 
 from tierlog.cli.top import _loads, load_between, picture, read
-from tierlog.client import Client
+from tierlog.client import Client, UnexpectedAnswer
 from tierlog.client.exchange import NO_RETRIES
 
 BEFORE = """
@@ -71,6 +72,11 @@ def test_what_is_wrong_stands_in_the_picture():
     assert "2 serving, 1 offline" in shown
     assert "not available" in shown
     assert "1 more not shown" in shown
+
+
+def test_a_page_of_something_else_is_no_reading():
+    with pytest.raises(UnexpectedAnswer, match="is that a broker"):
+        read("<html>{not even} close</html>", at_s=0.0)
 
 
 def test_a_restart_of_the_broker_is_waited_for():
