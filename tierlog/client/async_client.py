@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
@@ -78,12 +77,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     # --- topics
@@ -254,14 +248,6 @@ class AsyncClient:
 
     async def _send(self, http: httpx.AsyncClient, request: Request) -> Reply | Outcome:
         try:
-            response = await http.request(
-                request.method,
-                request.path,
-                params=request.query or None,
-                headers=request.headers,
-                content=request.body,
-                timeout=self._connection.timeout(request),
-            )
+            return to_reply(await http.request(**self._connection.sent_as(request)))
         except httpx.RequestError as error:
             return to_outcome(error)
-        return to_reply(response)

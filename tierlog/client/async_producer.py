@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from record_format.clock import wall_clock_ms
@@ -127,12 +126,7 @@ class AsyncProducer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _check_open(self) -> None:

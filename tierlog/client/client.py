@@ -12,7 +12,6 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
@@ -90,12 +89,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- topics
@@ -272,14 +266,6 @@ class Client:
             self._connect()
         http = self._waiting if request.extra_wait_s else self._http
         try:
-            response = http.request(
-                request.method,
-                request.path,
-                params=request.query or None,
-                headers=request.headers,
-                content=request.body,
-                timeout=self._connection.timeout(request),
-            )
+            return to_reply(http.request(**self._connection.sent_as(request)))
         except httpx.RequestError as error:
             return to_outcome(error)
-        return to_reply(response)

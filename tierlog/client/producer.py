@@ -9,7 +9,6 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -166,12 +165,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -97,8 +97,16 @@ class Connection:
             return _Bearer(lambda: _checked(token, "token")) if token else None
         return _Bearer(lambda: _checked(_read(file), f"token file {file}"))
 
-    def timeout(self, request: Request) -> float:
-        return self.timeout_s + request.extra_wait_s
+    def sent_as(self, request: Request) -> dict[str, Any]:
+        """What both clients of httpx take."""
+        return {
+            "method": request.method,
+            "url": request.path,
+            "params": request.query or None,
+            "headers": request.headers,
+            "content": request.body,
+            "timeout": self.timeout_s + request.extra_wait_s,
+        }
 
 
 class _Bearer(httpx.Auth):

@@ -12,7 +12,6 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from websockets.sync.client import connect
@@ -65,12 +64,7 @@ class Chromium:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def _attach(self) -> None:
