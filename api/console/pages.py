@@ -26,12 +26,11 @@ from api.console.static_names import STATIC_NAMES
 from api.http import problems, strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.answers import Answer, json_answer
-from api.http.calls import Call
+from api.http.calls import Call, Handler
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
 from api.http.packaged_files import PackagedFiles
-from api.http.plain_requests import no_query
 from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
@@ -84,25 +83,25 @@ class Console:
                 await self._sampling
 
     def calls(self) -> tuple[Call, ...]:
-        handlers = {
-            "/": shell,
-            "/console/static/{file}": _STATIC.answer,
-            "/console/overview": self.overview,
-            "/console/summary": self.summary,
-            "/console/samples": self.samples,
-            "/console/topics": topics,
-            "/console/groups": groups,
-            "/console/store": store,
-            _TOPIC: topic,
-            _TOPIC + "/tail": topic_tail,
-            _PARTITION + "/records": records,
-            _PARTITION + "/segments": segments,
-            _PARTITION + "/manifest": manifest,
-            _PARTITION + "/tail": partition_tail,
+        handlers: dict[str, tuple[Handler, type[msgspec.Struct] | None]] = {
+            "/": (shell, None),
+            "/console/static/{file}": (_STATIC.answer, None),
+            "/console/overview": (self.overview, TopicsQuery),
+            "/console/summary": (self.summary, None),
+            "/console/samples": (self.samples, SamplesQuery),
+            "/console/topics": (topics, TopicsQuery),
+            "/console/groups": (groups, None),
+            "/console/store": (store, None),
+            _TOPIC: (topic, TopicQuery),
+            _TOPIC + "/tail": (topic_tail, None),
+            _PARTITION + "/records": (records, RecordsQuery),
+            _PARTITION + "/segments": (segments, SegmentsQuery),
+            _PARTITION + "/manifest": (manifest, ManifestQuery),
+            _PARTITION + "/tail": (partition_tail, None),
         }
         return tuple(
-            Call(method="GET", path=path, handler=handler, tag="console", summary="")
-            for path, handler in handlers.items()
+            Call(method="GET", path=path, handler=handler, query=query, tag="console", summary="")
+            for path, (handler, query) in handlers.items()
         )
 
     async def overview(self, context: Context, exchange: Exchange) -> Answer:
@@ -113,8 +112,7 @@ class Console:
             facts = await self._facts(context)
         return fragment("overview.html", **facts, **listed, **_try(exchange))
 
-    async def summary(self, context: Context, exchange: Exchange) -> Answer:
-        no_query(exchange)
+    async def summary(self, context: Context, _: Exchange) -> Answer:
         return fragment("summary.html", **await self._facts(context))
 
     async def samples(self, _: Context, exchange: Exchange) -> Answer:
@@ -134,8 +132,7 @@ def _troubles(troubles: list[str]) -> dict[str, Any]:
     return {"troubles": troubles[:TROUBLES_SHOWN], "more_troubles": more}
 
 
-async def shell(_: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
+async def shell(_: Context, __: Exchange) -> Answer:
     return page("shell.html")
 
 
@@ -167,13 +164,11 @@ def _try(exchange: Exchange) -> dict[str, Any]:
 
 
 async def groups(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     found = await context.read(group_lines, context.broker.groups, exchange.grant)
     return fragment("groups.html", groups=found, shown_max=GROUPS_SHOWN)
 
 
-async def store(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
+async def store(context: Context, _: Exchange) -> Answer:
     report = await context.read(context.broker.storage_report)
     prices = context.broker.settings.prices
     return fragment(
@@ -221,7 +216,6 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
 
 
 async def topic_tail(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     found = context.broker.topic(exchange.topic)
     return fragment("topic_tail.html", name=found.record.name)
 
@@ -274,6 +268,5 @@ async def manifest(context: Context, exchange: Exchange) -> Answer:
 
 
 async def partition_tail(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return fragment("partition_tail.html", **await _head(context, partition, "tail"))

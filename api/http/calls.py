@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from api.http.access.scopes import OPEN_PATHS
 from api.http.answers import AnyAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.request.media_types import JSON
 
 Handler = Callable[[Context, Exchange], Awaitable[AnyAnswer]]
 AtOnce = Callable[[Context, Exchange], AnyAnswer | None]
@@ -73,6 +75,11 @@ class Call:
     @property
     def writes(self) -> bool:
         return self.method != "GET" and not self.only_reads
+
+    @property
+    def answers_json(self) -> bool:
+        """And nothing else; health, which is open, whatever is asked for."""
+        return self.answer.keys() == {JSON} and self.path not in OPEN_PATHS
 
 
 class Found(NamedTuple):

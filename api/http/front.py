@@ -37,6 +37,7 @@ from api.http.answers import (
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Send
+from api.http.plain_requests import check_plain
 from api.http.refusals import CutByStop, MethodNotAllowed
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
@@ -132,7 +133,10 @@ class TierlogApp(FastAPI):
             access.admit(exchange)
             call = self._find(exchange)
             access.check(exchange, None if call is None else (call.method, call.path))
-            if call is None or call.at_once is None:
+            if call is None:
+                return Begun(exchange)
+            if call.at_once is None:
+                check_plain(call, exchange)
                 return Begun(exchange, call)
             return Begun(exchange, call, call.at_once(self.context, exchange))
         except Exception as error:  # noqa: BLE001

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from api.http.answers import Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.plain_requests import no_query
 from api.http.problems import HeaderList
 from api.http.refusals import NotFound
 from api.http.request.byte_range import none_match
@@ -51,7 +50,6 @@ class PackagedFiles:
 
     async def answer(self, _: Context, exchange: Exchange) -> Answer:
         """The handler of a call whose path ends with `{file}`."""
-        no_query(exchange)
         name = exchange.params["file"]
         media_type = self._media_types.get(name)
         if media_type is None:

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from api.http import strict_json
+from api.http.calls import Call
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.request import bodies, media_types
@@ -49,9 +50,13 @@ async def no_body(context: Context, exchange: Exchange) -> None:
             strict_json.decode_control(body, _NO_MEMBERS)
 
 
+def check_plain(call: Call, exchange: Exchange) -> None:
+    """What the table of calls says of its parameters and its answer. Raises what is wrong."""
+    if call.query is None:
+        no_query(exchange)
+    if call.answers_json:
+        media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
+
+
 def no_query(exchange: Exchange) -> None:
     strict_json.parse_query(exchange.scope["query_string"], _Nothing)
-
-
-def acceptable_json(exchange: Exchange) -> None:
-    media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))

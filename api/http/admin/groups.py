@@ -18,7 +18,7 @@ from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
-from api.http.plain_requests import acceptable_json, json_body, no_query
+from api.http.plain_requests import json_body
 from api.http.produce.columns import MAX_PARTITION
 from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
 from broker.groups.groups import GroupOffset
@@ -41,7 +41,6 @@ _COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
 
 
 async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     group = _group(exchange)
     wanted = await json_body(context, exchange, _COMMIT)
     if len(wanted.offsets) > context.settings.records_max:
@@ -57,8 +56,6 @@ async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
 
 
 async def get_group(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     group = _group(exchange)
     offsets = await context.read(context.broker.groups.group, group)
     visible = _visible(offsets, exchange.grant)
@@ -69,8 +66,6 @@ async def get_group(context: Context, exchange: Exchange) -> Answer:
 
 
 async def list_groups(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     return json_answer(await context.read(_summaries, context, exchange.grant))
 
 
@@ -86,7 +81,6 @@ def _summaries(context: Context, grant: Grant) -> GroupList:
 
 
 async def delete_group(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     group = _group(exchange)
     if exchange.grant.topics:
         offsets = await context.read(context.broker.groups.group, group)

@@ -15,7 +15,7 @@ from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET, time_of
-from api.http.plain_requests import acceptable_json, json_body, no_body, no_query
+from api.http.plain_requests import json_body, no_body
 from api.http.settings import MAX_WAIT_MS
 from api.http.shapes import (
     EpochState,
@@ -67,7 +67,6 @@ _TRIM: Final = msgspec.json.Decoder(Trim)
 
 
 async def get_offsets(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], OffsetsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if isinstance(query.timestamp, UnsetType):
@@ -79,7 +78,6 @@ async def get_offsets(context: Context, exchange: Exchange) -> Answer:
 
 
 async def list_segments(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], PageQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return json_answer(await context.read_cold(_segment_page, partition, query))
@@ -94,7 +92,6 @@ def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
 
 
 async def get_manifest(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return json_answer(await context.read_cold(_manifest_page, partition, query))
@@ -149,8 +146,6 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
 
 
 async def trim(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
         raise Forbidden(f"{exchange.topic} is internal: it is not trimmed over HTTP")
@@ -163,7 +158,6 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
 
 
 async def offload(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
     await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms

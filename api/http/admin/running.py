@@ -7,19 +7,16 @@ from api.http.answers import NO_STORE, Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.metrics.registry import CONTENT_TYPE
-from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import public
 from api.http.request import media_types
 from api.http.shapes import Alive, Ready
 
 
-async def healthz(_: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
+async def healthz(_: Context, __: Exchange) -> Answer:
     return json_answer(Alive())
 
 
 async def readyz(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     reasons, degraded = context.broker.readiness()
     ready = Ready(not reasons, [public(one) for one in reasons], [public(one) for one in degraded])
     if exchange.grant is NOBODY:
@@ -28,7 +25,6 @@ async def readyz(context: Context, exchange: Exchange) -> Answer:
 
 
 async def metrics(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     media_types.preferred(
         exchange.header(b"accept"), offered=("text/plain", "application/openmetrics-text")
     )
@@ -36,7 +32,5 @@ async def metrics(context: Context, exchange: Exchange) -> Answer:
     return Answer(200, [(b"content-type", CONTENT_TYPE.encode()), NO_STORE], body)
 
 
-async def storage(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
+async def storage(context: Context, _: Exchange) -> Answer:
     return json_answer(await context.read(context.broker.storage_report))

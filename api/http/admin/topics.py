@@ -11,7 +11,7 @@ from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.plain_requests import acceptable_json, json_body, no_query
+from api.http.plain_requests import json_body
 from api.http.problems import public
 from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
 from broker.topic_registry import INTERNAL_PREFIX
@@ -44,8 +44,6 @@ _ALTER: Final = msgspec.json.Decoder(AlterTopic)
 
 
 async def create_topic(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     wanted = await json_body(context, exchange, _CREATE)
     exchange.grant.check_topic(wanted.name)
     if wanted.name.startswith(INTERNAL_PREFIX):  # nobody could write to it, or delete it
@@ -61,7 +59,6 @@ async def create_topic(context: Context, exchange: Exchange) -> Answer:
 
 
 async def list_topics(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
     topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
     shown = [
@@ -71,14 +68,10 @@ async def list_topics(context: Context, exchange: Exchange) -> Answer:
 
 
 async def get_topic(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     return json_answer(_shown(context.broker.topic(exchange.topic).describe()))
 
 
 async def alter_topic(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
     wanted = await json_body(context, exchange, _ALTER)
     if exchange.topic == CONSUMER_OFFSETS:
@@ -116,7 +109,6 @@ def _check_offsets_are_kept(wanted: AlterTopic) -> None:
 
 
 async def delete_topic(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
     if context.broker.topic(exchange.topic).record.internal:
         raise Forbidden(f"{exchange.topic} is internal: it is not deleted over HTTP")
     await context.change(context.broker.delete_topic, exchange.topic)

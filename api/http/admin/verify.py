@@ -9,7 +9,7 @@ from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.plain_requests import acceptable_json, no_body
+from api.http.plain_requests import no_body
 from api.http.problems import public, shown_path
 from record_format.findings import Problem
 
@@ -21,7 +21,6 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def verify(context: Context, exchange: Exchange) -> Answer:
-    acceptable_json(exchange)
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
     await no_body(context, exchange)
     report = await context.change(context.broker.verify, exchange.topic, deep=query.deep)

@@ -16,12 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from api.http.answers import Answer
-from api.http.calls import Call
+from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.docs.files import FILES
 from api.http.exchange import Exchange
 from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
-from api.http.plain_requests import acceptable_json, no_query
 from api.http.problems import HeaderList
 from api.http.request import media_types
 
@@ -65,8 +64,7 @@ _HEADERS: Final[HeaderList] = [
 _FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", FILES, _HEADERS)
 
 
-async def docs_page(_: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
+async def docs_page(_: Context, __: Exchange) -> Answer:
     headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-cache")]
     return Answer(200, [*headers, *_HEADERS], _PAGE)
 
@@ -79,12 +77,15 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
         return tagged(msgspec.json.encode(document()))
 
     async def openapi_document(_: Context, exchange: Exchange) -> Answer:
-        no_query(exchange)
-        acceptable_json(exchange)
         return tagged_answer(exchange, written(), media_types.JSON.encode(), [])
 
     return Call(
-        method="GET", path="/openapi.json", handler=openapi_document, tag="docs", summary=""
+        method="GET",
+        path="/openapi.json",
+        handler=openapi_document,
+        tag="docs",
+        summary="",
+        answer={media_types.JSON: Body(schema={"type": "object"})},
     )
 
 

@@ -31,7 +31,7 @@ from api.http.fetch.reading import (
     compute_text,
     work_bytes,
 )
-from api.http.plain_requests import acceptable_json, json_body, no_query
+from api.http.plain_requests import json_body
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from record_format.errors import TierlogError
@@ -78,8 +78,6 @@ _DECODER: Final = msgspec.json.Decoder(FetchMany)
 
 
 async def fetch_many(context: Context, exchange: Exchange) -> Answer:
-    no_query(exchange)
-    acceptable_json(exchange)
     wanted = await json_body(context, exchange, _DECODER)
     positions = [
         parse_position(one.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")

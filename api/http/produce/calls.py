@@ -13,7 +13,7 @@ from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import NOT_KNOWN, Context
 from api.http.exchange import Exchange
-from api.http.plain_requests import acceptable_json, no_body, no_query
+from api.http.plain_requests import no_body
 from api.http.produce.append import append
 from api.http.produce.batches import (
     TopicRules,
@@ -143,8 +143,6 @@ def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
 
 async def new_producer(context: Context, exchange: Exchange) -> Answer:
     """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
-    no_query(exchange)
-    acceptable_json(exchange)
     await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
     return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

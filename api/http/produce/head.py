@@ -57,7 +57,6 @@ def read_head(context: Context, exchange: Exchange, partition: Partition | None)
     if topic.record.internal:
         raise Forbidden(f"{topic.record.name} is internal: it is not produced to over HTTP")
     query = strict_json.parse_query(exchange.scope["query_string"], ProduceQuery)
-    media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
     media_type = _media_type(exchange, partition)
     _check_parameters(query, media_type)
     producer, expected_offset = _producer_state(exchange), _expected_offset(exchange)
