@@ -37,10 +37,6 @@ class PartitionLine(NamedTuple):
     map: TierMap
     trouble: str
 
-    @property
-    def offset_count(self) -> int:
-        return max(0, self.offsets.high_watermark - self.offsets.log_start_offset)
-
 
 class TopicLine(NamedTuple):
     """`maps`: of the first partitions, on one axis; `more`: how many further there are."""

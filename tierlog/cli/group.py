@@ -80,10 +80,7 @@ def delete(
     if not yes:
         raise typer.BadParameter(f"this forgets where {group} has read to: say --yes")
     client.delete_group(group)
-    if output.is_json:
-        print_json({"deleted": group})
-    else:
-        note(f"deleted {group}")
+    output.tell({"deleted": group}, f"deleted {group}")
 
 
 def parse_place(client: Client, text: str) -> OffsetCommit:

@@ -33,6 +33,13 @@ class Output(StrEnum):
     def is_json(self) -> bool:
         return self is Output.JSON or (self is Output.AUTO and not sys.stdout.isatty())
 
+    def tell(self, document: Any, text: str) -> None:
+        """What was done: as JSON, or in a line beside what is piped."""
+        if self.is_json:
+            print_json(document)
+        else:
+            note(text)
+
 
 def print_json(document: Any) -> None:
     """One document, indented on a terminal."""

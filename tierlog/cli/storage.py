@@ -12,7 +12,7 @@ from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
+from tierlog.cli.output import Output, moment, print_json, print_table, shown, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -160,13 +160,11 @@ def offload(
     Exits with 1 if something remains after the wait.
     """
     done = client.offload(topic, wait_ms=int(wait_s * 1000) or None)
-    if output.is_json:
-        print_json(done)
-    else:
-        note(
-            f"uploaded {done.uploaded_segments} segments, {size(done.uploaded_bytes)}; "
-            f"{done.remaining_segments} remain"
-        )
+    output.tell(
+        done,
+        f"uploaded {done.uploaded_segments} segments, {size(done.uploaded_bytes)}; "
+        f"{done.remaining_segments} remain",
+    )
     if wait_s and done.remaining_segments:
         raise RetriableError(
             f"after {wait_s:g} s the bucket still lacks segments: {done.remaining_segments}; "
@@ -185,10 +183,10 @@ def trim(
 ) -> None:
     """Delete all records below an offset (Kafka's DeleteRecords)."""
     start = client.trim(topic, partition, before_offset=before_offset)
-    if output.is_json:
-        print_json({"topic": topic, "partition": partition, "log_start_offset": start})
-    else:
-        note(f"{topic}-{partition} begins at {start}")
+    output.tell(
+        {"topic": topic, "partition": partition, "log_start_offset": start},
+        f"{topic}-{partition} begins at {start}",
+    )
 
 
 def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:

@@ -109,10 +109,7 @@ def revoke(
     from api.http.access.tokens import revoke_token
 
     revoke_token(_path(data_dir, tokens_file), name)
-    if output.is_json:
-        print_json({"revoked": name})
-    else:
-        note(f"revoked {name}")
+    output.tell({"revoked": name}, f"revoked {name}")
 
 
 def _path(data_dir: Path | None, tokens_file: Path | None) -> Path:

@@ -100,10 +100,7 @@ def alter(
     if changes and partitions is not None:
         raise typer.BadParameter("--partitions by itself: the two are separate changes")
     topic = client.alter_topic(name, config=changes or None, partitions=partitions)
-    if output.is_json:
-        print_json(topic)
-    else:
-        note(f"altered {name}")
+    output.tell(topic, f"altered {name}")
 
 
 @app.command("delete")
@@ -118,10 +115,7 @@ def delete(
     if not yes:
         raise typer.BadParameter(f"this deletes all of {name}, hot and cold: say --yes")
     client.delete_topic(name)
-    if output.is_json:
-        print_json({"deleted": name})
-    else:
-        note(f"deleted {name}")
+    output.tell({"deleted": name}, f"deleted {name}")
 
 
 def parse_config(pairs: list[str] | None) -> dict[str, Any]:
