@@ -120,13 +120,17 @@ def _members(kinds: Iterable[problems.Kind]) -> Iterator[str]:
 
 
 def http_page() -> str:
-    common = ", ".join(f"`{code}`" for code in openapi.COMMON_PROBLEMS)
+    common, of_a_body = (
+        ", ".join(f"`{code}`" for code in codes)
+        for codes in (openapi.COMMON_PROBLEMS, openapi.BODY_PROBLEMS)
+    )
     head = (
         "# HTTP API\n\n" + NOTE + "\n"
         "A broker serves the same as OpenAPI, with the schemas of all bodies, at `/openapi.json`, "
         "and a page to try the calls at `/docs`.\nWith tokens, each call takes one that has "
         "the scope named with it ([security](../security.md)). Every call may answer the "
-        f"[problems](problems.md) {common}; the others are named with each call.\n"
+        f"[problems](problems.md) {common}, and POST, PUT and PATCH {of_a_body}; the others are "
+        "named with each call.\n"
     )
     schemas = openapi.Schemas(CALLS)
     by_tag = itertools.groupby(CALLS, key=lambda call: call.tag)

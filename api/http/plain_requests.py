@@ -22,7 +22,6 @@ class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameter, or no member."""
 
 
-NO_BODY: Final = ("request-too-large", "unsupported-media-type")  # what `no_body` refuses with
 _NO_MEMBERS: Final = msgspec.json.Decoder(_Nothing)
 
 

@@ -14,7 +14,6 @@ from api.http.fetch.one import FetchQuery, fetch
 from api.http.fetch.segments import get_segment, segment_at_once
 from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
 from api.http.metrics.registry import CONTENT_TYPE
-from api.http.plain_requests import NO_BODY
 from api.http.produce.calls import new_producer, produce_to_partition, produce_to_topic
 from api.http.produce.columns import RecordsIn
 from api.http.produce.head import ProduceQuery
@@ -40,12 +39,8 @@ WRITING: Final = (
     "unknown-partition",
     "invalid-record",
     "record-too-large",
-    "request-too-large",
-    "unsupported-media-type",
-    "forbidden",
     "leadership-lost",
     "log-offline",
-    "throttled",
     "disk-full",
 )
 # What reading the log of groups' offsets for the first time may meet, in either tier.
@@ -108,8 +103,6 @@ _TOPIC_CALLS: Final = (
             "invalid-config",
             "invalid-topic-name",
             "topic-exists",
-            "request-too-large",
-            "unsupported-media-type",
             "disk-full",
         ),
     ),
@@ -149,8 +142,6 @@ _TOPIC_CALLS: Final = (
             "leadership-lost",
             "invalid-config",
             "invalid-partition-count",
-            "request-too-large",
-            "unsupported-media-type",
             "disk-full",
         ),
     ),
@@ -270,7 +261,6 @@ _RECORD_CALLS: Final = (
         answer={
             JSON: Body(schema=(shapes.FetchedPartition, shapes.FetchError), listed_as="partitions")
         },
-        problems=("request-too-large", "unsupported-media-type", "throttled"),
         only_reads=True,
     ),
     Call(
@@ -280,7 +270,6 @@ _RECORD_CALLS: Final = (
         tag="records",
         summary="Make an idempotent producer's id",
         answer={JSON: Body(schema=shapes.ProducerIdentity)},
-        problems=NO_BODY,
     ),
 )
 
@@ -353,8 +342,6 @@ _LOG_CALLS: Final = (
             "offset-past-end",
             "leadership-lost",
             "log-offline",
-            "request-too-large",
-            "unsupported-media-type",
             "disk-full",
         ),
     ),
@@ -368,7 +355,6 @@ _LOG_CALLS: Final = (
         answer={JSON: Body(schema=shapes.Offloaded)},
         problems=(
             *NO_TOPIC,
-            *NO_BODY,
             "leadership-lost",
             "log-offline",
             "store-unavailable",
@@ -383,7 +369,7 @@ _LOG_CALLS: Final = (
         description="Problems are in the answer, each with its object or file. One at a time.",
         query=VerifyQuery,
         answer={JSON: Body(schema=VerifyReport)},
-        problems=(*NO_TOPIC, *NO_BODY, "store-unavailable", "throttled"),
+        problems=(*NO_TOPIC, "store-unavailable"),
         only_reads=True,
     ),
 )
@@ -406,9 +392,6 @@ _GROUP_CALLS: Final = (
         problems=(
             "unknown-topic",
             "unknown-partition",
-            "request-too-large",
-            "unsupported-media-type",
-            "throttled",
             *REBUILDING_TO_WRITE,
         ),
     ),

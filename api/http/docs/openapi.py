@@ -73,6 +73,8 @@ COMMON_PROBLEMS: Final = (
     "shutting-down",
     "internal",
 )
+# Of POST, PUT and PATCH, where they take no body too.
+BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
 # Health is told to everybody, in one form, and always.
 _NOT_OF_OPEN_PATHS: Final = frozenset(
     ("unauthorized", "not-acceptable", "throttled", "shutting-down")
@@ -230,7 +232,8 @@ def _responses(call: Call, schemas: Schemas) -> Json:
         str(status): _answer(answer, schemas)
         for status, answer in {call.status: usual, **call.other_answers}.items()
     }
-    for code in (*_common_problems(call), *call.problems):
+    of_a_body = BODY_PROBLEMS if call.method in ("POST", "PUT", "PATCH") else ()
+    for code in (*_common_problems(call), *call.problems, *of_a_body):
         _add_problem(responses, code)
     return responses
 
