@@ -86,10 +86,12 @@ def error_of(reply: Reply, request: Request) -> TierlogError:
     """The error that a reply stands for which answers nothing: 400 and above, or a redirection."""
     problem = parse_problem(reply.body)
     if problem is None:
-        server = reply.headers.get("server", "an unnamed server")
+        server, place = reply.headers.get("server"), reply.headers.get("location")
+        sent_on = f", which sends on to {place}" if place else ""
         return UnexpectedAnswer(
-            f"{request.method} {request.path}: status {reply.status} by {server}, "
-            "without a problem document: is that a tierlog broker?"
+            f"{request.method} {request.path}: status {reply.status} by "
+            f"{server or 'an unnamed server'}{sent_on}, without a problem document: is that a "
+            "tierlog broker?"
         )
     return error_of_problem(problem, reply, request.place)
 

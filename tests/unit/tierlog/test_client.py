@@ -283,8 +283,9 @@ def test_the_page_of_a_proxy_is_no_commit(status):
     with client(Script(page)) as c:
         with pytest.raises(UnexpectedAnswer, match=f"status {status}"):
             c.commit_offsets("g", [tierlog.OffsetCommit("t", 0, 5)])
-        with pytest.raises(UnexpectedAnswer):
+        with pytest.raises(UnexpectedAnswer) as told:
             c.delete_topic("t")
+        assert ("sends on to /login" in str(told.value)) == (status != 200)
         with pytest.raises(UnexpectedAnswer):
             c.offsets("t", 0)
 
