@@ -12,9 +12,7 @@ from tierlog.cli.output import Output, note, print_json, print_table
 if TYPE_CHECKING:
     from tierlog.client import Client, OffsetCommit
 
-app = typer.Typer(
-    help="How far each group has read, and its lag.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Places = Annotated[

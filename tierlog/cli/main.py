@@ -103,7 +103,7 @@ def load_command(name: str) -> Any:
     """The command or group of that name, from its module's `app`."""
     module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
     command = typer.main.get_command(module.app)
-    command.name = name
+    command.name, command.help = name, command.help or COMMANDS[name].summary
     _unwrap_help(command)
     return command
 

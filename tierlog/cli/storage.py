@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from tierlog.client import Client
     from tierlog.client.answers import Segment
 
-app = typer.Typer(
-    help="What is hot, what is cold, and the manifest.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 for part in (storage_manifest, storage_check, storage_repair, storage_pins):
     app.add_typer(part.app)
 

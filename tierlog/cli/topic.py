@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from tierlog.client import Client
     from tierlog.client.answers import TopicDescription
 
-app = typer.Typer(
-    help="Create, list, describe, alter, delete topics.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 Config = Annotated[
