@@ -160,6 +160,7 @@ class TokensFile:
         self._path, self._name = path, str(path)
         self._seen: tuple[int, int, int] | None = None
         self._entries: tuple[TokenEntry, ...] = ()
+        self._told = ""  # of why it cannot be read
         self.required = required
         self.refresh()
 
@@ -182,8 +183,13 @@ class TokensFile:
             self._entries = read_entries(self._path)
         except (ConfigurationError, OSError) as error:
             self._entries = ()
-            log.error("tokens file cannot be read: nobody is let in", error=str(error))
+            if isinstance(error, OSError):
+                self._seen = None  # the disk, or a want of descriptors: the next look may do better
+            if str(error) != self._told:
+                log.error("tokens file cannot be read: nobody is let in", error=str(error))
+            self._told = str(error)
         else:
+            self._told = ""
             log.info("tokens read", tokens=[entry.name for entry in self._entries])
 
     def grant_of(self, token: str) -> Grant | None:

@@ -1,4 +1,5 @@
 import json
+import resource
 import threading
 
 import pytest
@@ -103,3 +104,20 @@ def test_a_file_that_was_never_there_is_asked_for_only_when_told(path):
     token = make(path, "a")
     file.refresh()
     assert file.grant_of(token) is not None
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(path):
+    token = make(path, "a")
+    file = TokensFile(path, required=False)
+    other = make(path, "b")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        file.refresh()
+        file.refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert file.grant_of(token) is None
+    file.refresh()
+    assert file.grant_of(token) is not None
+    assert file.grant_of(other) is not None
