@@ -70,6 +70,9 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
+    if call.keywords.get("store") is not None:  # the bucket by itself: no broker is asked
+        call(None)
+        return
     from tierlog.client import Client
 
     with Client(
@@ -81,8 +84,7 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         try:
             call(client)
         except UnknownTopic as error:
-            if call.keywords.get("store") is None:  # with --store no broker was asked
-                error.args = (f"{error}{_near_topic(client, error.topic)}",)
+            error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
 
 

@@ -255,7 +255,8 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
     assert "no manifest version 99" in tierlog.fails(
         1, "storage", "manifest", "tiers", "--diff", "1", "99"
     )
-    near = tierlog.fails(1, "storage", "segments", "tires", *store)
+    alone = Program("http://[is-not-asked")
+    near = alone.fails(1, "storage", "segments", "tires", *store)
     assert near == "tierlog: there is no topic 'tires'\n", "the bucket alone was asked"
     assert "--store" in tierlog.fails(2, "storage", "manifest", "tiers", "--history")
     assert b"object key" in tierlog.ok("storage", "manifest", "tiers", *store, "--output", "text")
