@@ -13,6 +13,7 @@ from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_r
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import Output, moment, print_json, print_table, shown, size
+from tierlog.cli.topic import note_damaged
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -190,7 +191,9 @@ def trim(
 def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:
     if partition is not None:
         return [partition]
-    return [one.partition for one in client.describe_topic(topic).partitions]
+    found = client.describe_topic(topic)
+    note_damaged(found)
+    return [one.partition for one in found.partitions]
 
 
 def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:

@@ -158,11 +158,15 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
         for one in topic.partitions
     ]
     print_table(f"{topic.name}  {topic.topic_id}", columns, rows)
-    for damaged in topic.damaged_partitions:
-        note(f"partition {damaged.partition} is not served: {damaged.detail}")
+    note_damaged(topic)
     config = topic.effective_config if all_config else topic.config
     if config:
         print_table("", ("setting", "value"), [(key, str(config[key])) for key in sorted(config)])
+
+
+def note_damaged(topic: TopicDescription) -> None:
+    for damaged in topic.damaged_partitions:
+        note(f"partition {damaged.partition} is not served: {damaged.detail}")
 
 
 def _shown(config: dict[str, Any]) -> str:
