@@ -16,14 +16,14 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.errors import RetriableError, TierlogError, UnknownGroup
+from record_format.errors import RetriableError, TierlogError
 from tierlog.client import answers, calls, group_calls
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
-from tierlog.client.follow import Turns
+from tierlog.client.follow import Turns, begin
 from tierlog.client.group_calls import GroupPlace
 from tierlog.client.methods import awaited
 from tierlog.client.problems import UnexpectedAnswer
@@ -119,11 +119,6 @@ class AsyncClient:
         place = None
         if group is not None:
             place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
-            known = await self._committed(group)
-            offset = place.starts(known, await self.describe_topic(topic), offset)
-        whole_topic = partitions is None
-        if partitions is None:
-            partitions = (await self.describe_topic(topic)).damaged_last
         first = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
@@ -131,8 +126,8 @@ class AsyncClient:
             follow=follow,
             limits=limits,
         )
-        cursors = first.spread(partitions, offset)
-        turns = Turns(cursors, self.retries, whole_topic=whole_topic)
+        steps = begin(first, partitions, offset, place=place, retries=self.retries)
+        turns = await self.run(steps)
         if place is not None:
             async with aclosing(self._consume_for(place, turns)) as records:
                 async for record in records:
@@ -168,12 +163,6 @@ class AsyncClient:
             commit = place.commit()
             if commit is not None and not self._http.is_closed:
                 await self.call(commit)
-
-    async def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
-        try:
-            return (await self.group(group)).offsets
-        except UnknownGroup:
-            return ()
 
     # --- groups
 

@@ -16,13 +16,13 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.errors import RetriableError, TierlogError, UnknownGroup
+from record_format.errors import RetriableError, TierlogError
 from tierlog.client import answers, calls, group_calls
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
-from tierlog.client.follow import Turns
+from tierlog.client.follow import Turns, begin
 from tierlog.client.group_calls import GroupPlace
 from tierlog.client.methods import called
 from tierlog.client.problems import UnexpectedAnswer
@@ -143,10 +143,6 @@ class Client:
         place = None
         if group is not None:
             place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
-            offset = place.starts(self._committed(group), self.describe_topic(topic), offset)
-        whole_topic = partitions is None
-        if partitions is None:
-            partitions = self.describe_topic(topic).damaged_last
         first = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
@@ -154,8 +150,8 @@ class Client:
             follow=follow,
             limits=limits,
         )
-        cursors = first.spread(partitions, offset)
-        turns = Turns(cursors, self.retries, whole_topic=whole_topic)
+        steps = begin(first, partitions, offset, place=place, retries=self.retries)
+        turns = self.run(steps)
         if place is not None:
             yield from self._consume_for(place, turns)
             return
@@ -190,12 +186,6 @@ class Client:
             return  # behind a fork it is the other side's place
         if (commit := place.commit()) is not None:
             self.call(commit)
-
-    def _committed(self, group: str) -> tuple[answers.GroupOffset, ...]:
-        try:
-            return self.group(group).offsets
-        except UnknownGroup:
-            return ()
 
     # --- groups
 

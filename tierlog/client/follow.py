@@ -12,19 +12,46 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from tierlog.client import calls
+from record_format.errors import UnknownGroup
+from tierlog.client import calls, group_calls
 from tierlog.client.answers import TOPIC_KNOWN_MS, TopicDescription
+from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import ENDLESS, RetryPolicy, Steps, exchange
+from tierlog.client.group_calls import GroupPlace
 from tierlog.client.records import ConsumedRecord
 
 FOLLOW_WAIT_MS: Final = 10_000
 ROUND_MS: Final = 500
+
+
+def begin(
+    first: PartitionCursor,
+    partitions: Iterable[int] | None,
+    offset: Start | Mapping[int, Start],
+    *,
+    place: GroupPlace | None,
+    retries: RetryPolicy,
+) -> Steps[Turns]:
+    """A reader of the partitions, None for all, each as `first`; of those that `place` knows, from
+    there on.
+    """
+    asked = partitions
+    if asked is None or place is not None:
+        topic = yield from exchange(calls.describe_topic(first.topic), retries)
+        asked = topic.damaged_last if asked is None else asked
+        if place is not None:
+            try:
+                known = (yield from exchange(group_calls.group(place.name), retries)).offsets
+            except UnknownGroup:
+                known = ()
+            offset = place.starts(known, topic, offset)
+    return Turns(first.spread(asked, offset), retries, whole_topic=partitions is None)
 
 
 class Turn(NamedTuple):

@@ -99,7 +99,7 @@ class GroupPlace:
     def __init__(self, name: str, topic: str, *, timestamp: Time | None, now_s: float) -> None:
         if timestamp is not None:
             raise InvalidRequest("a group reads on from its commits: give group or timestamp")
-        self._name, self._topic = name, topic
+        self.name, self._topic = name, topic
         self._committed_s = now_s
         self._read: dict[int, int] = {}
         self._committed: dict[int, int] = {}
@@ -145,6 +145,4 @@ class GroupPlace:
         if not news:
             return None
         self._committed.update(news)
-        return commit_offsets(
-            self._name, [OffsetCommit(self._topic, p, o) for p, o in news.items()]
-        )
+        return commit_offsets(self.name, [OffsetCommit(self._topic, p, o) for p, o in news.items()])

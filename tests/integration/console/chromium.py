@@ -4,7 +4,6 @@ No driver program: Chromium speaks JSON over a WebSocket on loopback. Everything
 every script error and every breach of its content security policy is kept in `complaints`.
 """
 
-import base64
 import itertools
 import json
 import shutil
@@ -167,7 +166,3 @@ class Chromium:
     def text(self) -> str:
         """What can be read on the page."""
         return str(self.run("document.body.innerText"))
-
-    def screenshot(self, path: Path) -> None:
-        answer = self.call("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(answer["data"]))
