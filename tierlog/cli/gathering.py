@@ -81,8 +81,8 @@ class LiveInput(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        patience_s = self._gathering.patience_s()
-        if patience_s is not None and not select.select([self._source], [], [], patience_s)[0]:
+        # Also where nothing is held: a pipe that does not block would be told to be at its end.
+        while not select.select([self._source], [], [], self._gathering.patience_s())[0]:
             self._gathering.send()
         return self._source.readinto(buffer)
 
