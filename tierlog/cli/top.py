@@ -219,14 +219,16 @@ def _draw(client: Client, *, every: float, looks: int | None, rows: int) -> None
     from rich.live import Live
 
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if console.is_dumb_terminal or not console.is_terminal:
         for load in _loads(client, every=every, looks=looks or 1):
             console.print(picture(load, rows=rows))
         return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        live.update("waiting for a second look at the broker …", refresh=True)
+    shown: Group | str = "waiting for a second look at the broker …"
+    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
         for load in _loads(client, every=every, looks=looks):
-            live.update(picture(load, rows=rows), refresh=True)
+            shown = picture(load, rows=rows)
+            live.update(shown, refresh=True)
+    console.print(shown)  # the screen is gone with what was on it
 
 
 _PLAIN: Final = {"box": None, "header_style": "bold", "pad_edge": False}

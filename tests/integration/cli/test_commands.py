@@ -1,5 +1,6 @@
 """The command line as people and scripts use it, against a broker in its own process."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -404,3 +405,19 @@ def test_top_tells_what_the_broker_does(tierlog):
     assert load["partitions"]["serving"] >= 1
     (watched,) = [one for one in load["topics"] if one["topic"] == "watched"]
     assert watched["hot_bytes"] > 0
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_on_a_terminal_the_last_look_stays(tierlog, terminal):
+    ours, its = os.openpty()
+    arguments = ("top", "--every", "0.1", "--looks", "1")
+    spoken = tierlog.environment | {"TERM": terminal}
+    program = Forked(arguments, stdout=its, stderr=its, env=spoken)
+    os.close(its)
+    with open(ours, "rb", 0) as screen:
+        said = b""
+        with contextlib.suppress(OSError):  # so a terminal ends
+            while more := screen.read(1 << 16):
+                said += more
+    assert program.wait(30) == 0
+    assert b"serving" in said.rpartition(b"\x1b[?1049l")[2]
