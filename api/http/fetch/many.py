@@ -2,9 +2,9 @@
 
 * A partition that refuses is answered in its place with its problem; the others go on.
 * A partition that named no offset and is trimmed meanwhile is read on from where it begins then.
-* `max_bytes` of the request is shared in the order of the partitions: one that finds nothing left
-  is answered empty, at its offset, and comes first if the client asks so next time. The first
-  partition with records always gets some.
+* `max_bytes` of the request is shared in the order of the partitions, what is read of the log and
+  what is shown of it: one that finds nothing left is answered empty, at its offset, and comes first
+  if the client asks so next time. The first partition with records always gets some.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from api.http.fetch.reading import (
     compute_text,
     work_bytes,
 )
+from api.http.fetch.record_json import Page
 from api.http.plain_requests import json_body
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
@@ -72,6 +73,27 @@ class Place(NamedTuple):
     max_bytes: int
     fetched: Fetched | None = None
     page_bytes: int = 0  # of `max_bytes`, what the places before it left
+
+
+class Room:
+    """What the places before have left of what one answer may show."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
+
+    def fill(self, place: Place, fetched: Fetched, *, at_once: bool) -> Page:
+        if self._bytes <= 0 or self._records <= 0:
+            return Page([], place.offset)
+        page = record_json.read_page(
+            fetched,
+            offset=place.offset,
+            max_bytes=min(place.page_bytes, self._bytes),
+            max_records=self._records,
+            at_once=at_once,
+        )
+        self._bytes -= page.size_bytes
+        self._records -= page.record_count
+        return page
 
 
 _DECODER: Final = msgspec.json.Decoder(FetchMany)
@@ -173,8 +195,10 @@ async def _answer(
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
     def write(at_once: bool) -> bytes:
+        room = Room(wanted.max_bytes)
         shown = [
-            _shown(context, exchange, place, wanted=wanted, at_once=at_once) for place in places
+            _shown(context, exchange, place, room, wanted=wanted, at_once=at_once)
+            for place in places
         ]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
@@ -185,6 +209,7 @@ def _shown(
     context: Context,
     exchange: Exchange,
     place: Place | Refused,
+    room: Room,
     *,
     wanted: FetchMany,
     at_once: bool,
@@ -193,12 +218,7 @@ def _shown(
         return _shown_error(context, exchange, place)
     assert place.fetched is not None, "it was read"
     try:
-        page = record_json.read_page(
-            place.fetched,
-            offset=place.offset,
-            max_bytes=place.page_bytes,
-            at_once=at_once,
-        )
+        page = room.fill(place, place.fetched, at_once=at_once)
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)

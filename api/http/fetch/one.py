@@ -246,7 +246,7 @@ def write(found: Found, query: FetchQuery, form: str, at_once: bool) -> WrittenP
         found.fetched,
         offset=found.offset,
         max_bytes=query.max_bytes,
-        max_records=query.record_limit,
+        max_records=query.record_limit or record_json.PAGE_RECORDS,
         at_once=at_once,
     )
     if form == media_types.JSON:

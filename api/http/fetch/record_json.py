@@ -3,7 +3,8 @@
 Rules that keep it honest:
 
 * A page holds at least one record where there is one, and then stops at the first limit it reaches;
-  `next_offset` is where the next page begins.
+  `next_offset` is where the next page begins. What it holds is bounded even where a compressed
+  batch is a thousand times what it takes in the log, and where records are next to nothing.
 * Control batches, aborted batches and records below the offset asked for never show.
 * A checksum is checked before a batch is opened.
 * Columns all the way: one struct a record, made and written by msgspec.
@@ -32,6 +33,10 @@ Shown = str | Raw | None | UnsetType
 Bytes64 = bytes | UnsetType
 
 MAX_EXPANDED_BATCH: Final = 256 << 20
+# What a record takes in a batch beside its bytes, at the least: counted so, what lies in the log
+# uncompressed always fits.
+RECORD_BYTES: Final = 7
+PAGE_RECORDS: Final = 1_000_000  # as text each takes some hundred bytes of memory
 _LINE_BREAKS: Final = b"\r\n"
 
 
@@ -76,6 +81,11 @@ class Page(NamedTuple):
     def record_count(self) -> int:
         return sum(len(columns.offsets) for columns in self.batches)
 
+    @property
+    def size_bytes(self) -> int:
+        """What `max_bytes` is over."""
+        return sum(sum(_sizes(columns)) for columns in self.batches)
+
 
 _ENCODER: Final = msgspec.json.Encoder()
 _ANY: Final = msgspec.json.Decoder(Raw)
@@ -91,14 +101,15 @@ def read_page(
     *,
     offset: int,
     max_bytes: int,
-    max_records: int | None = None,
+    max_records: int = PAGE_RECORDS,
     at_once: bool = False,
 ) -> Page:
     """The records from `offset` on out of what was fetched. Reads files: it may block.
 
-    `max_bytes` is over keys, values and headers. A batch that fails its check ends the page before
-    it; where nothing stands before it, raises CorruptBatch. With `at_once` raises TakesLong
-    rather than expand a batch or wait for the disk.
+    `max_bytes` is over keys, values and headers, and RECORD_BYTES a record; beyond PAGE_RECORDS
+    `max_records` says nothing. A batch that fails its check ends the page before it; where nothing
+    stands before it, raises CorruptBatch. With `at_once` raises TakesLong rather than expand a
+    batch or wait for the disk.
     """
     batches: list[Columns] = []
     try:
@@ -107,7 +118,7 @@ def read_page(
             fetched,
             offset=offset,
             room=max_bytes,
-            records_left=max_records,
+            records_left=min(max_records, PAGE_RECORDS),
             at_once=at_once,
         )
     except CorruptBatch:
@@ -132,7 +143,7 @@ def _read_into(
     *,
     offset: int,
     room: int,
-    records_left: int | None,
+    records_left: int,
     at_once: bool,
 ) -> int:
     """The offset behind the records that were added. Raises CorruptBatch, TakesLong."""
@@ -152,8 +163,7 @@ def _read_into(
             if fitting < len(columns.offsets):
                 return columns.offsets[fitting]
             room -= size
-            if records_left is not None:
-                records_left -= fitting
+            records_left -= fitting
     return max(fetched.next_offset, offset)
 
 
@@ -215,12 +225,21 @@ def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
     )
 
 
-def _fitting(
-    columns: Columns, room: int, records_left: int | None, *, is_first: bool
-) -> tuple[int, int]:
-    """(how many of the records fit, their bytes); at least one where it is the first."""
+def _fitting(columns: Columns, room: int, records_left: int, *, is_first: bool) -> tuple[int, int]:
+    """(how many of the records fit, the bytes of all); at least one where it is the first."""
+    sizes = _sizes(columns)
+    count, total = len(sizes), sum(sizes)
+    if total > room:
+        count = sum(1 for reached in accumulate(sizes) if reached <= room)
+    count = min(count, records_left)
+    if is_first and sizes:
+        count = max(count, 1)
+    return count, total
+
+
+def _sizes(columns: Columns) -> list[int]:
     sizes = [
-        len(key or b"") + len(value or b"")
+        RECORD_BYTES + len(key or b"") + len(value or b"")
         for key, value in zip(columns.keys, columns.values, strict=True)
     ]
     if any(columns.headers):
@@ -228,14 +247,7 @@ def _fitting(
             size + sum(len(name) + len(content or b"") for name, content in headers)
             for size, headers in zip(sizes, columns.headers, strict=True)
         ]
-    count, total = len(sizes), sum(sizes)
-    if total > room:
-        count = sum(1 for reached in accumulate(sizes) if reached <= room)
-    if records_left is not None:
-        count = min(count, records_left)
-    if is_first and sizes:
-        count = max(count, 1)
-    return count, total
+    return sizes
 
 
 def _cut(columns: Columns, count: int) -> Columns:

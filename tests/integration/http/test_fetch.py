@@ -324,6 +324,16 @@ def test_the_limit_of_a_fetch_of_many_is_of_all_together(api: Api) -> None:
     assert [one["next_offset"] for one in got] == [1, 0]
 
 
+def test_what_a_fetch_of_many_shows_is_limited_as_what_it_reads_of_the_log(api: Api) -> None:
+    topic = api.topic(partitions=4, compression_type="gzip")
+    for partition in range(4):
+        api.values(topic, *["x" * 1000] * 10, partition=partition)
+    wanted = [{"topic": topic, "partition": partition} for partition in range(4)]
+    got = api.post("/v1/fetch", json={"partitions": wanted, "max_bytes": 12_500}).json()
+    assert [len(one["records"]) for one in got["partitions"]] == [10, 2, 1, 0]
+    assert [one["next_offset"] for one in got["partitions"]] == [10, 2, 1, 0]
+
+
 def test_a_fetch_of_many_waits_for_any_of_them(api: Api) -> None:
     topic = api.topic(partitions=2)
     wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in (0, 1)]

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from api.http.fetch.batch_filter import filter_batches
-from api.http.fetch.record_json import TakesLong, read_page, write_array, write_lines
+from api.http.fetch.record_json import (
+    PAGE_RECORDS,
+    TakesLong,
+    read_page,
+    write_array,
+    write_lines,
+)
 from broker.partition import Fetched
-from record_format import page_cache
+from record_format import codecs, page_cache
 from record_format.batch import iter_headers
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
@@ -25,7 +31,13 @@ def fetched(path: Path, *batches: bytes, aborted: tuple[AbortedTxn, ...] = ()) -
     return Fetched(slices, end, end, 0, end, end, "hot", aborted)
 
 
-def batch(base: int, *values: bytes | None, producer_id: int = -1, control: bool = False) -> bytes:
+def batch(
+    base: int,
+    *values: bytes | None,
+    producer_id: int = -1,
+    control: bool = False,
+    codec: int = codecs.NONE,
+) -> bytes:
     more = {"producer_epoch": 0, "base_sequence": 0} if producer_id >= 0 else {}
     return bytes(
         encode_batch(
@@ -35,6 +47,7 @@ def batch(base: int, *values: bytes | None, producer_id: int = -1, control: bool
             producer_id=producer_id,
             transactional=producer_id >= 0,
             control=control,
+            codec=codec,
             **more,
         )
     )
@@ -65,11 +78,19 @@ def test_control_and_aborted_batches_and_records_below_do_not_show(tmp_path: Pat
 
 def test_a_page_ends_at_its_limit_but_never_before_one_record(tmp_path: Path) -> None:
     whole = fetched(tmp_path / "log", batch(0, b"x" * 10, b"y" * 10), batch(2, b"z" * 10))
-    for max_bytes, count in ((1, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3)):
+    for max_bytes, count in ((1, 1), (17, 1), (33, 1), (34, 2), (50, 2), (51, 3)):
         page = read_page(whole, offset=0, max_bytes=max_bytes)
         assert (page.record_count, page.next_offset) == (count, count)
     page = read_page(whole, offset=1, max_bytes=1000, max_records=1)
     assert (page.record_count, page.next_offset) == (1, 2)
+
+
+def test_records_of_nothing_fill_a_page_too(tmp_path: Path) -> None:
+    few = fetched(tmp_path / "few", batch(0, *[None] * 100, codec=codecs.GZIP))
+    assert read_page(few, offset=0, max_bytes=70).next_offset == 10
+    tenth = fetched(tmp_path / "tenth", batch(0, *[None] * (PAGE_RECORDS // 10)))
+    more = tenth._replace(slices=tenth.slices * 11)
+    assert read_page(more, offset=0, max_bytes=64 << 20).record_count == PAGE_RECORDS
 
 
 def test_lines_hold_one_record_each_whatever_their_values(tmp_path: Path) -> None:
