@@ -221,7 +221,7 @@ class Broker:
             )
         if before_offset <= now.log_start_offset:
             return now.log_start_offset
-        with told_when_full(self.folder.path):
+        with told_when_full(self.folder.path), target.told_when_over():
             return self.chores.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------

@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from broker.cold_log import ColdLog
@@ -26,6 +27,7 @@ from hot_tier.log_state import Offsets
 from record_format.errors import (
     CorruptDataError,
     FencedError,
+    LogOfflineError,
     OffsetPastEnd,
     OffsetTrimmed,
     UnknownTopic,
@@ -113,6 +115,15 @@ class Partition:
         if reason:
             raise FencedError(f"leadership lost: {reason}")
 
+    @contextmanager
+    def told_when_over(self) -> Iterator[None]:
+        """What fails because the topic was deleted, or taken over, meanwhile, is told as that."""
+        try:
+            yield
+        except (CorruptDataError, LogOfflineError, OSError):
+            self.check_leadership()
+            raise
+
     # --- writing ----------------------------------------------------------------------------------
 
     def append(
@@ -142,13 +153,11 @@ class Partition:
         for _ in range(READ_ATTEMPTS):
             now = self.offsets()
             try:
-                return self._read(offset, now, max_bytes=max_bytes, committed=committed)
+                with self.told_when_over():
+                    return self._read(offset, now, max_bytes=max_bytes, committed=committed)
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
                     raise
-            except (CorruptDataError, OSError):
-                self.check_leadership()  # of a topic that was deleted meanwhile nothing is bad
-                raise
         raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:

@@ -61,12 +61,14 @@ class Upkeep:
         before = copier.progress(partitions)
         for partition in partitions:
             partition.check_leadership()
-            partition.log.roll()
+            with partition.told_when_over():
+                partition.log.roll()
         copier.hurry(partitions)
         self._chores.copying.wake()
         if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
             for partition in partitions:
-                self._chores.janitor.look_after(partition)
+                with partition.told_when_over():
+                    self._chores.janitor.look_after(partition)
         after = copier.progress(partitions)
         return OffloadProgress(
             after.uploaded_segments - before.uploaded_segments,

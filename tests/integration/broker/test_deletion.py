@@ -3,6 +3,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,26 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
     assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
     house.restart()
     assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
+
+
+@pytest.mark.parametrize("step", ["roll", "maybe_roll", "delete_local", "trim"])
+def test_a_topic_that_is_deleted_under_an_offload_or_a_trim_is_unknown_and_no_bad_disk(
+    house, monkeypatch, step
+) -> None:
+    house.broker.create_topic("t")
+    fill(house, b"old")
+    call = getattr(PartitionLog, step)
+
+    def deleted_meanwhile(log: PartitionLog, *args: object) -> object:
+        house.broker.delete_topic("t")
+        return call(log, *args)
+
+    monkeypatch.setattr(PartitionLog, step, deleted_meanwhile)
+    asked = partial(house.broker.offload, "t", wait_ms=10_000)
+    if step == "trim":
+        asked = partial(house.broker.trim, "t", 0, 2)
+    with pytest.raises(UnknownTopic):
+        asked()
 
 
 def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
