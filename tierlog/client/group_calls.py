@@ -10,6 +10,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import Call, Repeat
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.times import Time
-from tierlog.client.wire import JSON, Place, Request
+from tierlog.client.wire import JSON, Place, Reply, Request
 
 COMMIT_INTERVAL_S: Final = 5.0  # Kafka's auto.commit.interval.ms
 
@@ -140,9 +141,14 @@ class GroupPlace:
         return self.commit()
 
     def commit(self) -> Call[None] | None:
-        """The commit of all that is news; None where nothing is."""
+        """The commit of all that is news; None where nothing is. It is, until it is answered."""
         news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
         if not news:
             return None
-        self._committed.update(news)
-        return commit_offsets(self.name, [OffsetCommit(self._topic, p, o) for p, o in news.items()])
+        call = commit_offsets(self.name, [OffsetCommit(self._topic, p, o) for p, o in news.items()])
+
+        def read(reply: Reply) -> None:
+            call.read(reply)
+            self._committed.update(news)
+
+        return replace(call, read=read)

@@ -13,8 +13,10 @@ from record_format import errors
 from record_format.encode import encode_batch
 from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy
 from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.group_calls import GroupPlace
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
-from tierlog.client.records import decode_fetched, to_batches
+from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
+from tierlog.client.wire import Reply
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 PRODUCED = {
@@ -378,6 +380,18 @@ def test_consume_ends_where_the_high_watermark_was_when_it_began():
         records = list(c.consume("t", partitions=[0]))
     assert [r.offset for r in records] == [0, 1, 2]
     assert [r.url.params["offset"] for r in script.requests] == ["earliest", "2"]
+
+
+def test_a_commit_that_was_broken_off_is_made_once_more():
+    """As by a task that is cancelled while it commits: what it had read was never said again."""
+    place = GroupPlace("g", "t", timestamp=None, now_s=0.0)
+    place.hand_out(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
+    broken_off = place.commit()
+    made = place.commit()
+    assert made is not None
+    assert made.request == broken_off.request
+    made.read(Reply(204, {}, b""))
+    assert place.commit() is None
 
 
 def test_a_follower_that_is_up_to_date_waits_in_the_broker():
