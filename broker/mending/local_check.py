@@ -134,6 +134,11 @@ def is_lost(partition: Partition, view: SegmentView) -> bool:
     return is_missing and before % 2 == 0 and before == partition.log.sealed.replacements
 
 
+def is_rotten(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
+    """Whether its bytes do not check, or are not those of the bucket's entry that begins there."""
+    return _problem(partition, view, entry, Findings(partition.number), deep=True) is not None
+
+
 def _problem(
     partition: Partition,
     view: SegmentView,

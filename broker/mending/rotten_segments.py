@@ -1,4 +1,4 @@
-"""Sealed segments of an open log whose batches do not check any more.
+"""Sealed segments of an open log whose batches do not check any more, or are not the bucket's.
 
 | the segment                           | step                                                     |
 |---------------------------------------|----------------------------------------------------------|
@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from broker.holes import Holes
-from broker.mending.local_check import is_lost
+from broker.mending.local_check import is_lost, is_rotten
 from broker.mending.local_repair import copy_segment, unused
 from broker.mending.repair_step import Action, RepairStep
 from broker.partition import Partition
@@ -57,6 +57,11 @@ class InBucket(NamedTuple):
             there.append(self.entries[number].base_offset)
         return bool(there) and self.bad.isdisjoint(there)
 
+    def entry_at(self, base_offset: int) -> SegmentEntry | None:
+        number = bisect_left(self.entries, base_offset, key=attrgetter("base_offset"))
+        entry = self.entries[number] if number < len(self.entries) else None
+        return entry if entry is not None and entry.base_offset == base_offset else None
+
 
 NO_BUCKET: Final = InBucket(0, (), frozenset())
 
@@ -79,11 +84,11 @@ class RottenSegments:
             if is_lost(self._partition, view):
                 yield self._missing(view) if is_waiting else self._set_aside(view, bucket)
                 continue
-            lost = self._lost(view.base_offset, cold_end_offset)
-            if lost and is_waiting:
+            if not is_waiting:
+                if is_rotten(self._partition, view, bucket.entry_at(view.base_offset)):
+                    yield self._set_aside(view, bucket)
+            elif lost := self._lost(view.base_offset, cold_end_offset):
                 yield self._drop_batches(view, lost)
-            elif lost:
-                yield self._set_aside(view, bucket)
 
     def hole_at(self, offset: int) -> Gap | None:
         """The hole that begins at or below `offset`, and ends above it; None for none."""

@@ -209,11 +209,16 @@ def test_offsets_that_no_local_file_has_any_more_are_named(house, damage):
     assert f"offsets {first} to {after.base_offset - 1} are missing" in problem.detail
 
 
-def test_tiers_that_say_different_things_are_named(filled):
+def test_tiers_that_say_different_things_are_named_and_the_buckets_word_counts(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
+    before = filled.records("t")
     flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
     report = filled.broker.verify("t", deep=True)
     assert [(one.kind, one.file) for one in report.problems] == [("tiers-differ", str(view.path))]
+    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    assert (step.action, step.base_offset, step.done) == ("set-aside", view.base_offset, True)
+    assert filled.broker.verify("t", deep=True).ok
+    assert filled.records("t") == before
 
 
 def test_a_mirror_commit_during_the_check_is_no_difference(filled, monkeypatch):
