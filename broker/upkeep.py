@@ -29,7 +29,7 @@ from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from manifest.garbage import GarbagePlan
-from record_format.errors import Throttled
+from record_format.errors import Throttled, UnknownTopic
 from record_format.findings import VerifyReport
 
 
@@ -84,9 +84,12 @@ class Upkeep:
             record = self._registry.by_name(topic.record.name)
             settled = record is not None and not record.dirty
             looking = Looking(deep, self._clock, self._chores.holes.find)
-            return verify_topic(topic, store, looking, settled=settled)
+            report = verify_topic(topic, store, looking, settled=settled)
         finally:
             self._verifying.release()
+        if any(partition.is_deleted for partition in topic.partitions.values()):
+            raise UnknownTopic(topic.record.name)  # meanwhile: what is missing went with it
+        return report
 
     def repair(
         self, topic: Topic, *, apply: bool, deep: bool, accept_loss: bool
