@@ -1,12 +1,15 @@
 """The sink and a stream over a bad line and a broker that restarts, without Spark."""
 
+import pickle
+
 import httpx
 import pyarrow as pa
 import pytest
 
 import tierlog.client
+from record_format.errors import UnknownTopic
 from spark_reader.options import parse_options
-from spark_reader.sink import Sink, parse_write_options
+from spark_reader.sink import Sink, TierlogWriter, parse_write_options
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import BrokerUnreachable, Client, RetryPolicy
 
@@ -89,6 +92,24 @@ def test_a_broker_that_restarts_under_a_write_is_waited_for_by_the_next_tasks_to
         line.requests = 0
         with Client(tiers.url) as client:
             assert [one.value for one in client.consume("out")] == [b"a", b"a"]
+
+
+def test_a_broker_that_restarts_before_a_batch_is_written_is_waited_for(tmp_path, line):
+    rows = pa.RecordBatch.from_pydict({"value": [b"a"], "partition": pa.array([0], pa.int32())})
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("out", partitions=1)
+        options = parse_write_options({"server": tiers.url, "topic": "out"})
+        line.requests = 20
+        with pytest.raises(BrokerUnreachable):
+            TierlogWriter(options)
+        line.requests = 0
+        with pytest.raises(UnknownTopic):
+            TierlogWriter(parse_write_options({"server": tiers.url, "topic": "nothing"}))
+        writer = pickle.loads(pickle.dumps(TierlogWriter(options)))
+        line.requests = 20
+        writer.write(iter([rows]))
+        with Client(tiers.url) as client:
+            assert [one.value for one in client.consume("out")] == [b"a"]
 
 
 def test_a_broker_that_restarts_under_a_stream_is_waited_for(tmp_path, line):
