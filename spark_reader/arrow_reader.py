@@ -20,8 +20,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from record_format.arrow_columns import COLUMNS, SCHEMA
+from spark_reader.option_table import is_kafkas
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import ReadOptions, parse_options
+from spark_reader.options import NAMES, ReadOptions, parse_options, wants_headers
 from spark_reader.plan import Split
 from spark_reader.planner import Planner
 from spark_reader.ranges import LossPolicy, Warn
@@ -45,17 +46,22 @@ def read_arrow(
     without it only what is in the bucket is read. `options` are those of the Spark source under the
     same names (`startingTimestamp=`, `endingOffsets={"flights": {"0": 500}}`, `pin=`), times also
     as datetimes with their offset from UTC, files as paths. `columns` are among those of its
-    schema, all but `headers` by default. With `failOnDataLoss=False`, `on_data_loss` is told what
-    is gone (default: to standard error).
+    schema, by default all, `headers` with `includeHeaders`. With `failOnDataLoss=False`,
+    `on_data_loss` is told what is gone (default: to standard error).
 
     The plan is made now and reads what there is now; rows come as the reader is read. Raises
     InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
     """
-    wanted = COLUMNS[:-1] if columns is None else tuple(_each(columns))
+    given = _texts(topics, store, server, options)
+    parsed = parse_options(given, streaming=False)
+    for name in options:
+        if name.lower() not in NAMES and not is_kafkas(name):  # in Spark it may be Spark's
+            raise InvalidOption(f"there is no option {name!r}")
+    every = COLUMNS if wants_headers(given) else COLUMNS[:-1]
+    wanted = every if columns is None else tuple(_each(columns))
     unknown = [name for name in wanted if name not in COLUMNS]
     if unknown:
         raise InvalidOption(f"columns {', '.join(unknown)}: there are {', '.join(COLUMNS)}")
-    parsed = parse_options(_texts(topics, store, server, options), streaming=False)
     warn = on_data_loss or _to_stderr
     splits = Planner(parsed, report=_nowhere, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])

@@ -51,6 +51,10 @@ _KAFKAS: Final = frozenset(
 )
 
 
+def is_kafkas(name: str) -> bool:
+    return name.lower().startswith("kafka.") or name.lower() in _KAFKAS
+
+
 def read_options(
     given: Mapping[str, str], table: Mapping[str, Option], *, use: Use
 ) -> dict[str, Any]:
@@ -79,9 +83,9 @@ def _read(name: str, option: Option, text: str) -> Any:
 
 
 def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
-    lowered = key.lower()
-    if lowered.startswith("kafka.") or lowered in _KAFKAS:
+    if is_kafkas(key):
         return
+    lowered = key.lower()
     near = get_close_matches(lowered, by_lower, n=1, cutoff=0.8)
     first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
     if near or any(lowered.startswith(word) for word in first_words):

@@ -107,6 +107,8 @@ _OPTIONS: Final[dict[str, Option]] = {
     "pin": Option(read.text, uses=BATCH_ONLY),
 }
 
+NAMES: Final = frozenset(name.lower() for name in _OPTIONS)
+
 
 def parse_options(
     given: Mapping[str, str], *, streaming: bool, s3a: S3ASettings | None = None

@@ -26,6 +26,8 @@ def test_reads_a_topic_from_the_bucket_in_order(url):
     assert table.column_names == [
         *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
     ]
+    with_headers = read_arrow("many", store=url, includeHeaders=True)
+    assert with_headers.schema.names == [*table.column_names, "headers"]
     places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
     assert places == [(0, n) for n in range(177)] + [(1, n) for n in range(260)]
 
@@ -54,6 +56,9 @@ def test_takes_the_options_of_the_spark_source(url):
         read_arrow("many", store=url, startingTimestamp=moment.replace(tzinfo=None))
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
         read_arrow("many", store=url, startingOffset=1)
+    with pytest.raises(InvalidOption, match="there is no option 'limit'"):
+        read_arrow("many", store=url, limit=10)
+    read_arrow("many", store=url, **{"kafka.group.id": "a", "groupIdPrefix": "b"})
     with pytest.raises(InvalidOption, match="columns offsets: there are key"):
         read_arrow("many", store=url, columns="offsets")
 
