@@ -88,7 +88,10 @@ def start_of(offset: Start) -> Start:
 def create_topic(
     name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
 ) -> Call[answers.TopicDescription]:
-    """Not sent again once it left: the repeat of a done creation answers `topic-exists`."""
+    """Make a topic; durable when this returns. Raises TopicExists.
+
+    Not sent again once it left: the repeat of a done creation answers `topic-exists`.
+    """
     body = {"name": name, "partitions": partitions, "config": dict(config or {})}
     request = _json_request("POST", "/v1/topics", body, Place(name))
     return Call(request, reader(answers.TopicDescription), Repeat.DUPLICATES)
@@ -97,12 +100,14 @@ def create_topic(
 def list_topics(
     *, prefix: str | None = None, internal: bool = False
 ) -> Call[tuple[answers.Topic, ...]]:
+    """The topics by name; with `internal` also those of tierlog's own."""
     asked = query(prefix=prefix or None, internal=internal or None)
     read = reader(_Topics)
     return Call(Request("GET", "/v1/topics", asked), lambda reply: read(reply).topics)
 
 
 def describe_topic(topic: str) -> Call[answers.TopicDescription]:
+    """A topic's configuration and partitions. Raises UnknownTopic."""
     return Call(_get(_topic_path(topic), Place(topic)), reader(answers.TopicDescription))
 
 
@@ -123,7 +128,10 @@ def alter_topic(
 
 
 def delete_topic(topic: str) -> Call[None]:
-    """Not sent again once it left: another topic of that name may have been made since."""
+    """The topic is gone when this returns; its files and objects go in the background.
+
+    Not sent again once it left: another topic of that name may have been made since.
+    """
     request = Request("DELETE", _topic_path(topic), place=Place(topic))
     return Call(request, nothing, Repeat.DUPLICATES)
 
@@ -301,6 +309,7 @@ def fetch(
 
 
 def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
+    """Where a partition begins and ends, over both tiers and on disk alone."""
     path = f"{_partition_path(topic, partition)}/offsets"
     return Call(_get(path, Place(topic, partition)), reader(answers.Offsets))
 
@@ -341,6 +350,7 @@ def manifest(
 
 
 def storage_report() -> Call[dict[str, object]]:
+    """What lies in each tier, what waits to go up, the store's requests and their cost."""
     return Call(Request("GET", "/v1/storage"), reader(dict[str, object]))
 
 

@@ -73,12 +73,16 @@ def group(name: str) -> Call[answers.Group]:
 
 
 def groups() -> Call[tuple[answers.GroupSummary, ...]]:
+    """All groups, by name."""
     read = reader(_Groups)
     return Call(Request("GET", "/v1/groups"), lambda reply: read(reply).groups)
 
 
 def delete_group(name: str) -> Call[None]:
-    """Not sent again once it left: the repeat of a done deletion answers `unknown-group`."""
+    """A group's offsets are gone when this returns. Raises UnknownGroup.
+
+    Not sent again once it left: the repeat of a done deletion answers `unknown-group`.
+    """
     return Call(Request("DELETE", _path(name)), nothing, Repeat.DUPLICATES)
 
 
