@@ -56,6 +56,14 @@ def consume(
         str | None,
         typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Read on where this group's last commit is, and commit what was printed.",
+        ),
+    ] = None,
     max_records: Annotated[
         int | None, typer.Option("--max-records", "-n", min=0, help="End after this many records.")
     ] = None,
@@ -70,16 +78,19 @@ def consume(
     ] = Format.VALUE,
 ) -> None:
     """Print records; ends at the high watermark unless --follow."""
-    from tierlog.client import Limits
+    from tierlog.client import Limits, OffsetCommit
 
     if offset is not None and timestamp is not None:
         raise typer.BadParameter("--timestamp stands in place of --offset: give one of them")
+    if group is not None and timestamp is not None:
+        raise typer.BadParameter("--group reads on from its commits: no --timestamp")
     start = parse_offset(offset or "earliest")
     limits = Limits(max_bytes=MAX_FETCH_BYTES)
     if format_ is Format.BATCHES:
-        if follow or max_records is not None:
+        if follow or max_records is not None or group is not None:
             raise typer.BadParameter(
-                "--format batches ends at the high watermark: no --follow, no --max-records"
+                "--format batches reads up to the high watermark, for nobody: no --follow, "
+                "no --max-records, no --group"
             )
         _batches(client, topic, partition, start=start, timestamp=timestamp)
         return
@@ -88,13 +99,19 @@ def consume(
         partitions=None if partition is None else [partition],
         offset=start,
         timestamp=timestamp,
+        group=group,
         follow=follow,
         limits=limits,
     )
     shown: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
     if follow:
         Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
-    _print(islice(records, max_records), shown, flush=follow)
+    is_read_at_once = follow or group is not None  # what is committed was printed
+    count, last = _print(islice(records, max_records), shown, flush=is_read_at_once)
+    if group is not None and last is not None and count == max_records:
+        # It counts as read once the next one is asked for, and nobody asks.
+        records.close()
+        client.commit_offsets(group, [OffsetCommit(topic, last.partition, last.offset + 1)])
 
 
 def parse_offset(text: str) -> Any:
@@ -110,17 +127,21 @@ def parse_offset(text: str) -> Any:
 
 def _print(
     records: Iterator[ConsumedRecord], shown: Callable[[ConsumedRecord], bytes], *, flush: bool
-) -> None:
+) -> tuple[int, ConsumedRecord | None]:
+    """How many there were, and the last of them."""
     out, safe = sys.stdout.buffer, for_stdout()
+    count, record = 0, None
     try:
         for record in records:
             out.write(safe(shown(record)) + b"\n")
+            count += 1
             if flush:
                 out.flush()
     except KeyboardInterrupt:
         if not flush:
             raise
     out.flush()
+    return count, record
 
 
 def _end_when_nobody_reads() -> None:

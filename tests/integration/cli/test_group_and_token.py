@@ -25,6 +25,23 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     assert "my group" in tierlog.fails(1, "group", "show", "my group")
 
 
+def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
+    tierlog.ok("topic", "create", "for-a-group")
+    tierlog.ok("produce", "for-a-group", stdin=b"a\nb\nc\nd\n")
+
+    def consume(*more):
+        return tierlog.ok("consume", "for-a-group", "--group", "readers", *more).split()
+
+    assert consume("--max-records", "2") == [b"a", b"b"]
+    assert consume("-n", "1") == [b"c"]
+    assert consume() == [b"d"]
+    assert consume() == []
+    shown = json.loads(tierlog.ok("group", "show", "readers"))
+    assert [one["offset"] for one in shown["offsets"]] == [4]
+    for other in (["--timestamp", "0"], ["--partition", "0", "--format", "batches"]):
+        assert "--group" in tierlog.fails(2, "consume", "for-a-group", "-g", "readers", *other)
+
+
 @pytest.mark.parametrize("place", ["t", "t:0", "t=0", "t:x=0", ":0=0", "t:0=", "t:0=soon"])
 def test_a_place_that_is_none_is_a_wrong_usage(tierlog, place):
     assert place.split("=")[-1] in tierlog.fails(2, "group", "set", "g", place)
