@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -81,8 +82,7 @@ class Upkeep:
             raise Throttled("a verification is under way; there is one at a time")
         try:
             store = self._bucket.standing.checked_store() if self._bucket is not None else None
-            record = self._registry.by_name(topic.record.name)
-            settled = record is not None and not record.dirty
+            settled = partial(self._settled, topic.record.name)
             looking = Looking(deep, self._clock, self._chores.holes.find)
             report = verify_topic(topic, store, looking, settled=settled)
         finally:
@@ -90,6 +90,10 @@ class Upkeep:
         if any(partition.is_deleted for partition in topic.partitions.values()):
             raise UnknownTopic(topic.record.name)  # meanwhile: what is missing went with it
         return report
+
+    def _settled(self, name: str) -> TopicRecord | None:
+        record = self._registry.by_name(name)
+        return None if record is None or record.dirty else record
 
     def repair(
         self, topic: Topic, *, apply: bool, deep: bool, accept_loss: bool

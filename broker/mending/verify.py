@@ -43,15 +43,23 @@ class Looking(NamedTuple):
 
 
 def verify_topic(
-    topic: Topic, store: ObjectStore | None, looking: Looking, *, settled: bool
+    topic: Topic,
+    store: ObjectStore | None,
+    looking: Looking,
+    *,
+    settled: Callable[[], TopicRecord | None],
 ) -> VerifyReport:
-    """Both tiers of every partition. `settled`: the bucket was told the topic's present state.
+    """Both tiers of every partition. `settled`: the topic's present state where the bucket was told
+    of it.
 
     Raises StoreUnavailable, ConfigurationError.
     """
     found = Findings(-1)
-    if store is not None and settled:
-        found.merge(check_topic_object(store, topic.record))
+    record = settled()
+    if store is not None and record is not None:
+        there = check_topic_object(store, record)
+        if settled() == record:  # else it was altered meanwhile
+            found.merge(there)
     for number, damaged in sorted(topic.damaged.items()):
         local = Findings(number)
         local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))

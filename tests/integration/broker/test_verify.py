@@ -235,6 +235,19 @@ def test_a_mirror_commit_during_the_check_is_no_difference(filled, monkeypatch):
     assert report.ok, report.problems
 
 
+def test_a_topic_that_is_altered_during_the_check_is_no_difference(filled, monkeypatch):
+    load = TopicObjects.load
+
+    def altered_meanwhile(objects, *args):
+        monkeypatch.undo()
+        filled.broker.alter_topic("t", config={"retention.ms": 10**12})
+        filled.wait_for(lambda: not filled.broker.registry.by_name("t").dirty)
+        return load(objects, *args)
+
+    monkeypatch.setattr(TopicObjects, "load", altered_meanwhile)
+    assert filled.broker.verify("t").ok
+
+
 def test_a_checksum_of_the_stores_own_is_compared_without_reading(filled, monkeypatch):
     key = entries(filled)[1].log_key
     real = FolderStore.head
