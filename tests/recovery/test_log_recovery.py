@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier import reaper
 from hot_tier.append import Append, AppendResult
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import (
@@ -567,6 +568,32 @@ def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_remove
     log.flush()
     assert log.active_base_offset == 3, "it has the name of the file that went"
     assert [r.value for r in records_of(log)] == [b"a", b"d", b"e", b"f"]
+
+
+@pytest.mark.parametrize("in_order", [reaper.DELETED_IN_ORDER, reaper.REPLACED_IN_ORDER])
+def test_a_crash_within_a_deletion_forgets_no_producer(
+    open_log, append_values, folder, tmp_path, monkeypatch, in_order
+):
+    """The planted bug: the `.log` goes last, and is without the producers before it till then."""
+    disk, sent, copies = LossyDisk(), {"producer_id": 7, "producer_epoch": 0}, []
+    log = open_log(disk=disk)
+    append_values(log, b"once", base_sequence=0, **sent)
+    for value in (b"1", b"2"):
+        log.roll()
+        append_values(log, value)
+    log.delete_local(1)
+    log.flush()
+
+    def copy(_call):
+        copies.append(shutil.copytree(folder, tmp_path / str(len(copies))))
+
+    monkeypatch.setattr(reaper, "DELETED_IN_ORDER", in_order)
+    disk.before_call = copy
+    log.delete_local(2)
+    opened = [open_log(one, clean=False, recovery_point=1) for one in copies]
+    known = [append_values(one, b"once", base_sequence=0, **sent).duplicate for one in opened]
+    assert len(known) > 4
+    assert all(known) == (in_order is not reaper.REPLACED_IN_ORDER)
 
 
 @pytest.mark.parametrize("made_by", ["a roll", "a recovery"])

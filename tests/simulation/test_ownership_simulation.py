@@ -1,5 +1,6 @@
 """Seeded steps on one partition whose data folder changes: it crashes, is copied, is lost and
-restored out of the bucket, and the broker before it may live on as a zombie, on the same bucket.
+restored out of the bucket, and the broker before it may live on as a zombie, on the same bucket:
+also in the midst of what it did there, before any call.
 The store fails calls and loses answers; trims, retention and collections go on meanwhile.
 
 After each step:
@@ -281,6 +282,37 @@ class World:
             self.zombie.broker.close()
             self.zombie = self._is_fenced(Owner(self.zombie.folder, self.bucket))
 
+    def stop_in_a_call(self) -> None:
+        """The process stands still before it asks the store, and goes on once another folder has
+        taken over.
+        """
+        stopped, passed = self.owner, iter(range(self.random.randint(0, 6)))
+
+        def others_are_faster(_key: str) -> bool:
+            if self.owner is stopped and next(passed, None) is None:
+                self._taken_over_meanwhile()
+            return False
+
+        self.heal()
+        stopped.partition.log.roll()
+        for call in ("put", "put_file", "get", "head", "list", "delete"):
+            stopped.store.fail(call, FailsBefore(), when=others_are_faster)
+        for act in self.random.sample((World.copy, World.retain, World.trim, World.collect), 2):
+            if self.owner is stopped:
+                act(self)
+        stopped.store.heal()
+        if self.owner is not stopped:
+            if self.zombie is not None:
+                self.zombie.die()
+            self.zombie = stopped
+
+    def _taken_over_meanwhile(self) -> None:
+        in_bucket = self._in_bucket()
+        self.owner = Owner(self._restored(tail=None), self.bucket)
+        self._begin_line(in_bucket)
+        self.produce()
+        self.owner.roll_and_copy()
+
     def _is_fenced(self, started: Owner) -> Owner:
         started.copy()
         assert started.partition.leadership_lost is not None
@@ -330,6 +362,7 @@ WEIGHTS = {
     World.restore_with_the_old_folder: 1,
     World.act_as_zombie: 3,
     World.restart_zombie: 1,
+    World.stop_in_a_call: 2,
 }
 
 
@@ -342,4 +375,4 @@ def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch):
     plan = take_over.plan_parting
     monkeypatch.setattr(take_over, "plan_parting", lambda *facts, gap: plan(*facts, gap=0))
     with pytest.raises(Wrong, match="given twice"):
-        run(World(2, tmp_path), WEIGHTS, STEPS)
+        run(World(0, tmp_path), WEIGHTS, STEPS)

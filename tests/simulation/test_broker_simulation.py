@@ -1,0 +1,704 @@
+"""Seeded steps on a whole broker: topics of every policy, made, altered, trimmed, deleted and made
+again under the same names; groups; transactions of a log that Kafka left; a clock that steps back.
+
+What goes wrong meanwhile, at any call that changes the disk: the process dies, the power fails, the
+disk is full, or fails. The store fails calls, loses answers, and gives wrong bytes. Files rot that
+another copy remains of. The folder is restored out of the bucket, with the old one's tail or not.
+
+After each step every topic is what its `TopicModel` says, and groups are where they were. In the
+end all of it is in order for `verify --deep` too, and in a folder restored out of the bucket alone.
+The seed is in the test's name; `TIERLOG_SEED` runs that one.
+"""
+
+import errno
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from broker.background import janitor
+from broker.broker import Broker
+from broker.cold_reads import ColdReads
+from broker.groups.requests import NewOffset
+from broker.mending.restore import RestoreOptions, restore
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from hot_tier.durable_file import REAL_DISK
+from hot_tier.log_config import LogConfig
+from manifest.garbage import GarbagePolicy
+from record_format.errors import (
+    DiskFull,
+    InvalidConfig,
+    StoreUnavailable,
+    TierlogError,
+    UnknownGroup,
+)
+from record_format.produced import check_produced
+from tests.fakes.damage import flip
+from tests.fakes.faulty_object_store import (
+    FailsAfter,
+    FailsBefore,
+    FaultyObjectStore,
+    ShortRead,
+    SilentShortRead,
+    WrongBytes,
+    WrongRange,
+)
+from tests.simulation.kafka_log import encoded, left_by_kafka
+from tests.simulation.steps import run, seeds
+from tests.simulation.topic_model import Line, TopicModel, Wrong, read
+from tests.simulation.worn_disk import CALLS, SYNCS, TAKES_ROOM, Crash, Wear
+
+STEPS = 60
+GAP = 10_000
+NAMES = ("a", "b", "kafkas")
+GROUPS = ("g", "h")
+SMALL = {"segment.bytes": 1024, "file.delete.delay.ms": 0, "offload.max.lag.ms": -1}
+COMPACTED = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
+CONFIGS = [
+    {**SMALL, "retention.ms": -1, "local.retention.bytes": 2048},
+    {**SMALL, "retention.ms": 60_000, "local.retention.ms": 5000},
+    {**SMALL, "retention.bytes": 6000, "index.interval.bytes": 0},
+    {**SMALL, "remote.storage.enable": False, "retention.ms": 60_000},
+    {**COMPACTED, "delete.retention.ms": 0},
+    {**COMPACTED, "delete.retention.ms": 5000, "min.compaction.lag.ms": 1000},
+    {**COMPACTED, "delete.retention.ms": 0, "remote.storage.enable": False},
+    {**COMPACTED, "cleanup.policy": "compact,delete", "retention.ms": 60_000},
+]
+ALTERATIONS = [
+    {"segment.bytes": 1024},
+    {"segment.bytes": 4096},
+    {"segment.index.bytes": 48},
+    {"compression.type": "lz4"},
+    {"local.retention.bytes": 1024},
+    {"local.retention.bytes": None, "local.retention.ms": None},
+    {"retention.ms": 30_000},
+    {"retention.ms": -1, "retention.bytes": -1},
+    {"remote.storage.enable": False},
+    {"remote.storage.enable": True},
+    {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0},
+    {"cleanup.policy": "delete"},
+    {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": 0.0},
+]
+STORE_FAULTS = [
+    *[("put", FailsBefore()), ("put", FailsAfter())] * 2,
+    ("put_file", FailsAfter(StoreUnavailable)),
+    ("put_file", ShortRead(100)),
+    ("put_file", WrongBytes(40)),
+    ("get_range", ShortRead(10)),
+    ("get_range", SilentShortRead(10)),
+    ("get_range", WrongRange()),
+    ("get_range", WrongBytes()),
+    *[(call, FailsBefore()) for call in ("put_file", "get", "get_range", "list", "head", "delete")],
+]
+
+
+@dataclass
+class Producer:
+    """`last`: its last acknowledged request. `is_unsure`: the one after that had no answer."""
+
+    producer_id: int
+    sequence: int = 0
+    last: tuple[bytearray, int] | None = None
+    is_unsure: bool = False
+
+
+@dataclass
+class Known:
+    """What is known of a live topic, and who writes to it."""
+
+    topic_id: str
+    model: TopicModel
+    producers: list[Producer] = field(default_factory=list)
+
+
+class World:
+    """`topics`: by name. `unsure`: names of which a step that broke off may have made, altered or
+    deleted the topic. `committed`: by group and topic, what it may be at.
+    """
+
+    def __init__(self, seed: int, root, wear: Wear) -> None:
+        self.random, self.root, self.wear = Random(seed), root, wear
+        self.now_ms, self.lives, self.sent, self.producers = 10**12, 0, 0, 0
+        self.topics: dict[str, Known] = {}
+        self.unsure: dict[str, list[LogConfig]] = {}
+        self.committed: dict[tuple[str, str], set[int | None]] = {}
+        self.folder = self._new_folder()
+        self.bucket = f"file://{root / 'bucket'}"
+        model = left_by_kafka(self.folder / "kafkas-0", self.new_lines, self.random, self.now_ms)
+        self.open()
+        self._know("kafkas", model)
+        self.create()
+
+    def _new_folder(self):
+        self.lives += 1
+        return self.root / f"data-{self.lives}"
+
+    def open(self, *, store=None, folder=None) -> Broker:
+        store = FaultyObjectStore(open_store(store or self.bucket))
+        settings = BrokerSettings(
+            data_dir=folder or self.folder,
+            cache_bytes=16 << 20,
+            cache_chunk_bytes=1024,
+            disk_reserve_bytes=0,
+            restore_offset_gap=GAP,
+            log_cleaner_dedupe_buffer_bytes=1 << 20,
+            offload_concurrency=1,  # a seed goes one way
+            append_threads=1,
+        )
+        broker = Broker.open_idle(settings, store=store, clock=lambda: self.now_ms)
+        if folder is None:
+            self.store, self.broker = store, broker
+        return broker
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def new_lines(self, count: int) -> tuple[list[int], list[Line]]:
+        random = self.random
+        numbers = list(range(self.sent, self.sent + count))
+        self.sent += count
+        return numbers, [
+            Line(
+                b"k%d" % random.randrange(8),
+                None if random.random() < 0.2 else random.randbytes(random.choice((10, 10, 200))),
+                self.now_ms - random.randrange(500),
+            )
+            for _ in numbers
+        ]
+
+    def _know(self, name: str, model: TopicModel | None = None) -> None:
+        topic = self.broker.topic(name)
+        model = model or TopicModel(topic.config)
+        self.topics[name] = Known(topic.record.topic_id, model)
+
+    def _forget(self, name: str) -> None:
+        del self.topics[name]
+        self.committed = {key: may for key, may in self.committed.items() if key[1] != name}
+
+    def _one(self):
+        """A topic that is there, by name; and its partition."""
+        if not self.topics:
+            self.create()
+        name = self.random.choice(sorted(self.topics))
+        return name, self.topics[name], self.broker.partition(name, 0)
+
+    def create(self) -> None:
+        name = self.random.choice(NAMES)
+        if name in self.topics:
+            return
+        config = self.random.choice(CONFIGS)
+        self.unsure[name] = []
+        self.broker.create_topic(name, config=config)
+        del self.unsure[name]
+        self._know(name)
+
+    def delete(self) -> None:
+        name, _, _ = self._one()
+        self.unsure[name] = []
+        self.broker.delete_topic(name)
+        del self.unsure[name]
+        self._forget(name)
+
+    def alter(self) -> None:
+        name, known, partition = self._one()
+        change = self.random.choice(ALTERATIONS)
+        with suppress(InvalidConfig):
+            before = self.broker.topic(name).config
+            self.unsure[name] = [before.altered(change)]
+            self.broker.alter_topic(name, config=change)
+            known.model.configured(
+                self.broker.topic(name).config, end_offset=partition.log.log_end_offset
+            )
+        self.unsure.pop(name, None)
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        _, known, partition = self._one()
+        for _ in range(self.random.randint(1, 6)):
+            self._append(known, partition)
+
+    def _append(self, known: Known, partition) -> None:
+        numbers, lines = self.new_lines(self.random.randint(1, 4))
+        model, fields, producer = known.model, {}, None
+        if self.random.random() < 0.7:
+            producer = self._producer(known)
+            producer.is_unsure = True
+            fields = {"producer_id": producer.producer_id, "producer_epoch": 0}
+            fields["base_sequence"] = producer.sequence
+        batch = encoded(numbers, lines, codec=self.random.choice((0, 0, 3)), **fields)
+        model.sent.update(zip(numbers, lines, strict=True))
+        again = bytearray(batch)
+        try:
+            result = self._send(partition, batch)
+        except DiskFull:
+            model.gone.update(numbers)
+            if producer:
+                producer.is_unsure = False
+            raise
+        for offset, number in enumerate(numbers, result.base_offset):
+            model.acknowledge(number, offset)
+        if producer:
+            producer.is_unsure, producer.last = False, (again, result.base_offset)
+            producer.sequence += len(numbers)
+
+    def _producer(self, known: Known) -> Producer:
+        sure = [one for one in known.producers if not one.is_unsure]
+        if len(sure) < 3:
+            self.producers += 1
+            known.producers.append(Producer(self.producers + 100))
+            return known.producers[-1]
+        return self.random.choice(sure)
+
+    def _send(self, partition, batch):
+        produced = check_produced(batch, max_message_bytes=1 << 20, now_ms=self.now_ms)
+        return partition.append(produced, acks=Acks.ALL).result(10)
+
+    def repeat(self) -> None:
+        _, known, partition = self._one()
+        for producer in known.producers:
+            if producer.last is not None and not producer.is_unsure:
+                batch, offset = producer.last
+                found = self._send(partition, bytearray(batch))
+                if (found.duplicate, found.base_offset) != (True, offset):
+                    raise Wrong(f"the repeat of {offset} is at {found.base_offset}")
+
+    def trim(self) -> None:
+        name, known, partition = self._one()
+        now = partition.offsets()
+        offset = self.random.randint(now.log_start_offset, now.high_watermark)
+        known.model.trimmed_before = max(known.model.trimmed_before, offset)
+        with suppress(StoreUnavailable):
+            self.broker.trim(name, 0, offset)
+
+    def commit_offset(self) -> None:
+        name, _, partition = self._one()
+        offset = self.random.randint(0, partition.offsets().high_watermark)
+        key = self.random.choice(GROUPS), name
+        self.committed.setdefault(key, {None}).add(offset)
+        self.broker.groups.commit(key[0], [NewOffset(name, 0, offset)])
+        self.committed[key] = {offset}
+
+    # --- chores -----------------------------------------------------------------------------------
+
+    def roll_and_copy(self) -> None:
+        self._one()[2].log.roll()
+        self.copy()
+
+    def copy(self) -> None:
+        chores = self.broker.chores
+        with suppress(TierlogError, OSError):
+            chores.copy_round()
+        chores.copier.hurry(self.broker.partitions())
+        with suppress(TierlogError):
+            chores.copier.run_round()
+        assert chores.copier.wait_until_idle(timeout_s=30)
+
+    def compact(self) -> None:
+        self.broker.chores.compactor._waits.clear()
+        self.broker.chores.compactor.run_round()
+
+    def retain(self) -> None:
+        self.broker.chores.janitor.run_round()
+
+    def relieve(self) -> None:
+        self.broker.chores.janitor.relieve_disk(self.random.choice((1, 1 << 20)))
+
+    def let_go(self) -> None:
+        _, _, partition = self._one()
+        if not partition.log.config.compacts:
+            partition.log.delete_local(janitor.removable_end(partition))
+            partition.log.reap(0, at_once=True)
+
+    def save(self) -> None:
+        self.broker.chores.checkpoints.save()
+
+    def collect(self) -> None:
+        partition = self._one()[2]
+        policy = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=self.random.choice((1, 3, 100)))
+        if partition.cold is not None:
+            with suppress(TierlogError):
+                partition.cold.collect(policy)
+
+    def keep_groups(self) -> None:
+        with suppress(TierlogError):
+            self.broker.groups.run_round()
+
+    def wait(self) -> None:
+        self.now_ms += self.random.choice((10, 1000, 10_000, 70_000, -30_000))
+
+    def verify(self) -> None:
+        for name in self.topics:
+            with self.store.faultless():
+                report = self.broker.verify(name, deep=True)
+            if not report.ok:
+                raise Wrong(report.problems)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def fail_store(self) -> None:
+        for call, fault in self.random.choices(STORE_FAULTS, k=2):
+            passed = iter(range(self.random.randint(0, 4)))
+            self.store.fail(
+                call,
+                fault,
+                times=self.random.choice((1, 1, 2, 6)),
+                when=lambda key, passed=passed: next(passed, None) is None,
+            )
+
+    def heal_store(self) -> None:
+        self.store.heal()
+
+    def full_disk(self) -> None:
+        full = OSError(errno.ENOSPC, "No space left")
+        self._worn(full, of=TAKES_ROOM, times=self.random.choice((1, 3, 1 << 30)), after=30)
+        offline = [one.log for one in self.broker.partitions() if one.log.offline]
+        if any(not log.config.compacts for log in offline):
+            raise Wrong("a full disk took a log offline")
+        if offline:  # in the midst of a swap
+            self._start_again(power_fails=False)
+        else:
+            self._settle_topics(at_start=False)
+
+    def bad_disk(self) -> None:
+        bad = OSError(errno.EIO, "I/O error")
+        calls = self.random.choice((SYNCS, ("sync_bytes",), ("write_at",), ("rename",), CALLS))
+        self._worn(bad, of=calls, times=self.random.choice((1, 1, 1 << 30)), after=20)
+        self._start_again(power_fails=False)
+
+    def _worn(self, error: OSError, *, of: tuple[str, ...], times: int, after: int) -> None:
+        self.wear.plan(error, of=of, after=self.random.randint(0, after), times=times)
+        for step in self.random.choices(CHANGES, k=4):
+            print("  ", step.__name__)
+            with suppress(TierlogError, OSError):
+                step(self)
+        self.wear.heal()
+
+    def crash(self) -> None:
+        self._start_again(power_fails=self.random.random() < 0.6)
+
+    def crash_within(self) -> None:
+        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 60), times=1 << 30)
+        with suppress(Crash):
+            for step in self.random.choices(CHANGES, k=4):
+                print("  ", step.__name__)
+                step(self)
+        assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
+        self._start_again(power_fails=self.random.random() < 0.6)
+
+    def crash_while_starting(self) -> None:
+        self._lose_process(power_fails=self.random.random() < 0.6)
+        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 40), times=1 << 30)
+        try:
+            self.open()
+        except Crash:
+            died = self.folder
+            self.folder = self._new_folder()
+            self._image(died, self.folder, power_fails=self.random.random() < 0.6)
+        else:
+            self._lose_process(power_fails=False)
+        self.wear.heal()
+        self.open()
+        self._settle()
+
+    def restart(self) -> None:
+        self.broker.close()
+        self.open()
+        self._settle()
+
+    def _start_again(self, *, power_fails: bool) -> None:
+        self._lose_process(power_fails=power_fails)
+        self.open()
+        self._settle()
+
+    def _lose_process(self, *, power_fails: bool) -> None:
+        """The folder is as a process that died, or a machine, left it."""
+        died, broker = self.folder, self.broker
+        self.folder = self._new_folder()
+        self._image(died, self.folder, power_fails=power_fails)
+        self._end(broker)
+
+    def _image(self, died, image, *, power_fails: bool) -> None:
+        if power_fails:
+            self.wear.crash_into(image, self.random, of=died)
+        else:
+            shutil.copytree(died, image)
+        shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
+        owner = (
+            (died / "tierlog" / "owner").read_text()
+            if (died / "tierlog" / "owner").exists()
+            else ""
+        )
+        if owner:  # it is the same folder for all that matters
+            stat = image.stat()
+            (image / "tierlog" / "owner").write_text(
+                f"{owner.partition(' ')[0]} {stat.st_dev}:{stat.st_ino}"
+            )
+
+    def _end(self, broker: Broker) -> None:
+        """Nothing that it does any more reaches the bucket, or matters to the disk."""
+        store = broker.bucket.store
+        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
+            store.fail(call, FailsBefore(), times=10**9)
+        self.wear.heal()
+        with suppress(TierlogError, OSError):
+            broker.close()
+
+    def _settle(self) -> None:
+        """After a start."""
+        self._settle_topics(at_start=True)
+        for known in self.topics.values():
+            known.producers = [one for one in known.producers if not one.is_unsure]
+        self.check()
+        for known in self.topics.values():
+            known.model.settle()
+
+    def _settle_topics(self, *, at_start: bool) -> None:
+        """What became of what broke off."""
+        live = {topic.name: topic.topic_id for topic in self.broker.list_topics()}
+        for name, configs in list(self.unsure.items()):
+            known = self.topics.get(name)
+            if known is not None and live.get(name) == known.topic_id:
+                config = self.broker.topic(name).config
+                end = self.broker.partition(name, 0).log.log_end_offset
+                if config != known.model.config and config not in configs:
+                    raise Wrong(f"{name} has a configuration that nobody gave it: {config}")
+                known.model.configured(config, end_offset=end)
+            elif name in live:
+                if known is not None:
+                    raise Wrong(f"{name} is another topic")
+                self._know(name)
+            elif known is not None:
+                self._forget(name)
+        # One that was refused may stand in the registry: the next start makes it after all.
+        self.unsure = {} if at_start else {name: [] for name in self.unsure if name not in live}
+        if live.keys() != self.topics.keys():
+            raise Wrong(f"topics are {sorted(live)}, and should be {sorted(self.topics)}")
+
+    # --- the bucket alone, and what rotted --------------------------------------------------------
+
+    def restore_with_the_old_folder(self) -> None:
+        self._restore(tail=True)
+        self._settle()
+
+    def restore(self) -> None:
+        """All that the bucket has not, is lost; groups may be where they were at any time."""
+        self._bring_up_to_date()
+        ends = self._bucket_ends()
+        self.committed.clear()
+        local_only = [name for name, end in ends.items() if end is None]
+        for name in self.topics.keys() - set(local_only):
+            self.topics[name].model.begin_line(ends[name])
+            self.topics[name].producers.clear()
+        self._restore(tail=False)
+        for name in local_only:  # the topic is there, and empty
+            self._know(name)
+        self._settle()
+
+    def _bring_up_to_date(self) -> None:
+        self.store.heal()
+        self.copy()
+        self.retain()  # a log start that the bucket was not told of
+
+    def _bucket_ends(self) -> dict[str, int | None]:
+        found = {}
+        for name in self.topics:
+            cold = self.broker.partition(name, 0).cold
+            found[name] = cold.manifest.end_offset if cold and cold.manifest else None
+        return found
+
+    def _restore(self, *, tail: bool) -> None:
+        self._lose_process(power_fails=tail and self.random.random() < 0.5)
+        old, self.folder = self.folder, self._new_folder()
+        options = RestoreOptions(
+            data_dir=self.folder, gap=GAP, clock=lambda: self.now_ms, tail=old if tail else None
+        )
+        report = restore(open_store(self.bucket), options)
+        for one in report.partitions:
+            assert one.tail is None or one.tail.whole, one
+        self.open()
+
+    def look_at_the_bucket_alone(self) -> None:
+        """A folder restored out of a copy of it has all that the manifests in force end below."""
+        self._bring_up_to_date()
+        ends = self._bucket_ends()
+        shown = {
+            name: read(self.broker.partition(name, 0), end, self.random)
+            for name, end in ends.items()
+            if end is not None
+        }
+        copied = self.root / f"bucket-{self._new_folder().name}"
+        shutil.copytree(self.root / "bucket", copied)
+        options = RestoreOptions(data_dir=self._new_folder(), gap=GAP, clock=lambda: self.now_ms)
+        restore(open_store(f"file://{copied}"), options)
+        other = self.open(store=f"file://{copied}", folder=options.data_dir)
+        try:
+            for name, before in shown.items():
+                self._compare(name, before, other.partition(name, 0), ends[name])
+        finally:
+            other.close()
+            shutil.rmtree(copied)
+
+    def _compare(self, name, before, partition, end: int) -> None:
+        if not self.broker.partition(name, 0).log.sealed.mirrored:
+            return
+        found = read(partition, partition.offsets().high_watermark, self.random)
+        wanted = [one for one in before if one.offset < end]
+        if found != wanted:
+            missing = [one.offset for one in wanted if one not in found]
+            more = [one.offset for one in found if one not in wanted]
+            raise Wrong(f"the bucket of {name} (end {end}) lacks {missing}, and has {more}")
+
+    def rot(self) -> None:
+        """A bit flips, in a file that there is another copy of, or that can be made anew: it is
+        found, nothing else is, and repair brings it back.
+        """
+        self._bring_up_to_date()
+        name, _, partition = self._one()
+        where = self._with_another_copy(partition)
+        if not where:
+            return
+        base_offset, path = self.random.choice(where)
+        print("  ", path)
+        flip(path, self.random.randrange(path.stat().st_size))
+        if self.random.random() < 0.5:
+            report = self.broker.verify(name, deep=True)
+            found = {one.base_offset for one in report.problems}
+            if found != {base_offset}:
+                raise Wrong(f"{path} rotted, and found is {report.problems}")
+        else:
+            self._begin_again()
+        self.broker.repair(name, apply=True, deep=True)
+        self.verify()
+
+    def _begin_again(self) -> None:
+        """Nothing can be said of a log before it is repaired."""
+        if self.random.random() < 0.5:
+            self.broker.close()
+        else:
+            self._lose_process(power_fails=False)
+        self.open()
+
+    def _with_another_copy(self, partition) -> list[tuple[int, Path]]:
+        """By the base offset of the segment, files of either tier."""
+        if partition.cold is None or not partition.log.sealed.mirrored:
+            return []
+        found, entries = [], list(partition.cold.entries(partition.log.log_start_offset))
+        local = {view.base_offset: view for view in partition.log.segments()}
+        for entry in entries:
+            found.append((entry.base_offset, self.root / "bucket" / entry.indexes_key))
+            view = local.get(entry.base_offset)
+            if view is not None and view.sealed and view.size_bytes == entry.size_bytes:
+                found.append((entry.base_offset, self.root / "bucket" / entry.log_key))
+                found.append((entry.base_offset, view.path))
+        return found
+
+    # --- after each step --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        with self.store.faultless():
+            for name, known in self.topics.items():
+                known.model.check(self.broker.partition(name, 0), self.random, now_ms=self.now_ms)
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        for (group, name), may_be in self.committed.items():
+            try:
+                rows = self.broker.groups.group(group)
+            except UnknownGroup:
+                rows = []
+            found = next((row.offset for row in rows if row.topic == name), None)
+            if found not in may_be:
+                raise Wrong(f"{group} is at {found} of {name}, and should be at {may_be}")
+
+    def finish(self) -> None:
+        self.heal_store()
+        for name in self.topics:
+            self.broker.partition(name, 0).log.roll()
+        for _ in range(3):
+            self.copy()
+            self.compact()
+        self.copy()
+        self.check()
+        self.verify()
+        self.look_at_the_bucket_alone()
+
+    def close(self) -> None:
+        self._end(self.broker)
+
+
+CHANGES = (
+    World.produce,
+    World.produce,
+    World.repeat,
+    World.trim,
+    World.commit_offset,
+    World.roll_and_copy,
+    World.copy,
+    World.compact,
+    World.retain,
+    World.relieve,
+    World.save,
+    World.collect,
+    World.keep_groups,
+    World.create,
+    World.delete,
+    World.alter,
+)
+WEIGHTS = {
+    **dict.fromkeys(CHANGES, 3),
+    World.produce: 14,
+    World.delete: 1,
+    World.create: 4,
+    World.let_go: 2,
+    World.wait: 4,
+    World.verify: 2,
+    World.fail_store: 3,
+    World.heal_store: 3,
+    World.full_disk: 3,
+    World.bad_disk: 2,
+    World.crash: 2,
+    World.crash_within: 5,
+    World.crash_while_starting: 2,
+    World.restart: 2,
+    World.restore_with_the_old_folder: 1,
+    World.restore: 1,
+    World.look_at_the_bucket_alone: 1,
+    World.rot: 3,
+}
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_nothing_is_lost_and_nothing_wrong_is_shown(seed, tmp_path, wear):
+    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
+
+
+def _run_from(seed, root, wear) -> None:
+    for number in range(seed, seed + 15):
+        run(World(number, root / str(number), wear), WEIGHTS, STEPS)
+
+
+def test_planted_a_snapshot_that_is_synced_too_late(tmp_path, wear, monkeypatch):
+    def sync_all_but_snapshots(fd):
+        if ".snapshot" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            wear.sync_bytes(fd)
+
+    monkeypatch.setattr(REAL_DISK, "sync_bytes", sync_all_but_snapshots)
+    with pytest.raises(Wrong, match=r"committed up to|the repeat of"):
+        _run_from(4, tmp_path, wear)
+
+
+def test_planted_a_read_that_does_not_ask_the_bucket_what_was_aborted(tmp_path, wear, monkeypatch):
+    monkeypatch.setattr(ColdReads, "aborted_transactions", lambda *_: [])
+    with pytest.raises(Wrong, match="committed up to"):
+        _run_from(0, tmp_path, wear)
+
+
+def test_planted_a_disk_that_forgets_what_the_bucket_lacks(tmp_path, wear, monkeypatch):
+    monkeypatch.setattr(janitor, "removable_end", lambda partition: partition.log.high_watermark)
+    with pytest.raises((Wrong, TierlogError)):
+        _run_from(2, tmp_path, wear)
