@@ -21,7 +21,7 @@ import pytest
 
 from broker.background import janitor
 from broker.broker import Broker
-from broker.cold_reads import ColdReads
+from broker.cold_reads import ColdReads, uses_bucket
 from broker.groups.requests import NewOffset
 from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
@@ -507,8 +507,10 @@ class World:
     def _bucket_ends(self) -> dict[str, int | None]:
         found = {}
         for name in self.topics:
-            cold = self.broker.partition(name, 0).cold
-            found[name] = cold.manifest.end_offset if cold and cold.manifest else None
+            partition = self.broker.partition(name, 0)
+            manifest = partition.cold.manifest if partition.cold else None
+            is_there = manifest is not None and uses_bucket(partition.log.config, manifest)
+            found[name] = manifest.end_offset if is_there else None
         return found
 
     def _restore(self, *, tail: bool) -> None:
