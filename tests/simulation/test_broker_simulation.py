@@ -675,7 +675,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_nothing_is_lost_and_nothing_wrong_is_shown(seed, tmp_path, wear):
     run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
 
