@@ -221,17 +221,19 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
 def pack_tasks(splits: Sequence[Split], limits: SplitLimits) -> list[tuple[Split, ...]]:
     """What each task reads: a split, or small ones in turn. Whoever cuts the read gets each split.
 
-    A task costs more than what little many a partition has, in each of its tiers.
+    A task costs more than what little many a partition has, in each of its tiers. A few are left,
+    for what is done with the rows.
     """
     if limits != SplitLimits():
         return [(split,) for split in splits]
+    costs = [SPLIT_COSTS_BYTES + split.size_bytes for split in splits]
+    full = min(MIN_SPLIT_BYTES, sum(costs) // _FEW_SPLITS)
     tasks: list[list[Split]] = []
     room = 0
-    for split in splits:
-        cost = SPLIT_COSTS_BYTES + split.size_bytes
+    for split, cost in zip(splits, costs, strict=True):
         if not tasks or cost > room:
             tasks.append([])
-            room = MIN_SPLIT_BYTES
+            room = full
         tasks[-1].append(split)
         room -= cost
     return [tuple(task) for task in tasks]

@@ -5,7 +5,9 @@ import io
 
 import pytest
 
+from cold_tier.open import open_store
 from spark_reader.jobs.stats import stats
+from tests.fakes.bucket import put_topic
 
 pytestmark = pytest.mark.spark
 
@@ -124,10 +126,13 @@ def test_a_wrong_option_is_named_and_secrets_show_nowhere(spark, tiers):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_little_of_many_partitions_is_one_task(spark, tiers):
-    frame = read(spark, tiers, splitBytes=None)
-    assert frame.rdd.getNumPartitions() == 1
-    assert frame.select("partition", "offset").distinct().count() == frame.count() == 4800
+def test_a_little_of_many_partitions_is_read_by_few_tasks(spark, tmp_path):
+    url = (tmp_path / "bucket").as_uri()
+    put_topic(open_store(url), "wide", dict.fromkeys(range(40), "codec-lz4-0"))
+    given = {"store": url, "tier": "cold", "subscribe": "wide"}
+    frame = spark.read.format("tierlog").options(**given).load()
+    assert frame.rdd.getNumPartitions() == 20
+    assert frame.select("partition", "offset").distinct().count() == frame.count() == 40 * 260
 
 
 def test_an_empty_read_is_no_rows(spark, tiers):

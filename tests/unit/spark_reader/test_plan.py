@@ -71,17 +71,25 @@ def test_the_tail_is_cut_by_offsets():
     assert [(s.start_offset, s.end_offset) for s in splits] == [(0, 333), (333, 666), (666, 1000)]
 
 
-def test_small_splits_share_a_task_but_not_those_that_options_cut():
-    little = [
+def little(partitions):
+    return [
         work([chunk(0, size=1000)], [TailPiece(100, 200, 1000)], partition=number)
-        for number in range(10)
+        for number in range(partitions)
     ]
-    splits = plan(*little, work([chunk(number) for number in range(4)]), split=None)
+
+
+def test_small_splits_share_a_task_but_not_those_that_options_cut():
+    splits = plan(*little(100), work([chunk(number) for number in range(4)]), split=None)
     tasks = pack_tasks(splits, SplitLimits())
     assert [split for task in tasks for split in task] == splits
-    assert [len(task) for task in tasks] == [7, 7, 6, 1, 1]
+    assert [len(task) for task in tasks] == [*[7] * 28, 4, 1, 1]
     for limits in (SplitLimits(MIB), SplitLimits(min_splits=1), SplitLimits(max_records=1000)):
         assert pack_tasks(splits, limits) == [(split,) for split in splits]
+
+
+def test_there_are_a_few_tasks_however_little_is_read():
+    tasks = {n: len(pack_tasks(plan(*little(n)), SplitLimits())) for n in (0, 1, 8, 12, 20, 50)}
+    assert tasks == {0: 0, 1: 2, 8: 16, 12: 24, 20: 20, 50: 17}
 
 
 def test_only_chunks_of_the_range_are_read():
