@@ -25,6 +25,7 @@ from tierlog.client.answers import (
 from tierlog.client.exchange import Call, Repeat
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import (
+    DEFAULT_BATCH_BYTES,
     NewRecord,
     Value,
     decode_fetched,
@@ -165,9 +166,15 @@ def produce_encoded(
     partition: int,
     codec: int = NONE,
     acks: Acks = "all",
+    max_message_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> Call[answers.Produced]:
-    """Append records to one partition as batches made on this side: the fast way for bytes."""
-    batches = to_batches(records, now_ms=wall_clock_ms(), codec=codec)
+    """Append records to one partition as batches made on this side: the fast way for bytes.
+
+    `max_message_bytes`: what a batch may be, where the topic's `max.message.bytes` is not Kafka's
+    default.
+    """
+    now_ms = wall_clock_ms()
+    batches = to_batches(records, now_ms=now_ms, codec=codec, max_bytes=max_message_bytes)
     return produce_batches(topic, batches, partition=partition, acks=acks)
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import tierlog
 from record_format import errors
+from record_format.batch import iter_headers
 from record_format.encode import encode_batch
-from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy
+from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy, calls
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.group_calls import GroupPlace
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
@@ -588,3 +589,11 @@ def test_batches_made_here_are_cut_at_the_limit():
     assert len(batches) > 6000
     with pytest.raises(errors.RecordTooLarge):
         to_batches([b"x" * 3000], now_ms=1, max_bytes=2000)
+
+
+def test_encoded_records_are_cut_as_the_topic_takes_them():
+    records = [b"x" * (1 << 20)] * 3
+    with pytest.raises(errors.RecordTooLarge):
+        calls.produce_encoded("t", records, partition=0)
+    body = calls.produce_encoded("t", records, partition=0, max_message_bytes=4 << 20).request.body
+    assert [header.record_count for header in iter_headers(body)] == [3]
