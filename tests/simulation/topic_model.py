@@ -109,11 +109,13 @@ class TopicModel:
 
     def _check_start(self, log_start: int) -> None:
         expired = self.latest_ms - self.least_retention_ms
+        last = self._last_of_keys()
         for offset in sorted(self.placed):
             if offset >= log_start:
                 break
             line = self.sent[self.placed[offset]]
-            may_go = line.timestamp <= expired or self.has_size_limit
+            is_compacted = offset < self.compactable_end and offset != last.get(line.key)
+            may_go = line.timestamp <= expired or self.has_size_limit or is_compacted
             if offset >= self.trimmed_before and not may_go:
                 raise Wrong(f"the log start {log_start} passed offset {offset}")
             self.gone.add(self.placed.pop(offset))
