@@ -33,7 +33,7 @@ class Wear(LossyDisk):
             return
         self._after -= 1
         if -self._times <= self._after < 0:
-            raise self._error
+            raise type(self._error)(*self._error.args)  # each has a traceback of its own
 
 
 @pytest.fixture
