@@ -32,16 +32,18 @@ def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
     """
     if not NOWAIT:
         raise BlockingIOError(errno.EAGAIN, "this system cannot say what is in memory")
-    buffer = bytearray(size_bytes)
+    buffer, read = bytearray(size_bytes), 0
     try:
-        read = os.preadv(fd, [buffer], position, NOWAIT)
-        if 0 < read < size_bytes:  # the file's end, or what is in memory: asked once more, it says
-            os.preadv(fd, [bytearray(1)], position + read, NOWAIT)
+        # A short answer ends at the file's end, or at what is in memory: asked once more, it says.
+        while more := os.preadv(fd, [memoryview(buffer)[read:]], position + read, NOWAIT):
+            read += more
+            if read == size_bytes:
+                return bytes(buffer)
     except OSError as error:
         if error.errno in _CANNOT_TELL:
             raise BlockingIOError(errno.EAGAIN, "this file system cannot say it") from error
         raise
-    return bytes(buffer) if read == size_bytes else bytes(buffer[:read])
+    return bytes(buffer[:read])
 
 
 def is_resident(fd: int, position: int, size_bytes: int) -> bool:

@@ -21,6 +21,19 @@ def test_what_was_just_written_is_read_without_waiting(fd):
     assert pread_nowait(fd, 10, 100) == b""
 
 
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+def test_what_comes_into_memory_between_two_looks_is_no_end_of_the_file(fd, monkeypatch):
+    look = os.preadv
+
+    def first_a_little(fd, buffers, *rest):
+        (buffer,) = buffers
+        return look(fd, [memoryview(buffer)[:20]], *rest)
+
+    monkeypatch.setattr(os, "preadv", first_a_little)
+    assert pread_nowait(fd, 50, 5) == bytes(range(5, 55))
+    assert pread_nowait(fd, 50, 75) == bytes(range(75, 100)), "short at the file's end"
+
+
 def test_where_the_system_cannot_tell_every_read_would_wait(fd, monkeypatch):
     monkeypatch.setattr(page_cache, "NOWAIT", 0)
     with pytest.raises(BlockingIOError):
