@@ -686,9 +686,11 @@ def _run_from(seed, root, wear) -> None:
 
 
 def test_planted_a_snapshot_that_is_synced_too_late(tmp_path, wear, monkeypatch):
+    sync = REAL_DISK.sync_bytes
+
     def sync_all_but_snapshots(fd):
         if ".snapshot" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            wear.sync_bytes(fd)
+            sync(fd)
 
     monkeypatch.setattr(REAL_DISK, "sync_bytes", sync_all_but_snapshots)
     with pytest.raises(Wrong, match=r"committed up to|the repeat of"):
