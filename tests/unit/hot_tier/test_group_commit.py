@@ -195,7 +195,9 @@ def test_after_close_nothing_is_taken_and_all_is_answered(open_log, executor, ti
 
 
 def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, one):
-    commits = GroupCommit(open_log(), executor, timer)
+    log, added = open_log(), threading.Event()
+    log.on_high_watermark.append(lambda _: added.wait(TIMEOUT_S))
+    commits = GroupCommit(log, executor, timer)
     telling, go_on = threading.Event(), threading.Event()
 
     def told(_: object) -> None:  # called by whoever answers, before the next one is answered
@@ -204,6 +206,7 @@ def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, 
 
     future = commits.submit(one(), acks=Acks.ALL)
     future.add_done_callback(told)
+    added.set()
     assert telling.wait(TIMEOUT_S)
     assert not commits.close(0)
     go_on.set()
