@@ -83,7 +83,7 @@ class Room:
 
     def fill(self, place: Place, fetched: Fetched, *, at_once: bool) -> Page:
         if self._bytes <= 0 or self._records <= 0:
-            return Page([], place.offset)
+            return Page([], place.offset, 0)
         page = record_json.read_page(
             fetched,
             offset=place.offset,

@@ -72,19 +72,15 @@ class RecordLine(msgspec.Struct):
 
 
 class Page(NamedTuple):
-    """Records, batch by batch, and the offset behind them."""
+    """Records, batch by batch, the offset behind them, and what `max_bytes` counts of them."""
 
     batches: list[Columns]
     next_offset: int
+    size_bytes: int
 
     @property
     def record_count(self) -> int:
         return sum(len(columns.offsets) for columns in self.batches)
-
-    @property
-    def size_bytes(self) -> int:
-        """What `max_bytes` is over."""
-        return sum(sum(_sizes(columns)) for columns in self.batches)
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -111,21 +107,26 @@ def read_page(
     stands before it, raises CorruptBatch. With `at_once` raises TakesLong rather than expand a
     batch or wait for the disk.
     """
+    max_records = min(max_records, PAGE_RECORDS)
     batches: list[Columns] = []
+    size = 0
+    next_offset = max(fetched.next_offset, offset)
     try:
-        next_offset = _read_into(
-            batches,
-            fetched,
-            offset=offset,
-            room=max_bytes,
-            records_left=min(max_records, PAGE_RECORDS),
-            at_once=at_once,
-        )
+        for columns in _from(fetched, offset, at_once=at_once):
+            room = max_bytes - size
+            fitting, fitting_bytes = _fitting(columns, room, max_records, is_first=not batches)
+            if fitting:
+                batches.append(_cut(columns, fitting))
+            size += fitting_bytes
+            max_records -= fitting
+            if fitting < len(columns.offsets):
+                next_offset = columns.offsets[fitting]
+                break
     except CorruptBatch:
         if not batches:
             raise
         next_offset = batches[-1].offsets[-1] + 1
-    return Page(batches, next_offset)
+    return Page(batches, next_offset, size)
 
 
 def _read_now(piece: FileSlice) -> bytes:
@@ -137,16 +138,8 @@ def _read_now(piece: FileSlice) -> bytes:
     return data if len(data) == piece.size_bytes else piece.read()
 
 
-def _read_into(
-    batches: list[Columns],
-    fetched: Fetched,
-    *,
-    offset: int,
-    room: int,
-    records_left: int,
-    at_once: bool,
-) -> int:
-    """The offset behind the records that were added. Raises CorruptBatch, TakesLong."""
+def _from(fetched: Fetched, offset: int, *, at_once: bool) -> Iterable[Columns]:
+    """The records from `offset` on of each batch that shows. Raises CorruptBatch, TakesLong."""
     for piece in fetched.slices:
         data = _read_now(piece) if at_once else piece.read()
         for header in _batches(data, piece):
@@ -156,15 +149,7 @@ def _read_into(
                 continue
             if at_once and header.codec != codecs.NONE:
                 raise TakesLong
-            columns = _decode(data, header, piece, offset)
-            fitting, size = _fitting(columns, room, records_left, is_first=not batches)
-            if fitting:
-                batches.append(_cut(columns, fitting))
-            if fitting < len(columns.offsets):
-                return columns.offsets[fitting]
-            room -= size
-            records_left -= fitting
-    return max(fetched.next_offset, offset)
+            yield _decode(data, header, piece, offset)
 
 
 def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
@@ -225,16 +210,16 @@ def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
     )
 
 
-def _fitting(columns: Columns, room: int, records_left: int, *, is_first: bool) -> tuple[int, int]:
-    """(how many of the records fit, the bytes of all); at least one where it is the first."""
+def _fitting(columns: Columns, room: int, most: int, *, is_first: bool) -> tuple[int, int]:
+    """(how many of the records fit, their bytes); at least one where it is the first."""
     sizes = _sizes(columns)
     count, total = len(sizes), sum(sizes)
     if total > room:
         count = sum(1 for reached in accumulate(sizes) if reached <= room)
-    count = min(count, records_left)
+    count = min(count, most)
     if is_first and sizes:
         count = max(count, 1)
-    return count, total
+    return count, total if count == len(sizes) else sum(sizes[:count])
 
 
 def _sizes(columns: Columns) -> list[int]:
