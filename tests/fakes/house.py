@@ -1,6 +1,7 @@
 """A broker without a server, and what its tests ask of it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from broker.broker import Broker
@@ -9,6 +10,7 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks, AppendResult
 from record_format.decode import Record, iter_records
 from record_format.encode import encode_batch
+from record_format.errors import TierlogError
 from record_format.produced import build_produced, check_produced
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
 from tests.fakes.waiting import until
@@ -92,3 +94,14 @@ class House:
             assert fetched.next_offset > offset, "a fetch below the high watermark gets somewhere"
             offset = fetched.next_offset
         return found
+
+
+def copy_now(broker: Broker) -> None:
+    """The copier's chores, of all partitions and at once. What fails is tried again by the next."""
+    chores = broker.chores
+    with suppress(TierlogError, OSError):
+        chores.copy_round()
+    chores.copier.hurry(broker.partitions())
+    with suppress(TierlogError):
+        chores.copier.run_round()
+    assert chores.copier.wait_until_idle(timeout_s=30)

@@ -48,6 +48,7 @@ from tests.fakes.faulty_object_store import (
     WrongBytes,
     WrongRange,
 )
+from tests.fakes.house import copy_now
 from tests.simulation.kafka_log import encoded, left_by_kafka
 from tests.simulation.steps import run, seeds
 from tests.simulation.topic_model import Line, TopicModel, Wrong, read
@@ -290,13 +291,7 @@ class World:
         self.copy()
 
     def copy(self) -> None:
-        chores = self.broker.chores
-        with suppress(TierlogError, OSError):
-            chores.copy_round()
-        chores.copier.hurry(self.broker.partitions())
-        with suppress(TierlogError):
-            chores.copier.run_round()
-        assert chores.copier.wait_until_idle(timeout_s=30)
+        copy_now(self.broker)
 
     def compact(self) -> None:
         self.broker.chores.compactor._waits.clear()

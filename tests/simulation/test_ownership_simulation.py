@@ -35,7 +35,7 @@ from cold_tier.open import open_store
 from manifest.garbage import GarbagePolicy
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.fakes.house import House
+from tests.fakes.house import House, copy_now
 from tests.simulation.steps import run, seeds
 
 STEPS = 50
@@ -74,13 +74,7 @@ class Owner(House):
         return self.broker.partition("t", 0)
 
     def copy(self) -> None:
-        chores = self.broker.chores
-        with suppress(TierlogError, OSError):
-            chores.copy_round()
-        chores.copier.hurry(self.broker.partitions())
-        with suppress(TierlogError):
-            chores.copier.run_round()
-        assert chores.copier.wait_until_idle(timeout_s=30)
+        copy_now(self.broker)
 
     def roll_and_copy(self) -> None:
         with suppress(FencedError):
