@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from hot_tier.disk import is_refusal
+from hot_tier.disk import is_refusal, refusal
 from record_format.errors import DiskFull
 
 log = structlog.get_logger(__name__)
@@ -28,12 +28,12 @@ Relief = Callable[[int], bool]
 
 @contextmanager
 def told_when_full(path: Path) -> Iterator[None]:
-    """What the disk has no room for, or the process no descriptor, is refused as DiskFull."""
+    """What the disk has no room for, or the process no descriptor, is refused (`DiskFull`)."""
     try:
         yield
     except OSError as error:
         if is_refusal(error):
-            raise DiskFull(f"{path}: {error.strerror}", retry_after_s=CHECK_S) from error
+            raise refusal(path, error) from error
         raise
 
 

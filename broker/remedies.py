@@ -9,7 +9,6 @@ the refusal.
 
 from __future__ import annotations
 
-import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     DiskFull,
+    NoDescriptor,
     UnknownFormatVersion,
 )
 
@@ -80,8 +80,7 @@ def telling_what_helps() -> Iterator[None]:
 
 
 def _room_for(error: DiskFull) -> str:
-    cause = error.__cause__
-    if not isinstance(cause, OSError) or cause.errno != errno.EMFILE:
+    if not isinstance(error, NoDescriptor):
         return "make room on its disk"
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"allow the process more than {allowed} (`ulimit -n`, systemd's LimitNOFILE)"

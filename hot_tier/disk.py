@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hot_tier.spare_descriptors import SpareDescriptors
+from record_format.errors import DiskFull, NoDescriptor
 from record_format.file_slice import OUT_OF_FILES
 
 if sys.platform == "darwin":
@@ -27,6 +28,7 @@ Buffer = bytes | bytearray | memoryview
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No room, or no descriptor: the call did nothing, and may succeed later.
 REFUSED_ERRNOS = OUT_OF_FILES | {errno.ENOSPC, errno.EDQUOT}
+REFUSED_RETRY_S: Final = 5.0
 
 
 _spare: Final = SpareDescriptors()
@@ -111,3 +113,9 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
 
 def is_refusal(error: OSError) -> bool:
     return error.errno in REFUSED_ERRNOS
+
+
+def refusal(where: object, error: OSError) -> DiskFull:
+    """Of a call that `is_refusal`."""
+    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
+    return kind(f"{where}: {error.strerror}", retry_after_s=REFUSED_RETRY_S)

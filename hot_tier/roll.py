@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import is_refusal
+from hot_tier.disk import is_refusal, refusal
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import NO_TIMESTAMP
-from record_format.errors import DiskFull, TierlogError
+from record_format.errors import TierlogError
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
@@ -69,5 +69,5 @@ def roll(state: LogState) -> None:
 def disk_error(state: LogState, error: OSError) -> TierlogError:
     """What a failed system call means: no room, or a log that is offline from now on."""
     if is_refusal(error):
-        return DiskFull(f"{state.name}: {error.strerror}", retry_after_s=5.0)
+        return refusal(state.name, error)
     return state.go_offline(error)

@@ -205,6 +205,10 @@ class DiskFull(RetriableError):
     """ENOSPC, or the reserve is reached: writes are refused until space is back, reads go on."""
 
 
+class NoDescriptor(DiskFull):
+    """EMFILE: refused where a full disk would be, but no room on the disk helps."""
+
+
 class ObjectExists(TierlogError):
     """A create-if-absent lost (412): another writer's bytes are there, or our own earlier ones."""
 

@@ -41,7 +41,7 @@ from api.http.plain_requests import check_plain
 from api.http.refusals import CutByStop, MethodNotAllowed
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
-from record_format.errors import Throttled, TierlogError
+from record_format.errors import NoDescriptor, TierlogError
 from record_format.file_slice import OUT_OF_FILES, FileSlice
 
 log = structlog.get_logger(__name__)
@@ -215,20 +215,21 @@ class TierlogApp(FastAPI):
     def _refusal(self, exchange: Exchange, call: Call | None, error: Exception) -> Answer:
         writing = call is not None and call.writes
         if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
-            error = self._out_of_files(error)
+            error = NoDescriptor(f"no descriptor left for what is to be read: {error.strerror}")
+        if isinstance(error, NoDescriptor):
+            self._tell_of_files(error)
         problem = self.context.problem(exchange, error, writing=writing)
         self.context.metrics.errors.labels(problem.code).inc()
         if problem.status >= 500:
             self._log(exchange, error, problem.code)
         return Answer(problem.status, problem.headers, problem.body())
 
-    def _out_of_files(self, error: OSError) -> Throttled:
-        """Logged now and then, not for each of the many whom it concerns."""
+    def _tell_of_files(self, error: NoDescriptor) -> None:
+        """Now and then, not for each of the many whom it concerns."""
         now_s = time.monotonic()
         if now_s - self._told_of_files_s >= _TELL_EVERY_S:
             self._told_of_files_s = now_s
-            log.error("no descriptor left for reads", error=str(error))
-        return Throttled(f"no descriptor left for what is to be read: {error.strerror}")
+            log.error("no descriptor left", error=str(error))
 
     def _log(self, exchange: Exchange, error: Exception, code: str) -> None:
         log.error(

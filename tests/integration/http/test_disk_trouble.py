@@ -75,7 +75,7 @@ def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) ->
     assert api.get("/readyz").json()["ready"]
 
 
-def test_a_read_that_finds_no_descriptor_left_may_be_asked_again(
+def test_what_finds_no_descriptor_left_may_be_asked_again(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = api.topic(segment_bytes=1024, remote_storage_enable=False)
@@ -88,14 +88,19 @@ def test_a_read_that_finds_no_descriptor_left_may_be_asked_again(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     monkeypatch.setattr(files, "open", none_left)
+    disk = disk_of(api, topic)
+    disk.number = errno.EMFILE
     many = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
     with capture_logs() as logs:
         refused = [api.get(f"/v1/topics/{topic}/partitions/0/records?offset=0") for _ in range(3)]
         refused.append(api.post("/v1/fetch", json=many))
+        refused.append(api.produce(topic, {"value": 5}))
     for answer in refused:
         problem(answer, 429, "throttled")
         assert int(answer.headers["retry-after"]) > 0
     told = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
-    assert told == ["no descriptor left for reads"]
+    assert told == ["no descriptor left"]
     monkeypatch.undo()
-    assert len(api.fetch(topic).json()["records"]) == 4
+    disk.number = 0
+    assert api.values(topic, 5)["base_offset"] == 4
+    assert len(api.fetch(topic).json()["records"]) == 5
