@@ -120,6 +120,7 @@ class Chores:
         """
         if self._bucket is not None and self._bucket.standing.unavailable is None:
             self.fences.look_first(timeout_s=self._settings.store_start_timeout_ms / 1000)
+        self.reserve.check()  # the task's first look is CHECK_S away
         for task in self._tasks:
             task.start()
         self._group_keeping.wake()

@@ -247,7 +247,7 @@ class Compactor:
             partition=str(partition),
             error=str(error) or type(error).__name__,
             retry_in_ms=wait_ms,
-            exc_info=None if isinstance(error, TierlogError) else error,
+            exc_info=None if isinstance(error, (TierlogError, OSError)) else error,
         )
 
     @contextmanager

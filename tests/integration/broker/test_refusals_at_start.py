@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,3 +208,15 @@ def test_a_start_that_finds_too_few_descriptors_says_how_to_allow_more(house, mo
         with pytest.raises(ConfigurationError, match=r"t-0: Too many open files: .*LimitNOFILE"):
             house.open()
     house.broker = house.open()
+
+
+def test_a_broker_that_starts_below_its_reserve_takes_no_write(tmp_path):
+    settings = BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0)
+    before = Broker.open(settings, store=None)
+    before.create_topic("t")
+    before.close()
+    short = Broker.open(replace(settings, disk_reserve_bytes=1 << 60), store=None)
+    batches = build_produced([b"x"], timestamps=[1], max_message_bytes=1 << 20)
+    with pytest.raises(DiskFull, match=r"disk\.reserve\.bytes"):
+        short.partition("t", 0).append(batches, acks=Acks.ALL).result(10)
+    short.close()
