@@ -18,7 +18,6 @@ from broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
-    TopicPartition,
 )
 from broker.partition import Partition
 
@@ -62,15 +61,18 @@ class Checkpoints:
         Raises OSError, LogOfflineError, ShuttingDown.
         """
         with self._lock:
-            self._save_log_starts({(partition.topic, partition.number): offset})
+            self._save_log_starts({partition: offset})
             return partition.log.trim(offset)
 
-    def _save_log_starts(self, moved: Mapping[TopicPartition, int]) -> None:
-        """Kafka's rule: only starts that the first local segment does not say by itself."""
+    def _save_log_starts(self, moved: Mapping[Partition, int]) -> None:
+        """Kafka's rule: only starts that the first local segment does not say by itself.
+
+        `moved` goes by the partition: its name may be that of the next topic by now.
+        """
         starts = {}
         for partition in self._partitions():
             place, log = (partition.topic, partition.number), partition.log
-            start = max(log.log_start_offset, moved.get(place, 0))
+            start = max(log.log_start_offset, moved.get(partition, 0))
             if start > 0 or log.local_log_start_offset > 0:
                 starts[place] = start
         self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))

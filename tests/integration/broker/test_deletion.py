@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import topic_deletion
+from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
 from broker.ownership.taken_epochs import read_epochs
 from cold_tier.object_store import Unfinished
@@ -46,6 +47,21 @@ def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> Non
     with capture_logs() as logs, ThreadPoolExecutor(3) as threads:
         list(threads.map(make_and_delete, ("a", "b", "c")))
     assert [one for one in logs if one["log_level"] == "error"] == []
+
+
+def test_a_trim_that_a_deletion_overtook_moves_no_log_start_of_the_next_topic(house) -> None:
+    """Retention may read pages of the manifest for seconds before it moves the log start. A crash
+    would find a new log that ends below its start, and begin it anew there.
+    """
+    house.broker.create_topic("t")
+    house.produce("t", [b"old"] * 10)
+    old = house.broker.partition("t", 0)
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    house.produce("t", [b"new"] * 3)
+    with pytest.raises(LogOfflineError, match="was closed"):
+        house.broker.chores.janitor.trim(old, 10)
+    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
 @pytest.mark.parametrize("go", [True, False], ids=["they go", "the store lists them for ever"])
