@@ -1,10 +1,10 @@
 """What every handler is given: the broker, the limits, and the threads that may wait for it.
 
 * The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
-  `read_cold` for those that may wait for the bucket, `change` for what alters topics or waits for
-  an upload, `compute` for parsing and writing large bodies. Each has threads of its own, and not
-  many: a bucket that does not answer stands in the way of nothing that the disk has, nor of
-  `/metrics`.
+  `read_cold` for those that may wait for the bucket, `change` for what writes to disk alone
+  (topics, groups), `change_cold` for what waits for the bucket (trims, uploads, verifications),
+  `compute` for parsing and writing large bodies. Each has threads of its own, and not many: a
+  bucket that does not answer stands in the way of nothing that the disk has, nor of `/metrics`.
 * Everything else here lives on the event loop and needs no lock.
 """
 
@@ -58,6 +58,9 @@ class Context:
         self._changers = ThreadPoolExecutor(
             settings.change_threads, thread_name_prefix="http-change"
         )
+        self._cold_changers = ThreadPoolExecutor(
+            settings.change_threads, thread_name_prefix="http-cold-change"
+        )
         self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
         self._waiting: set[Callable[[], None]] = set()
         self.is_stopping = False
@@ -100,8 +103,12 @@ class Context:
             timings.took("broker", began_s)
 
     async def change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that writes to disk or bucket, or waits for one that does."""
+        """Run a call that writes to disk."""
         return await self.run(self._changers, partial(call, *args, **kwargs))
+
+    async def change_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that writes to the bucket, or waits for one that does."""
+        return await self.run(self._cold_changers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run at once what works on few bytes, in a thread what works on many."""
@@ -148,4 +155,5 @@ class Context:
         self.readers.shutdown(wait=False, cancel_futures=True)
         self._cold_readers.shutdown(wait=False, cancel_futures=True)
         self._changers.shutdown(wait=False, cancel_futures=True)
+        self._cold_changers.shutdown(wait=False, cancel_futures=True)
         self._parsers.shutdown(wait=False, cancel_futures=True)

@@ -150,7 +150,7 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
         raise Forbidden(f"{exchange.topic} is internal: it is not trimmed over HTTP")
     wanted = await json_body(context, exchange, _TRIM)
-    log_start = await context.change(
+    log_start = await context.change_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
     context.watermarks.look_again(partition)  # a long poll may wait with what is no more
@@ -161,5 +161,5 @@ async def offload(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
     await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.change(context.broker.offload, exchange.topic, wait_ms=wait_ms)
+    progress = await context.change_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
     return json_answer(Offloaded(*progress))

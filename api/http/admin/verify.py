@@ -23,7 +23,7 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
 async def verify(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
     await no_body(context, exchange)
-    report = await context.change(context.broker.verify, exchange.topic, deep=query.deep)
+    report = await context.change_cold(context.broker.verify, exchange.topic, deep=query.deep)
     return json_answer(replace(report, problems=[_shown(one) for one in report.problems]))
 
 

@@ -86,3 +86,42 @@ def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(
     finally:
         answers.set()
         broker.close()
+
+
+def test_what_writes_to_a_store_that_hangs_stands_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one thread of each kind, and who waits for an upload has it."""
+    store = open_store(f"file://{tmp_path / 'store'}")
+    asked, answers = threading.Event(), threading.Event()
+    put_file = store.put_file
+
+    def hangs(*args: Any, **kwargs: Any) -> Any:
+        asked.set()
+        answers.wait(20)
+        return put_file(*args, **kwargs)
+
+    monkeypatch.setattr(store, "put_file", hangs)
+    http = HttpSettings(change_threads=1)
+    settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=store)
+    try:
+        with (
+            RunningServer(create_app(broker, http), http) as server,
+            Api(base_url=server.url, timeout=10) as api,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            topic = api.topic()
+            api.values(topic, "one")
+            offload = f"{server.url}/v1/topics/{topic}/offload?wait_ms=20000"
+            waiting = pool.submit(httpx.post, offload, timeout=30)
+            assert asked.wait(10)
+            commit = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
+            assert api.put("/v1/groups/g/offsets", json=commit).status_code == 204
+            assert api.delete(f"/v1/topics/{api.topic()}").status_code == 204
+            assert not waiting.done()
+            answers.set()
+            assert waiting.result().json()["remaining_segments"] == 0
+    finally:
+        answers.set()
+        broker.close()
