@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import structlog
@@ -54,6 +54,8 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 Wanted = tuple[TopicRecord, int]
+
+OPENED_AT_ONCE = 8  # by threads of their own: appends do not wait for a thousand new partitions
 
 
 class LogOpener:
@@ -112,8 +114,8 @@ class LogOpener:
     def _open_side_by_side(
         self, wanted: Iterable[Wanted], *, at_start: bool
     ) -> list[OpenedLog | Damaged]:
-        opening = [self._executor.submit(self._open, one, at_start=at_start) for one in wanted]
-        wait(opening)
+        with ThreadPoolExecutor(OPENED_AT_ONCE, thread_name_prefix="open") as threads:
+            opening = [threads.submit(self._open, one, at_start=at_start) for one in wanted]
         with _closed_on_failure(one.result() for one in opening if one.exception() is None):
             return [one.result() for one in opening]
 

@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,6 +19,7 @@ from broker.segment_listing import (
 )
 from broker.tier_sizes import tier_sizes
 from hot_tier.append import Acks
+from hot_tier.log import PartitionLog
 from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
@@ -425,3 +427,26 @@ def test_who_goes_over_the_partitions_is_not_disturbed_by_new_ones(house):
     house.broker.alter_topic("t", partitions=3)
     assert [partition.number for partition in partitions] == [1]
     assert [partition.number for partition in house.broker.partitions()] == [0, 1, 2]
+
+
+def test_appends_do_not_wait_for_partitions_that_are_made(house, monkeypatch):
+    house.restart(append_threads=1)
+    house.broker.create_topic("t")
+    making, may_end = threading.Event(), threading.Event()
+    open_log = PartitionLog.open
+
+    def open_slowly(*args, **kwargs):
+        making.set()
+        assert may_end.wait(20)
+        return open_log(*args, **kwargs)
+
+    monkeypatch.setattr(PartitionLog, "open", open_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(house.broker.create_topic, "many", partitions=20)
+        try:
+            assert making.wait(10)
+            assert house.produce("t", [b"meanwhile"]).base_offset == 0
+            assert not made.done()
+        finally:
+            may_end.set()
+        assert len(made.result().partitions) == 20
