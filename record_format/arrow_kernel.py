@@ -9,21 +9,15 @@ Rules that keep it honest:
   refused is what `record_walk` refuses; a test feeds both the same broken bytes.
 * A call can stop at any record and go on with the next one: `state` says where. That bounds the
   memory of a batch with millions of records.
-
-Numba compiles on first use and keeps the machine code on disk where it finds a folder for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numba import njit
 
+from record_format.compiled import compiled
 from record_format.pointer import copy_bytes, pointer_to
 from record_format.record_walk import Problem
 
@@ -83,19 +77,7 @@ _HEADER_SIZE: Final = 61
 _MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile, with a cache on disk where numba finds a folder that it may write to."""
-    with suppress(RuntimeError, OSError):
-        compiled = njit(cache=True, nogil=True)(function)
-        # For code in a zip it takes the user's own folder, and does not look whether it can.
-        folder = Path(compiled.stats.cache_path)
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-        return compiled  # type: ignore[no-any-return]
-    return njit(nogil=True)(function)  # type: ignore[no-any-return]
-
-
-@_compiled
+@compiled()
 def _big_endian(source, at, size):  # type: ignore[no-untyped-def]
     """A signed integer of `size` bytes."""
     value = np.int64(np.int8(source[at]))
@@ -104,7 +86,7 @@ def _big_endian(source, at, size):  # type: ignore[no-untyped-def]
     return value
 
 
-@_compiled
+@compiled()
 def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     """Fill `table` with the headers of whole batches; (how many, position behind them).
 
@@ -138,7 +120,7 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     return count, start
 
 
-@_compiled
+@compiled()
 def _varint(source, at, end):  # type: ignore[no-untyped-def]
     """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
     raw = np.int64(0)
@@ -155,7 +137,7 @@ def _varint(source, at, end):  # type: ignore[no-untyped-def]
     return np.int64(0), np.int64(-1)
 
 
-@_compiled
+@compiled()
 def _varlong(source, at, end):  # type: ignore[no-untyped-def]
     """The same for 64 bits."""
     raw = np.uint64(0)
@@ -172,13 +154,13 @@ def _varlong(source, at, end):  # type: ignore[no-untyped-def]
     return np.int64(0), np.int64(-1)
 
 
-@_compiled
+@compiled()
 def _micros(milliseconds):  # type: ignore[no-untyped-def]
     """Microseconds; a time that they cannot hold becomes the nearest that they can."""
     return max(-_MAX_MS, min(_MAX_MS, milliseconds)) * 1000
 
 
-@_compiled
+@compiled()
 def fill_offsets(table, batches, cuts, state, offsets, kinds):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Rows of batches without a gap, from the headers alone: offset and timestamp type."""
     rows = np.int64(0)
@@ -204,7 +186,7 @@ def fill_offsets(table, batches, cuts, state, offsets, kinds):  # type: ignore[n
     return DONE
 
 
-@_compiled
+@compiled()
 def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
     data,  # the expanded records of all batches
     table,

@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
+from record_format.compiled import compiled
 from record_format.native_walk import _varint
 from record_format.pointer import BYTES, copy_bytes, pointer_to
 
@@ -40,12 +41,12 @@ _M1: Final = np.uint64(0xFF51AFD7ED558CCD)
 _M2: Final = np.uint64(0xC4CEB9FE1A85EC53)
 
 
-@njit(_U64(_U64, _I64), cache=True, nogil=True, inline="always")
+@compiled(_U64(_U64, _I64), inline="always")
 def _rotl(value, bits):  # type: ignore[no-untyped-def]
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
-@njit(_U64(_U64), cache=True, nogil=True)
+@compiled(_U64(_U64))
 def _mix(value):  # type: ignore[no-untyped-def]
     value ^= value >> np.uint64(33)
     value *= _M1
@@ -54,7 +55,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(33))
 
 
-@njit(_U64(BYTES, _I64, _I64), cache=True, nogil=True)
+@compiled(_U64(BYTES, _I64, _I64))
 def _little_endian(source, at, size):  # type: ignore[no-untyped-def]
     value = np.uint64(0)
     for i in range(size):
@@ -62,7 +63,7 @@ def _little_endian(source, at, size):  # type: ignore[no-untyped-def]
     return value
 
 
-@njit(types.UniTuple(_U64, 2)(BYTES, _I64, _I64, _U64), cache=True, nogil=True)
+@compiled(types.UniTuple(_U64, 2)(BYTES, _I64, _I64, _U64))
 def hash_key(source, start, end, seed):  # type: ignore[no-untyped-def]
     """MurmurHash3 x64-128 of source[start:end] (Austin Appleby, public domain)."""
     h1 = seed
@@ -92,7 +93,7 @@ def hash_key(source, start, end, seed):  # type: ignore[no-untyped-def]
     return h1, h2
 
 
-@njit(_I64(_U64, _U64, _I64, _PRINT_POINTER, _OFFSET_POINTER), cache=True, nogil=True)
+@compiled(_I64(_U64, _U64, _I64, _PRINT_POINTER, _OFFSET_POINTER))
 def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
     """Slot of the key, or the free one where it would go."""
     slot = np.int64(h1 % np.uint64(slots))
@@ -101,7 +102,7 @@ def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
     return slot
 
 
-@njit(types.UniTuple(_I64, 6)(BYTES, _I64, _I64), cache=True, nogil=True)
+@compiled(types.UniTuple(_I64, 6)(BYTES, _I64, _I64))
 def _record(source, length, at):  # type: ignore[no-untyped-def]
     """(end, timestamp delta, its position, offset delta, key start, key size): end -1 where wrong.
 
@@ -124,11 +125,7 @@ def _record(source, length, at):  # type: ignore[no-untyped-def]
     return end, timestamp_delta, behind, offset_delta, at, key_size
 
 
-@njit(
-    types.UniTuple(_I64, 2)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS),
-    cache=True,
-    nogil=True,
-)
+@compiled(types.UniTuple(_I64, 2)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
 def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, count, base_offset, start_offset, used, most, seed, prints, offsets
 ):
@@ -155,10 +152,8 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     return OK, used
 
 
-@njit(
-    types.UniTuple(_I64, 5)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT),
-    cache=True,
-    nogil=True,
+@compiled(
+    types.UniTuple(_I64, 5)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
 )
 def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data,
@@ -211,7 +206,7 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     return OK, kept, tombstones, first, greatest
 
 
-@njit(_I64(_I64, BYTES, _I64), cache=True, nogil=True)
+@compiled(_I64(_I64, BYTES, _I64))
 def _put_varint(value, out, at):  # type: ignore[no-untyped-def]
     raw = np.uint64(value << 1) ^ np.uint64(value >> 63)
     while raw > np.uint64(0x7F):
@@ -222,7 +217,7 @@ def _put_varint(value, out, at):  # type: ignore[no-untyped-def]
     return at + 1
 
 
-@njit(_I64(_I64), cache=True, nogil=True)
+@compiled(_I64(_I64))
 def _varint_size(value):  # type: ignore[no-untyped-def]
     raw = np.uint64(value << 1) ^ np.uint64(value >> 63)
     size = 1
@@ -232,7 +227,7 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
     return size
 
 
-@njit(_I64(_BYTES, _I64, _OUT, _I64, _I64, _OUT), cache=True, nogil=True)
+@compiled(_I64(_BYTES, _I64, _OUT, _I64, _I64, _OUT))
 def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Write the kept records into `out`, their timestamp deltas plus `shift` (or, with
     `same_time`, all `shift`); the bytes written. `data` was found sound by `choose_records`.

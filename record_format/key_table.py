@@ -19,7 +19,7 @@ from typing import Final
 from record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
 from record_format.compacting import Choice, KeyTable
 from record_format.decode import walk_batch
-from record_format.native import is_available
+from record_format.native import can_compile
 from record_format.record_walk import Fields
 from record_format.varint import encoded, read_varint, read_varlong, zigzag
 
@@ -110,12 +110,8 @@ def _fields(data: bytes, header: BatchHeader) -> Fields:
 
 def make_key_table(memory_bytes: int) -> KeyTable:
     """A table of at most `memory_bytes`, by the fastest means that are installed."""
-    if is_available():
-        try:
-            from record_format.native_keys import NativeKeyTable
-        except RuntimeError as error:  # numba finds no folder to keep its cache in
-            if "cannot cache" not in str(error):
-                raise
-        else:
-            return NativeKeyTable(memory_bytes)
-    return PlainKeyTable(memory_bytes)
+    if not can_compile():
+        return PlainKeyTable(memory_bytes)
+    from record_format.native_keys import NativeKeyTable
+
+    return NativeKeyTable(memory_bytes)

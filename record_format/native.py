@@ -21,22 +21,26 @@ def is_available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
 
 
-def load() -> bool:
-    """Import, warm and switch to the compiled walk; False where that cannot be done.
-
-    It cannot without its packages, nor where numba finds no folder to keep its cache in: then every
-    start would compile anew. Takes about a second, some more where nothing is cached on disk yet:
-    call it once, in a thread.
+def can_compile() -> bool:
+    """Whether kernels are worth it: where their machine code cannot be kept on disk, every start
+    would compile anew.
     """
     if not is_available():
         return False
-    try:
-        from record_format.native_run import describe_native
-        from record_format.native_walk import walk_native
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
+    from record_format.compiled import has_cache
+
+    return has_cache()
+
+
+def load() -> bool:
+    """Import, warm and switch to the compiled walk; False where that cannot be done.
+
+    Takes about a second, some more where nothing is cached on disk yet: call it once, in a thread.
+    """
+    if not can_compile():
         return False
+    from record_format.native_run import describe_native
+    from record_format.native_walk import walk_native
 
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))

@@ -15,11 +15,12 @@ from typing import Final
 
 import numpy as np
 from crc32c import crc32c
-from numba import njit, types
+from numba import types
 
 from record_format import batch
 from record_format.batch import Buffer, parse_header
 from record_format.batch_run import BatchRun, describe_plain, least_timestamp
+from record_format.compiled import compiled
 from record_format.native_walk import _walk
 from record_format.pointer import BYTES, pointer_to
 from record_format.record_walk import I64_MAX, I64_MIN
@@ -41,7 +42,7 @@ START, END, CRC, TO_EXPAND = range(4)
 _NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 
-@njit(_I64(BYTES, _I64), cache=True, nogil=True)
+@compiled(_I64(BYTES, _I64))
 def _i32(source, at):  # type: ignore[no-untyped-def]
     value = (
         (np.uint32(source[at]) << 24)
@@ -52,16 +53,12 @@ def _i32(source, at):  # type: ignore[no-untyped-def]
     return np.int64(np.int32(value))
 
 
-@njit(_I64(BYTES, _I64), cache=True, nogil=True)
+@compiled(_I64(BYTES, _I64))
 def _i64(source, at):  # type: ignore[no-untyped-def]
     return (_i32(source, at) << 32) | (_i32(source, at + 4) & 0xFFFFFFFF)
 
 
-@njit(
-    types.UniTuple(_I64, 10)(_BYTES, _I64, _TABLE, types.Array(_I64, 2, "C")),
-    cache=True,
-    nogil=True,
-)
+@compiled(types.UniTuple(_I64, 10)(_BYTES, _I64, _TABLE, types.Array(_I64, 2, "C")))
 def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]  # noqa: C901
     """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
     fills `table`.

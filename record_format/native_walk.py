@@ -16,9 +16,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from record_format.batch import Buffer
+from record_format.compiled import compiled
 from record_format.pointer import BYTES, pointer_to
 from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
 
@@ -39,7 +40,7 @@ _I64: Final = types.int64
 _PAIR: Final = types.UniTuple(_I64, 2)
 
 
-@njit(_PAIR(BYTES, _I64, _I64, _I64), cache=True, nogil=True)
+@compiled(_PAIR(BYTES, _I64, _I64, _I64))
 def _varint(source, length, position, bits):  # type: ignore[no-untyped-def]
     """(value, position behind), or (0, -1) where it is cut or does not fit `bits`."""
     raw = np.uint64(0)
@@ -60,7 +61,7 @@ def _varint(source, length, position, bits):  # type: ignore[no-untyped-def]
             return 0, -1
 
 
-@njit(_I64(BYTES, _I64, _I64, _I64), cache=True, nogil=True)
+@compiled(_I64(BYTES, _I64, _I64, _I64))
 def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
     """The position behind the headers, or -1 where they are not sound."""
     count, position = _varint(source, length, position, 32)
@@ -83,7 +84,7 @@ _WALK: Final = types.UniTuple(_I64, 5)(
 )
 
 
-@njit(_WALK, cache=True)
+@compiled(_WALK, nogil=False)
 def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
@@ -165,7 +166,7 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
     return 0, record_count, position, minimum, maximum
 
 
-@njit(_WALK, cache=True, nogil=True)
+@compiled(_WALK)
 def _walk_released(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from record_format import compiled
+
 PROJECT = Path(__file__).parents[3]
+KERNELS = ("arrow_kernel", "key_kernel", "native_run", "native_walk")
+IN_PLAIN_PYTHON = {"batch_run", "compiled"}  # no kernel takes anything of these
 
 
-def run(program: str) -> str:
+def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:
+    command = [sys.executable, "-c", program]
+    env = {**os.environ, **env}
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
+        command, cwd=cwd, env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
@@ -52,3 +61,53 @@ def test_without_a_folder_for_its_cache_the_plain_walk_stays() -> None:
         )
         == "False walk_plain"
     )
+
+
+def test_out_of_a_zip_without_a_folder_for_its_cache_the_plain_walk_stays(tmp_path: Path) -> None:
+    path = shutil.make_archive(str(tmp_path / "code"), "zip", PROJECT, "record_format")
+    home = tmp_path / "home"
+    home.touch()  # as good as the `/` of a container's user
+    assert (
+        run(
+            "from record_format import key_table, native, walker\n"
+            "print(native.load(), walker._in_use[0].__name__)\n"
+            "print(type(key_table.make_key_table(1000)).__name__, native.__file__)",
+            cwd=tmp_path,
+            PYTHONPATH=path,
+            HOME=str(home),
+            XDG_CACHE_HOME=str(home),
+        )
+        == f"False walk_plain\nPlainKeyTable {path}/record_format/native.py"
+    )
+
+
+def test_a_kernel_is_compiled_anew_when_what_it_takes_of_another_file_changed(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "record_format"
+    package.mkdir()
+    for name in ("__init__", *compiled._TAKEN_FROM):
+        (package / f"{name}.py").touch()
+    shutil.copy(PROJECT / "record_format/compiled.py", package)
+    begins = "from record_format.compiled import compiled\n"
+    kernel = "@compiled('int64(int64)')\ndef {}(x):\n    return {}\n"
+    (package / "caller.py").write_text(
+        begins + "from record_format.native_walk import one\n" + kernel.format("ten", "10 * one(x)")
+    )
+    answers = []
+    for text in ("x + 1", "x + 2"):
+        (package / "native_walk.py").write_text(begins + kernel.format("one", text))
+        program = "from record_format.caller import ten; print(ten(1))"
+        answers.append(run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
+    assert answers == ["20", "30"]
+
+
+def test_all_files_are_known_that_kernels_take_something_of() -> None:
+    taken = set()
+    for name in KERNELS:
+        for node in ast.walk(ast.parse((PROJECT / f"record_format/{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "record_format":
+                taken.update(one.name for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("record_format."):
+                taken.add(node.module.partition(".")[2])
+    assert taken - IN_PLAIN_PYTHON == set(compiled._TAKEN_FROM)

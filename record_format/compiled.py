@@ -1,0 +1,57 @@
+"""How kernels are compiled, and where their machine code is kept.
+
+* numba keeps it on disk where it finds a folder. Whether there is one is asked here, once: for code
+  in a zip numba takes the user's own folder, and does not look whether it can be written to.
+* numba forgets what it kept when the kernel's own file changes. What a kernel takes of another file
+  is compiled into it, so those files (`_TAKEN_FROM`) are part of the name that it is kept under.
+
+Only modules of kernels import this one: numba takes a second to import.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final
+from zlib import crc32
+
+from numba import njit
+
+_TAKEN_FROM: Final = ("batch", "native_walk", "pointer", "record_walk")
+
+
+def compiled(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Numba's `njit`: as soon as it is defined where it has a signature, else at its first call.
+    It runs without the GIL unless `options` say otherwise.
+    """
+
+    def compile_it(function: Callable[..., Any]) -> Any:
+        function.__qualname__ += _version()
+        return njit(*signature, **{"cache": has_cache(), "nogil": True, **options})(function)
+
+    return compile_it
+
+
+@cache
+def has_cache() -> bool:
+    """Whether machine code can be kept: without, each process compiles anew what it calls."""
+    try:
+        folder = Path(njit(cache=True)(_any_function).stats.cache_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except (RuntimeError, OSError):  # RuntimeError: numba found none
+        return False
+    return True
+
+
+def _any_function() -> None:
+    """For numba to look where it would keep it."""
+
+
+@cache
+def _version() -> str:
+    sources = (pkgutil.get_data(__package__, f"{name}.py") or b"" for name in _TAKEN_FROM)
+    return f"_{crc32(b''.join(sources)):08x}"
