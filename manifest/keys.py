@@ -17,7 +17,8 @@ JSON = ".json"
 
 _DIGITS = 20
 _PIN_NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
-_OFFSET_IN_NAME = re.compile(r"(\d{20})-[^/]+")
+_VERSION = re.compile(r"([0-9]{20})\.json")
+_SEGMENT_OR_PAGE = re.compile(r".*/(?:segments|pages)/([0-9]{20})-[^/]+")
 
 
 class PartitionKeys(NamedTuple):
@@ -72,19 +73,16 @@ def version_key(folder: str, version: int) -> str:
     return f"{folder}{version:0{_DIGITS}d}{JSON}"
 
 
-def version_of(key: str) -> int | None:
+def version_of(folder: str, key: str) -> int | None:
     """The number in `<folder>/<20 digits>.json`; None for any other name."""
-    name = key.rpartition("/")[2]
-    digits = name.removesuffix(JSON)
-    if not name.endswith(JSON) or len(digits) != _DIGITS or not digits.isascii():
-        return None
-    return int(digits) if digits.isdigit() else None
+    match = _VERSION.fullmatch(key.removeprefix(folder))
+    return int(match[1]) if match else None
 
 
 def base_offset_of(key: str) -> int | None:
     """The base offset that the name of a segment object or page begins with."""
-    match = _OFFSET_IN_NAME.fullmatch(key.rpartition("/")[2])
-    return int(match.group(1)) if match else None
+    match = _SEGMENT_OR_PAGE.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def is_pin_name(name: str) -> bool:

@@ -105,26 +105,31 @@ class VersionChain:
 
     def stats(self, *, after: int = 0, limit: int = LIST_LIMIT) -> list[VersionStat]:
         """Versions above `after`, oldest first, at most `limit`; foreign names are left out."""
+        return self._listed(after, limit)[0]
+
+    def _listed(self, after: int, limit: int) -> tuple[list[VersionStat], bool]:
+        """What one LIST says, and whether there may be more."""
         listed = self._store.list(self.folder, start_after=self.key(after), limit=limit)
-        numbered = ((version_of(stat.key), stat) for stat in listed)
-        return [
+        numbered = ((version_of(self.folder, stat.key), stat) for stat in listed)
+        stats = [
             VersionStat(version, stat.size_bytes, stat.modified_ms)
             for version, stat in numbered
             if version is not None
         ]
+        return stats, len(listed) == limit
 
     def newest(self, *, at_least: int = 0) -> int:
         """The number of the newest version; `at_least` where none is above it (0: none at all).
 
-        One LIST where fewer than LIST_LIMIT versions lie above; else galloping, then halving.
+        One LIST where fewer than LIST_LIMIT names lie above; else galloping, then halving.
         """
         low, high, step = at_least, None, LIST_LIMIT
         after = low
         while True:
-            above = self.stats(after=after)
+            above, may_go_on = self._listed(after, LIST_LIMIT)
             if above:
                 low = max(low, above[-1].version)
-                if len(above) < LIST_LIMIT:
+                if not may_go_on:
                     return low
             elif after <= low:
                 return low

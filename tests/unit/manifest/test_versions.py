@@ -51,6 +51,19 @@ def test_foreign_names_in_the_folder_are_left_alone() -> None:
     assert chain.newest() == 1
 
 
+def test_a_foreign_name_among_many_versions_hides_no_newer_ones() -> None:
+    store, chain = chain_of(list(range(1, 2 * LIST_LIMIT)))
+    store.objects["f/00000000000000000005.json.bak"] = (b"", 0)
+    assert chain.newest() == 2 * LIST_LIMIT - 1
+
+
+def test_a_copy_in_a_folder_of_its_own_is_no_version() -> None:
+    store, chain = chain_of([1, 2])
+    store.objects["f/kept/00000000000000000001.json"] = (b"", 0)
+    assert chain.newest() == 2
+    assert [stat.version for stat in chain.stats()] == [1, 2]
+
+
 def test_a_full_list_page_of_foreign_names_does_not_go_round_for_ever() -> None:
     store, chain = chain_of([3])
     for i in range(LIST_LIMIT + 5):
