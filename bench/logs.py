@@ -10,7 +10,7 @@ from typing import Any
 from bench.records import START_MS, TOPIC_ID
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
-from record_format.produced import ProducedBatches, check_produced
+from record_format.produced import ProducedBatches, ProduceLimits, check_produced
 
 
 def open_log(
@@ -41,4 +41,4 @@ def opened(folder: Path, **config: Any) -> Iterator[PartitionLog]:
 def produced(body: bytes | bytearray) -> ProducedBatches:
     """Checked as a producer's batches are. A bytearray is taken as it is, and stamped in place."""
     taken = body if isinstance(body, bytearray) else bytearray(body)
-    return check_produced(taken, max_message_bytes=1 << 30, now_ms=START_MS)
+    return check_produced(taken, ProduceLimits(max_message_bytes=1 << 30, now_ms=START_MS))

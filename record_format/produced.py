@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from record_format import codecs
 from record_format.batch import (
     CODEC_MASK,
-    CREATE_TIME,
     HEADER_SIZE,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
@@ -34,7 +32,7 @@ from record_format.batch import (
 )
 from record_format.decode import expand
 from record_format.encode import EncodedRange, Headers, encode_batches
-from record_format.errors import FieldProblem, InvalidRecord, RequestTooLarge
+from record_format.errors import RequestTooLarge
 from record_format.produced_checks import (
     NO_KEY,
     ProduceLimits,
@@ -46,6 +44,7 @@ from record_format.produced_checks import (
 )
 
 __all__ = [
+    "NO_KEY",
     "ProduceLimits",
     "ProducedBatches",
     "TimeLimits",
@@ -55,8 +54,6 @@ __all__ = [
     "recompress",
     "timestamp_problem",
 ]
-
-_I64_MAX: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -76,39 +73,13 @@ class ProducedBatches:
         return sum(header.record_count for header in self.headers)
 
 
-def check_produced(
-    body: bytearray,
-    *,
-    max_message_bytes: int,
-    now_ms: int,
-    timestamp_type: int = CREATE_TIME,
-    before_max_ms: int = _I64_MAX,
-    after_max_ms: int = _I64_MAX,
-    max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES,
-    max_records: int = 2**31 - 1,
-    require_keys: bool = False,
-    allow_transactional: bool = False,
-    allow_control: bool = False,
-) -> ProducedBatches:
+def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
     """Check every batch of a produce request.
 
     Raises InvalidBatch (bytes that are no valid batch, with its position), InvalidRecord (a batch
     that may not be appended), RecordTooLarge (a batch above `max_message_bytes`), RequestTooLarge
-    (too many records, or too large once expanded). `require_keys`: the topic is compacted, a record
-    without a key is InvalidRecord. `body` is changed only where it is accepted.
+    (too many records, or too large once expanded). `body` is changed only where it is accepted.
     """
-    limits = ProduceLimits(
-        max_message_bytes=max_message_bytes,
-        now_ms=now_ms,
-        timestamp_type=timestamp_type,
-        before_max_ms=before_max_ms,
-        after_max_ms=after_max_ms,
-        max_expanded_bytes=max_expanded_bytes,
-        max_records=max_records,
-        require_keys=require_keys,
-        allow_transactional=allow_transactional,
-        allow_control=allow_control,
-    )
     headers = check_headers(body, limits)
     walks = walk_all(body, headers, limits)
     # Only now, that all are accepted, may the body change.
@@ -166,17 +137,13 @@ def build_produced(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = -1,
     base_sequence: int = NO_SEQUENCE,
-    require_keys: bool = False,
 ) -> ProducedBatches:
     """The JSON path's counterpart of `check_produced`: columns in, batches cut at the limit out.
 
     Raises RecordTooLarge for a record that does not fit a batch, and RequestTooLarge where an
-    idempotent producer's records do not fit one: they share one sequence number. With
-    `require_keys` (a compacted topic), a record without a key is InvalidRecord. Timestamps are the
-    caller's to check, record by record (`timestamp_problem`).
+    idempotent producer's records do not fit one: they share one sequence number. Keys (`NO_KEY`)
+    and timestamps (`timestamp_problem`) are the caller's to check, record by record.
     """
-    if require_keys:
-        _check_keys(keys or [None] * len(values))
     ranges = encode_batches(
         values,
         timestamps=timestamps,
@@ -199,15 +166,6 @@ def build_produced(
         list(iter_headers(body)),
         [min(timestamps[item.start : item.end]) for item in ranges],
     )
-
-
-def _check_keys(keys: Sequence[bytes | None]) -> None:
-    missing = [index for index, key in enumerate(keys) if key is None]
-    if missing:
-        raise InvalidRecord(
-            f"record {missing[0]}: {NO_KEY}",
-            problems=tuple(FieldProblem(f"records[{index}]", NO_KEY) for index in missing[:20]),
-        )
 
 
 def _check_single(ranges: Sequence[EncodedRange], max_message_bytes: int) -> None:

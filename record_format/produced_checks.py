@@ -54,7 +54,9 @@ class TimeLimits(Protocol):
 
 
 class ProduceLimits(NamedTuple):
-    """What a topic and the front door allow. Times in ms, sizes in bytes."""
+    """What a topic and the front door allow. Times in ms, sizes in bytes. `require_keys`: the topic
+    is compacted, and takes no record without a key.
+    """
 
     max_message_bytes: int
     now_ms: int
@@ -64,8 +66,6 @@ class ProduceLimits(NamedTuple):
     max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES
     max_records: int = 2**31 - 1
     require_keys: bool = False
-    allow_transactional: bool = False
-    allow_control: bool = False
 
 
 def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
@@ -83,7 +83,7 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
             raise InvalidBatch(error.detail, position=position) from error
         _check_shape(header)
         if header.attributes & ~CODEC_MASK:
-            _check_attributes(header, len(headers), limits)
+            _check_attributes(header, len(headers))
         headers.append(header)
         position += header.size_bytes
         records += header.record_count
@@ -124,11 +124,11 @@ def _sequence_is_sound(header: BatchHeader) -> bool:
     return header.is_control or 0 <= header.base_sequence <= MAX_SEQUENCE
 
 
-def _check_attributes(header: BatchHeader, index: int, limits: ProduceLimits) -> None:
+def _check_attributes(header: BatchHeader, index: int) -> None:
     problem = ""
-    if header.is_control and not limits.allow_control:
+    if header.is_control:
         problem = "control batches are the broker's own"
-    elif header.is_transactional and not limits.allow_transactional:
+    elif header.is_transactional:
         problem = "transactional batches are not taken"
     elif header.has_delete_horizon:
         problem = "a delete horizon is set by the broker's own compaction only"

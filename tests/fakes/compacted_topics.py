@@ -19,7 +19,6 @@ def put(house, topic, pairs):
         keys=[key for key, _ in pairs],
         timestamps=[house.broker.clock()] * len(pairs),
         max_message_bytes=1 << 20,
-        require_keys=True,
     )
     return house.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
 

@@ -11,7 +11,7 @@ from hot_tier.append import Acks, AppendResult
 from record_format.decode import Record, iter_records
 from record_format.encode import encode_batch
 from record_format.errors import TierlogError
-from record_format.produced import build_produced, check_produced
+from record_format.produced import ProduceLimits, build_produced, check_produced
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
 from tests.fakes.waiting import until
 
@@ -74,14 +74,7 @@ class House:
             producer_epoch=0,
             base_sequence=sequence,
         )
-        produced = check_produced(
-            batch,
-            max_message_bytes=1 << 20,
-            now_ms=1,
-            timestamp_type=0,
-            before_max_ms=1 << 60,
-            after_max_ms=1 << 60,
-        )
+        produced = check_produced(batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=1))
         return self.broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
 
     def records(self, topic: str, *, partition: int = 0, offset: int = 0) -> list[Record]:

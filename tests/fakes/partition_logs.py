@@ -10,10 +10,10 @@ from hot_tier.append import Append, AppendResult
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.log_reader import LogRead
-from record_format.batch import BatchHeader, iter_headers
-from record_format.decode import Record, decode_batch
+from record_format.batch import BatchHeader, iter_headers, parse_header
+from record_format.decode import Record, decode_batch, min_timestamp_of
 from record_format.encode import encode_batch
-from record_format.produced import ProducedBatches, check_produced
+from record_format.produced import ProducedBatches, ProduceLimits, check_produced
 from tests.fakes.faulty_disk import FaultyDisk
 
 TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"
@@ -34,7 +34,14 @@ class Clock:
 
 
 def produced(*batches: bytes) -> ProducedBatches:
-    return check_produced(bytearray(b"".join(batches)), max_message_bytes=1 << 30, now_ms=NOW_MS)
+    limits = ProduceLimits(max_message_bytes=1 << 30, now_ms=NOW_MS)
+    return check_produced(bytearray(b"".join(batches)), limits)
+
+
+def unchecked(batch: bytearray) -> ProducedBatches:
+    """One that no client may send, as a coordinator would: of a transaction."""
+    header = parse_header(batch)
+    return ProducedBatches(batch, [header], [min_timestamp_of(batch, header)])
 
 
 def batch(

@@ -37,7 +37,7 @@ from record_format.errors import (
     TierlogError,
     UnknownGroup,
 )
-from record_format.produced import check_produced
+from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import (
     FailsAfter,
@@ -256,7 +256,9 @@ class World:
         return self.random.choice(sure)
 
     def _send(self, partition, batch):
-        produced = check_produced(batch, max_message_bytes=1 << 20, now_ms=self.now_ms)
+        produced = check_produced(
+            batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=self.now_ms)
+        )
         return partition.append(produced, acks=Acks.ALL).result(10)
 
     def repeat(self) -> None:

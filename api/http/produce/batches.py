@@ -22,7 +22,9 @@ from record_format.batch import (
 )
 from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
 from record_format.produced import (
+    NO_KEY,
     ProducedBatches,
+    ProduceLimits,
     build_produced,
     check_produced,
     check_sizes,
@@ -59,16 +61,15 @@ class TopicRules(NamedTuple):
     @classmethod
     def of(cls, config: LogConfig, *, now_ms: int) -> TopicRules:
         compression = config.compression_type
-        stamped = config.message_timestamp_type == "LogAppendTime"
         return cls(
             now_ms=now_ms,
             max_message_bytes=config.max_message_bytes,
             codec=None if compression == "producer" else codecs.CODEC_IDS[compression],
-            timestamp_type=LOG_APPEND_TIME if stamped else CREATE_TIME,
+            timestamp_type=LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
             before_max_ms=config.message_timestamp_before_max_ms,
             after_max_ms=config.message_timestamp_after_max_ms,
             retention_ms=config.retention_ms,
-            needs_keys="compact" in config.cleanup_policy,
+            needs_keys=config.compacts,
         )
 
     def is_expired(self, produced: ProducedBatches) -> bool:
@@ -80,8 +81,7 @@ class TopicRules(NamedTuple):
 
 def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
     """Raw batches, all of them checked. Raises what `check_produced` does."""
-    produced = check_produced(
-        body,
+    limits = ProduceLimits(
         max_message_bytes=rules.max_message_bytes,
         now_ms=rules.now_ms,
         timestamp_type=rules.timestamp_type,
@@ -91,6 +91,7 @@ def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) ->
         max_records=settings.records_max,
         require_keys=rules.needs_keys,
     )
+    produced = check_produced(body, limits)
     if rules.codec is None:
         return produced
     produced = recompress(produced, rules.codec)
@@ -135,8 +136,7 @@ def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
 def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
     if rules.needs_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
-        problem = "a topic that is compacted takes only records with a key"
-        raise _invalid(columns.place(row, "key"), problem)
+        raise _invalid(columns.place(row, "key"), NO_KEY)
     return build_produced(
         columns.values,
         timestamps=_timestamps(columns, rules),

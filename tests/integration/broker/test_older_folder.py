@@ -9,7 +9,7 @@ from broker.mending.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.encode import encode_batch
-from record_format.produced import check_produced
+from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.house import House
 
 OLDER = Path(__file__).parents[2] / "fixtures" / "older"
@@ -51,7 +51,9 @@ def repeated(house):
         producer_epoch=0,
         base_sequence=0,
     )
-    produced = check_produced(batch, max_message_bytes=1 << 20, now_ms=1_700_000_000_000)
+    produced = check_produced(
+        batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=1_700_000_000_000)
+    )
     return house.broker.partition("orders", 1).append(produced, acks=Acks.ALL).result(10)
 
 

@@ -20,7 +20,7 @@ from record_format.checkpoint_files import format_topic_id, parse_partition_meta
 from record_format.decode import decode_batch
 from record_format.encode import encode_batch
 from record_format.key_table import make_key_table
-from record_format.produced import check_produced
+from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.partition_logs import TOPIC_ID, Clock
 from tests.fakes.real_kafka import complaints
 
@@ -58,7 +58,7 @@ def write_ours(folder: Path) -> None:
             codec=rng.choice((0, 0, 1, 2, 3, 4)),
             **fields,
         )
-        produced = check_produced(batch, max_message_bytes=1 << 20, now_ms=now_ms)
+        produced = check_produced(batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=now_ms))
         (outcome,) = log.append([Append(produced)])
         assert not isinstance(outcome, Exception), outcome
     log.close()

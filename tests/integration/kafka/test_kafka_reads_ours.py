@@ -18,7 +18,7 @@ from hot_tier.append import Acks
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.encode import encode_batch
-from record_format.produced import check_produced, recompress
+from record_format.produced import ProduceLimits, check_produced, recompress
 from tests.fakes.damage import flip
 from tests.fakes.real_kafka import complaints
 
@@ -88,7 +88,7 @@ def append(partition, values, **fields):
     fields = {"timestamps": [NOW_MS + rng.randint(-999, 999) for _ in values], **fields}
     codec = fields.pop("recompress", None)
     body = encode_batch(values, **fields)
-    produced = check_produced(body, max_message_bytes=1 << 26, now_ms=NOW_MS)
+    produced = check_produced(body, ProduceLimits(max_message_bytes=1 << 26, now_ms=NOW_MS))
     if codec is not None:
         produced = recompress(produced, codec)
     return partition.append(produced, acks=Acks.ALL).result(10)

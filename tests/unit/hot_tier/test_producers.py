@@ -2,7 +2,7 @@ import pytest
 
 from hot_tier.append import Append
 from record_format.errors import OutOfOrderSequence, ProducerFenced
-from record_format.produced import check_produced
+from tests.fakes.partition_logs import unchecked
 
 INT_MAX = 2**31 - 1
 
@@ -126,8 +126,7 @@ def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, cloc
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     batch = make_batch([b"v"], **fields, transactional=True)
-    limits = {"max_message_bytes": 1 << 20, "now_ms": clock(), "allow_transactional": True}
-    log.append([Append(check_produced(batch, **limits))])
+    log.append([Append(unchecked(batch))])
     log.flush()
     assert log.expire_producers(seen_before_ms=clock() + 1) == 0
     assert log.last_stable_offset == 0

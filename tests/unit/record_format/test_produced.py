@@ -53,7 +53,7 @@ MIB = 1 << 20
 
 def check(body: bytes, **limits: Any) -> ProducedBatches:
     defaults = {"max_message_bytes": 8 * MIB, "now_ms": NOW}
-    return check_produced(bytearray(body), **{**defaults, **limits})
+    return check_produced(bytearray(body), ProduceLimits(**{**defaults, **limits}))
 
 
 def batch(count: int = 3, **fields: Any) -> bytearray:
@@ -116,14 +116,6 @@ def test_what_we_encode_is_taken(batch: Rows, codec: int) -> None:
     produced = check(data)
     assert produced.body == data
     assert produced.min_timestamps == [min(batch.timestamps)]
-
-
-def test_a_transactional_or_control_batch_is_taken_where_the_caller_allows_it() -> None:
-    ids = {"producer_id": 1, "producer_epoch": 0}
-    data = batch(transactional=True, base_sequence=0, **ids)
-    assert check(data, allow_transactional=True).record_count == 3
-    marker = batch(1, transactional=True, control=True, **ids)
-    assert check(marker, allow_transactional=True, allow_control=True).record_count == 1
 
 
 # --- refused: bytes -------------------------------------------------------------------------------
@@ -248,12 +240,6 @@ def test_a_compacted_topic_takes_no_record_without_a_key(walk: Walker) -> None:
     unkeyed = encode_batch([b"v", None], timestamps=[NOW, NOW], keys=[b"k", None], codec=LZ4)
     with pytest.raises(InvalidRecord, match="key"):
         check(unkeyed, require_keys=True)
-    columns = {"timestamps": [NOW] * 3, "max_message_bytes": MIB, "require_keys": True}
-    assert build_produced([b"v"] * 3, keys=[b"a", b"b", b""], **columns).record_count == 3
-    for keys in (None, [b"a", None, b"b"]):
-        with pytest.raises(InvalidRecord) as caught:
-            build_produced([b"v"] * 3, keys=keys, **columns)
-        assert caught.value.problems[-1].loc == ("records[1]" if keys else "records[2]")
 
 
 # --- refused: sizes -------------------------------------------------------------------------------
@@ -344,7 +330,7 @@ def test_a_refused_body_is_not_changed() -> None:
     body = bytearray(lying + batch(control=True))
     before = bytes(body)
     with pytest.raises(InvalidRecord):
-        check_produced(body, max_message_bytes=MIB, now_ms=NOW)
+        check_produced(body, ProduceLimits(max_message_bytes=MIB, now_ms=NOW))
     assert body == before
 
 
