@@ -59,8 +59,11 @@ class Ended:
 
     def _one_ended(self, _: Future[Any]) -> None:
         # The count is one step of the interpreter: of many threads one comes last.
-        if next(self._count) == len(self._futures) and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, context=self._context)
+        if next(self._count) == len(self._futures):
+            try:
+                self._loop.call_soon_threadsafe(self._wake, context=self._context)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                assert self._loop.is_closed()
 
     def _wake(self) -> None:
         go_on, self._go_on = self._go_on, None

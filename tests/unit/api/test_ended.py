@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -124,6 +125,35 @@ def test_threads_that_end_at_the_same_time_wake_once() -> None:
                 )
 
     asyncio.run(main())
+
+
+class ClosesWhenItIsLookedAt(asyncio.SelectorEventLoop):
+    stops = False
+
+    def is_closed(self) -> bool:
+        is_closed = super().is_closed()
+        if self.stops:
+            self.stops = False
+            self.close()
+        return is_closed
+
+
+def test_a_loop_that_closes_while_a_thread_ends_is_nobodys_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    futures, loop = [running(), running()], ClosesWhenItIsLookedAt()
+
+    async def wait() -> None:
+        for future in futures:
+            Ended([future]).add_done_callback(lambda _: None, context=copy_context())
+
+    loop.run_until_complete(wait())
+    loop.stops = True
+    futures[0].set_result(1)  # who raises in a callback is told to the log
+    loop.stops = False
+    loop.close()
+    futures[1].set_result(1)
+    assert caplog.records == []
 
 
 def test_timeouts_of_asyncio_reach_it() -> None:
