@@ -204,7 +204,7 @@ class Broker:
         """The topic is gone when this returns; its files and objects go in the background."""
         self._topics.delete(name)
         self.groups.forget_topic(name)
-        self.chores.copying.wake()
+        self.chores.deleting.wake()
 
     # --- the log start ----------------------------------------------------------------------------
 

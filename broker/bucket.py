@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import structlog
@@ -66,6 +67,7 @@ class Bucket:
             folder, store, settings, clock=clock, on_checked=self._make_uploader
         )
         self._of_others: set[str] = set()  # ids of topics
+        self._telling = threading.Lock()  # the bucket of a topic that is live
 
     @classmethod
     def open(
@@ -137,7 +139,9 @@ class Bucket:
             return False
         for record in registry.live():
             if record.dirty and record.topic_id not in self._of_others:
-                self._publish_ours(record, registry)
+                with self._telling:
+                    if registry.is_live(record.topic_id):
+                        self._publish_ours(record, registry)
         return True
 
     def _publish_ours(self, record: TopicRecord, registry: TopicRegistry) -> None:
@@ -162,6 +166,8 @@ class Bucket:
 
         Raises FencedError where another folder owns a partition now: what is left then stays.
         """
+        with self._telling:
+            pass  # who told it of this topic has ended, and nobody begins
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
             deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
             deletion.run(record.as_object())

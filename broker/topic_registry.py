@@ -83,6 +83,10 @@ class TopicRegistry:
         """Of all, also of those that are being deleted."""
         return frozenset(self._by_id.copy())
 
+    def is_live(self, topic_id: str) -> bool:
+        record = self._by_id.get(topic_id)
+        return record is not None and not record.deleted
+
     def by_name(self, name: str) -> TopicRecord | None:
         return next((record for record in self.live() if record.name == name), None)
 

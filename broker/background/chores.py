@@ -2,8 +2,9 @@
 
 * One thread for each chore; each looks at all partitions, as they are when its turn comes. None
   starts before `start`: of a broker that was opened idle they are asked one by one.
-* The copier comes first where a topic changed: the bucket is told, what is rolled goes up, what was
-  deleted goes. Files of deleted topics go first: what asks the store may wait, or fail.
+* The copier comes first where a topic changed: the bucket is told, and what is rolled goes up.
+* What was deleted goes meanwhile: of a thousand partitions that takes many minutes. Files go before
+  objects: what asks the store may wait, or fail.
 * Stopping waits for the disk alone. One that waits for the store is left behind: a closed log,
   registry or folder is changed by nobody.
 """
@@ -83,6 +84,7 @@ class Chores:
             bring_back=self._bringing_back(folder, bucket, clock) if bucket else None,
         )
         self.copying = BackgroundTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
+        self.deleting = BackgroundTask("deletions", self.deletion_round, interval_s=COPY_INTERVAL_S)
         self._group_keeping = BackgroundTask(
             "groups", groups.run_round, interval_s=GROUPS_INTERVAL_S
         )
@@ -110,6 +112,7 @@ class Chores:
         return [
             BackgroundTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
             self.copying,
+            self.deleting,
             self._group_keeping,
             *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
         ]
@@ -137,10 +140,12 @@ class Chores:
             task.stop(max(0.0, deadline_s - time.monotonic()))
 
     def copy_round(self) -> None:
-        with suppress(OSError):  # what fails is told by who tries again, below
-            self._topics.remove_files()
         if self._bucket is not None and self._bucket.settle(self._registry):
             self.copier.run_round()
+
+    def deletion_round(self) -> None:
+        with suppress(OSError):  # what fails is told by who tries again, below
+            self._topics.remove_files()
         self._topics.finish_deletions(
             is_busy=self.copier.is_busy, delete_objects=self._delete_objects
         )
@@ -148,6 +153,7 @@ class Chores:
     def _delete_objects(self, record: TopicRecord) -> None:
         if self._bucket is None:
             return
+        self._bucket.standing.is_usable()  # raises where nobody knows yet
         try:
             self._bucket.delete_topic(record)
         except FencedError as error:

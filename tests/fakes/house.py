@@ -94,6 +94,7 @@ def copy_now(broker: Broker) -> None:
     chores = broker.chores
     with suppress(TierlogError, OSError):
         chores.copy_round()
+        chores.deletion_round()
     chores.copier.hurry(broker.partitions())
     with suppress(TierlogError):
         chores.copier.run_round()

@@ -1,6 +1,7 @@
 import errno
 import os
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_a_start_goes_well_where_a_crash_left_the_next_topic_of_a_name_half_made
 ) -> None:
     house.broker.create_topic("t", partitions=2)
     house.produce("t", [b"old"])
-    house.broker.chores.copying.stop(10)
+    house.broker.chores.deleting.stop(10)
     house.broker.delete_topic("t")
 
     class Killed(BaseException):
@@ -359,6 +360,7 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
     house.broker.chores.copying.stop(10)
+    house.broker.chores.deleting.stop(10)
     assert house.broker.chores.copier.wait_until_idle(
         timeout_s=20
     )  # a claim under way holds a topic up
@@ -373,7 +375,7 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
 
     monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
-        house.broker.chores.copy_round()
+        house.broker.chores.deletion_round()
     assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
 
 
@@ -394,7 +396,7 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
             def refused(*_, **__):
                 raise OSError(errno.EIO, "the disk refuses")
 
-            house.broker.chores.copying.stop(10)
+            house.broker.chores.deleting.stop(10)
             failing.setattr("broker.deleted_folders.set_aside", refused)
         house.broker.delete_topic("rotten")
     if restarted:
@@ -402,7 +404,7 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
         house.broker.close()
         house.broker = house.open()
     assert house.broker.offload("whole", wait_ms=20_000).remaining_segments == 0
-    house.broker.chores.copy_round()
+    house.broker.chores.deletion_round()
     assert not list(folder.parent.glob("rotten-0*"))
 
 
@@ -503,13 +505,62 @@ def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypa
         if "/pins/" in prefix and not deletions:
             deletions.append(prefix)
             offloaded.broker.delete_topic("t")
-            offloaded.broker.chores.copying.stop(10)
-            offloaded.broker.chores.copy_round()
+            offloaded.broker.chores.deleting.stop(10)
+            offloaded.broker.chores.deletion_round()
             assert offloaded.broker.registry.deleted()
         return listed(prefix, **limits)
 
     monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
     assert partition.cold.collect(NO_GRACE) > 0
-    offloaded.broker.chores.copy_round()
+    offloaded.broker.chores.deletion_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
+
+
+def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) -> None:
+    """Of a thousand partitions it takes many minutes."""
+    house.broker.create_topic("going")
+    house.produce("going", [b"v"])
+    assert house.broker.offload("going", wait_ms=20_000).remaining_segments == 0
+    deleting, may_end = threading.Event(), threading.Event()
+    delete = house.store.delete
+
+    def delete_slowly(keys) -> None:
+        deleting.set()
+        assert may_end.wait(30)
+        delete(keys)
+
+    monkeypatch.setattr(house.store, "delete", delete_slowly, raising=False)
+    house.broker.delete_topic("going")
+    try:
+        assert deleting.wait(20)
+        house.broker.create_topic("t")
+        house.produce("t", [b"v"])
+        assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+        assert not house.broker.registry.by_name("t").dirty
+        assert house.broker.registry.deleted()
+    finally:
+        may_end.set()
+    house.wait_for(lambda: not house.broker.registry.deleted())
+
+
+def test_the_bucket_is_told_of_no_topic_whose_deletion_began_there(house, monkeypatch) -> None:
+    """One thread tells the bucket of topics, and another deletes them."""
+    telling, deleting, began_early = threading.Event(), threading.Event(), []
+    write = TopicObjects.write
+
+    def write_slowly(objects, topic, **options):
+        if topic.deleted:
+            deleting.set()
+        else:
+            telling.set()
+            began_early.append(deleting.wait(0.5))
+        return write(objects, topic, **options)
+
+    monkeypatch.setattr(TopicObjects, "write", write_slowly)
+    topic_id = house.broker.create_topic("t").topic_id
+    assert telling.wait(20)
+    house.broker.delete_topic("t")
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    assert began_early == [False]
+    assert TopicObjects(house.store).load("t", topic_id) is None

@@ -209,6 +209,7 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     assert [record.offset for record in house.records("t")] == [0]
     crashed = house.broker
     crashed.chores.copying.stop(10)  # two that write to one folder
+    crashed.chores.deleting.stop(10)
     crashed.folder.close()  # the lock goes as with the process; nothing else is tidied
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
