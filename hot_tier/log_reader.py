@@ -157,7 +157,7 @@ def with_good_indexes(
             if not waits:
                 raise BlockingIOError(errno.EAGAIN, "an index is to be made anew") from None
             with state.lock:  # so that no compaction puts another file in its place meanwhile
-                if segment not in state.segments.items:
+                if state.shut or segment not in state.segments.items:
                     raise FileNotFoundError(segment.name(LOG)) from None
                 rebuild_indexes(state, segment)
             return look_up()

@@ -16,7 +16,7 @@ from hot_tier.log_state import LogState
 from hot_tier.record_times import least_timestamp
 from hot_tier.segment import Segment
 from record_format.batch import NO_TIMESTAMP
-from record_format.errors import CorruptDataError, UnknownSegment
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import OpenFile
 
 
@@ -99,10 +99,12 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
 
 
 def _largest_timestamp(state: LogState, segment: Segment) -> int:
-    """-1 also where the segment is damaged: that keeps nobody from a look at all of them."""
+    """-1 also where the segment is damaged, or went just now: that keeps nobody from a look at all
+    of them.
+    """
     try:
         return largest_timestamp(state, segment)
-    except CorruptDataError:
+    except (CorruptDataError, OffsetTrimmed):
         return NO_TIMESTAMP
 
 

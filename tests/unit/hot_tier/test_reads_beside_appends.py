@@ -1,7 +1,10 @@
 """Reads take no lock: what they look at may be older than what they look at next."""
 
+import pytest
+
 from hot_tier.open_files import OpenFiles
 from hot_tier.segment_lookup import SegmentLookup
+from record_format.errors import OffsetTrimmed
 from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import NOW_MS
 
@@ -85,3 +88,42 @@ def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, 
     path = log.segments()[0].path
     assert log.delete_local(1) == [0]
     assert files.opened(path) is None
+
+
+def test_a_closed_log_makes_no_index_anew(open_log, append_values):
+    """Its folder goes with its topic, and the name may be that of the next topic's."""
+    log = open_log()
+    append_values(log, b"a")
+    log.roll()
+    log.close()
+    log.segments()[0].path.with_suffix(".index").unlink()
+    with pytest.raises(OffsetTrimmed):
+        log.read(0, max_bytes=1 << 20)
+    with pytest.raises(OffsetTrimmed):
+        log.offset_for_timestamp(NOW_MS)
+
+
+class DeletesBeforeItOpens(OpenFiles):
+    """Retention comes just before a file is opened."""
+
+    log = None
+
+    def open(self, path):
+        if self.log is not None:
+            self.log.delete_local(1)
+        return super().open(path)
+
+
+def test_a_look_at_all_segments_outlasts_one_that_is_deleted_meanwhile(open_log, append_values):
+    log = open_log()
+    for value in (b"a", b"b"):
+        append_values(log, value)
+        log.roll()
+    assert log.close()
+    files = DeletesBeforeItOpens()
+    files.log = log = open_log(open_files=files, clean=True)
+    assert [(view.base_offset, view.max_timestamp) for view in log.segments()] == [
+        (0, -1),
+        (1, NOW_MS),
+        (2, -1),
+    ]
