@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import secrets
 import shutil
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -101,19 +100,11 @@ class _Entry:
 
 
 class ChunkCache:
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        limit_bytes: int,
-        choose: Callable[[int], int] = random.randrange,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._monotonic = monotonic
         self._room = threading.Condition()
         self._entries: dict[ChunkKey, _Entry] = {}
-        self._order = EvictionOrder(limit_bytes, choose=choose)
+        self._order = EvictionOrder(limit_bytes)
         self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
         self._cached = self._reserved = self._lingering = 0
         self._closed: deque[_Ticket] = deque()
@@ -209,7 +200,7 @@ class ChunkCache:
 
         Raises Throttled where readers hold too much of it for longer than `wait_s`.
         """
-        deadline = self._monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         limit_bytes = max(self._limit_bytes, size_bytes)
         while True:
             with self._room:
@@ -220,7 +211,7 @@ class ChunkCache:
             self._unlink(victims)
             if enough:
                 return
-            if self._monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise Throttled(
                     f"the chunk cache ({self._limit_bytes} bytes) is full of chunks in use"
                 )

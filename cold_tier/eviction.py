@@ -33,10 +33,8 @@ class _Place:
 
 
 class EvictionOrder:
-    def __init__(
-        self, limit_bytes: int, *, choose: Callable[[int], int] = random.randrange
-    ) -> None:
-        self._limit_bytes, self._choose = limit_bytes, choose
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
         self._places: dict[ChunkKey, _Place] = {}
         self._unread: OrderedDict[ChunkKey, None] = OrderedDict()
         self._probation: list[ChunkKey] = []
@@ -80,7 +78,7 @@ class EvictionOrder:
     def victim(self, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
         """The next to go of those that may."""
         for _ in range(PICKS if self._probation else 0):
-            picked = [self._probation[self._choose(len(self._probation))] for _ in range(2)]
+            picked = random.choices(self._probation, k=2)
             older = min(picked, key=lambda key: self._places[key].last_fill)
             if may_go(older):
                 return older

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -32,6 +31,7 @@ from cold_tier.object_store import (
     crc32c_checksum,
 )
 from cold_tier.store_ledger import StoreLedger
+from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, MissingObject, ObjectExists
 
 
@@ -42,10 +42,8 @@ class _Object(NamedTuple):
 
 
 class MemoryStore:
-    def __init__(
-        self, name: str = "", *, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    ) -> None:
-        self._name, self._clock = name, clock
+    def __init__(self, name: str = "") -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
         self._keys: list[str] = []  # sorted
@@ -86,7 +84,7 @@ class MemoryStore:
             self._check_no_folder(key)
             if key not in self._objects:
                 insort(self._keys, key)
-            self._objects[key] = _Object(stored, actual, self._clock())
+            self._objects[key] = _Object(stored, actual, wall_clock_ms())
             return self._stat(key)
 
     def put_file(

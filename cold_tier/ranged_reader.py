@@ -108,10 +108,10 @@ def read_chunk(
 class Hedging:
     """When a GET counts as late, and whether there is budget for another. Thread-safe."""
 
-    def __init__(self, *, share: float = HEDGE_SHARE) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._durations_s: deque[float] = deque(maxlen=SAMPLES)
-        self._share, self._budget = share, HEDGE_BURST
+        self._budget = HEDGE_BURST
 
     def delay_s(self) -> float | None:
         """How long to wait for the first GET; None as long as too little is known."""
@@ -128,7 +128,7 @@ class Hedging:
 
     def earn(self) -> None:
         with self._lock:
-            self._budget = min(HEDGE_BURST, self._budget + self._share)
+            self._budget = min(HEDGE_BURST, self._budget + HEDGE_SHARE)
 
     def spend(self) -> bool:
         with self._lock:

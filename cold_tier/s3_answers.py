@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import time
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cold_tier.object_store import Checksum
+from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, StoreUnavailable
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -58,4 +58,4 @@ def now_of(answer: Any) -> int:
         stated = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
         return int(parsedate_to_datetime(stated).timestamp() * 1000)
     except (KeyError, ValueError):
-        return time.time_ns() // 1_000_000
+        return wall_clock_ms()

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from hot_tier.index_images import IndexImages
 from record_format.file_slice import OpenFile
 
-DEFAULT_LIMIT = 64
+KEPT_OPEN_MAX = 64
 ReadAt = Callable[[int, int], bytes]  # (size, position), as os.pread without its descriptor
 
 
@@ -38,8 +38,7 @@ class OpenFiles:
 
     pread: Final = staticmethod(os.pread)
 
-    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._forgotten = 0
@@ -58,7 +57,7 @@ class OpenFiles:
                 return file  # the path may name another file by now
             self._files[str(path)] = file
             dropped = [
-                self._files.popitem(last=False) for _ in range(len(self._files) - self._limit)
+                self._files.popitem(last=False) for _ in range(len(self._files) - KEPT_OPEN_MAX)
             ]
         del dropped  # closed outside the lock
         return file

@@ -55,18 +55,11 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Pins:
     """The pins of one partition."""
 
-    def __init__(
-        self,
-        manifests: ManifestStore,
-        *,
-        clock: Callable[[], int],
-        unique: Callable[[], str] = random_name,
-    ) -> None:
+    def __init__(self, manifests: ManifestStore, *, clock: Callable[[], int]) -> None:
         self._manifests = manifests
         self._objects = manifests.objects
         self._keys = manifests.keys
         self._clock = clock
-        self._unique = unique
 
     def all(self) -> list[Pin]:
         """Every pin, expired ones too, by name. At most PINS_MAX are allowed."""
@@ -89,7 +82,7 @@ class Pins:
             version=version,
             created_ms=self._clock(),
             expires_ms=expires_ms,
-            nonce=self._unique(),
+            nonce=random_name(),
         )
         self._write(pin)
         try:

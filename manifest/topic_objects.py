@@ -97,16 +97,8 @@ def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
 class TopicObjects:
     """The topic objects of a bucket."""
 
-    def __init__(
-        self,
-        store: Objects,
-        *,
-        unique: Callable[[], str] = random_name,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._store = store
-        self._unique = unique
-        self._pause = pause
+    def __init__(self, store: Objects, *, pause: Callable[[float], None] = time.sleep) -> None:
+        self._store, self._pause = store, pause
 
     def load(self, name: str, topic_id: str) -> TopicObject | None:
         """The newest version; None where there is none."""
@@ -164,7 +156,7 @@ class TopicObjects:
 
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
         """None: another writer was first."""
-        stamped = altered(topic, version=version, nonce=self._unique())
+        stamped = altered(topic, version=version, nonce=random_name())
         body = sealed_json.seal(msgspec.json.encode(stamped), kind=KIND_TOPIC)
         return stamped if chain.create(version, body) is Created.OURS else None
 

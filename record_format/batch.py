@@ -208,18 +208,17 @@ def _impossible(header: BatchHeader) -> str:
     return f"{header.record_count} records cannot fit in {room} bytes"
 
 
-def iter_headers(buf: Buffer, *, start: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
-    """The headers of the whole batches in `buf[start:end]`, in order.
+def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
+    """The headers of the whole batches in `buf`, in order.
 
     A batch cut by the end is not an error and not given: that is how a fetch may end. Bytes that
     are no batch raise CorruptBatch.
     """
-    stop = len(buf) if end is None else min(end, len(buf))
-    position = start
-    while stop - position >= HEADER_SIZE:
+    position = 0
+    while len(buf) - position >= HEADER_SIZE:
         header = parse_header(buf, position)
         position += header.size_bytes
-        if position > stop:
+        if position > len(buf):
             return
         yield header
 
@@ -272,18 +271,12 @@ def stamp_log_append_time(buf: bytearray, header: BatchHeader, *, timestamp: int
 
 
 def set_producer(
-    buf: bytearray,
-    position: int = 0,
-    *,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
+    buf: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int
 ) -> BatchHeader:
     """Write an idempotent producer's fields and a new checksum, in place; gives the new header."""
-    header = parse_header(buf, position)
-    _PRODUCER.pack_into(buf, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    set_max_timestamp(buf, header, timestamp=header.max_timestamp)
-    return parse_header(buf, position)
+    _PRODUCER.pack_into(buf, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    header = parse_header(buf)
+    return set_max_timestamp(buf, header, timestamp=header.max_timestamp)
 
 
 def base_timestamp_for(first: int, *, greatest: int) -> int:

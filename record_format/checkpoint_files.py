@@ -119,9 +119,9 @@ def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
         raise CorruptSnapshot(str(error), file=file) from error
 
 
-def format_properties(properties: Mapping[str, str], *, comment: str = "") -> bytes:
+def format_properties(properties: Mapping[str, str]) -> bytes:
     """A Java properties file of plain names and values, in the mapping's order."""
-    lines = [f"#{comment}"]
+    lines = ["#"]  # of a comment, as Java begins with one
     for name, value in properties.items():
         assert not set("=:#!\\ \n\r") & set(name), f"{name!r} would need escapes"
         assert not set("\\\n\r") & set(value), f"{value!r} would need escapes"

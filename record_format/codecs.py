@@ -73,18 +73,18 @@ class ExpandsTooFar(CorruptBatch):
 
 class _PerThread(threading.local):
     def __init__(self) -> None:
-        self.zstd_compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.zstd_compressor = zstandard.ZstdCompressor(level=3)
         self.zstd_decompressor = zstandard.ZstdDecompressor()
 
 
 _per_thread = _PerThread()
 
 
-def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Compress `data` as one block. `level` is the codec's own; None is its default."""
+def compress(codec: int, data: Buffer) -> bytes:
+    """Compress `data` as one block."""
     if codec == NONE:
         return bytes(data)
-    return _COMPRESSORS[codec](data, level)
+    return _COMPRESSORS[codec](data)
 
 
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_EXPANDED_BYTES) -> Buffer:
@@ -100,8 +100,8 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_EXPANDED_BYTES)
     return expand(data, max_bytes)
 
 
-def _gzip_compress(data: Buffer, level: int | None) -> bytes:
-    return zlib.compress(data, -1 if level is None else level, wbits=31)
+def _gzip_compress(data: Buffer) -> bytes:
+    return zlib.compress(data, wbits=31)
 
 
 def _gzip_decompress(data: Buffer, max_bytes: int) -> bytes:
@@ -124,7 +124,7 @@ def _gzip_decompress(data: Buffer, max_bytes: int) -> bytes:
     return members[0] if len(members) == 1 else b"".join(members)
 
 
-def _snappy_compress(data: Buffer, level: int | None) -> bytes:  # noqa: ARG001  (snappy has none)
+def _snappy_compress(data: Buffer) -> bytes:
     parts = [_XERIAL_HEADER]
     with memoryview(data) as view:
         for start in range(0, len(view), _XERIAL_BLOCK):
@@ -165,10 +165,9 @@ def _snappy_block(block: bytes, left: int, max_bytes: int) -> bytes:
         raise CorruptBatch(f"snappy: {error}") from error
 
 
-def _lz4_compress(data: Buffer, level: int | None) -> bytes:
+def _lz4_compress(data: Buffer) -> bytes:
     compressed: bytes = lz4.frame.compress(
         data,
-        compression_level=0 if level is None else level,
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         content_checksum=False,
@@ -233,12 +232,8 @@ def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
     return expanded
 
 
-def _zstd_compress(data: Buffer, level: int | None) -> bytes:
-    compressors = _per_thread.zstd_compressors
-    wanted = 3 if level is None else level
-    if wanted not in compressors:
-        compressors[wanted] = zstandard.ZstdCompressor(level=wanted)
-    return compressors[wanted].compress(data)
+def _zstd_compress(data: Buffer) -> bytes:
+    return _per_thread.zstd_compressor.compress(data)
 
 
 def _zstd_decompress(data: Buffer, max_bytes: int) -> bytes:
@@ -303,7 +298,7 @@ def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> byt
     return expanded
 
 
-_COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
+_COMPRESSORS: Final[dict[int, Callable[[Buffer], bytes]]] = {
     GZIP: _gzip_compress,
     SNAPPY: _snappy_compress,
     LZ4: _lz4_compress,

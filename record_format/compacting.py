@@ -27,7 +27,6 @@ from record_format.batch import (
     BatchHeader,
     Buffer,
     base_timestamp_for,
-    parse_header,
     set_max_timestamp,
 )
 from record_format.codecs import compress
@@ -203,7 +202,5 @@ def _rewritten(
 
 
 def _sealed(header: BatchHeader, body: bytes, *, max_timestamp: int) -> Compacted:
-    batch = bytearray(header._replace(position=0).pack())
-    batch += body
-    set_max_timestamp(batch, parse_header(batch), timestamp=max_timestamp)
-    return Compacted(parse_header(batch), batch)
+    batch = bytearray(header.pack()) + body
+    return Compacted(set_max_timestamp(batch, header.at(0), timestamp=max_timestamp), batch)

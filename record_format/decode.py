@@ -11,7 +11,6 @@ Rules that keep it honest:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from record_format.batch import (
@@ -20,7 +19,6 @@ from record_format.batch import (
     BatchHeader,
     Buffer,
     check_whole,
-    iter_headers,
 )
 from record_format.codecs import MAX_EXPANDED_BYTES, ExpandsTooFar, decompress
 from record_format.encode import NO_HEADERS, Headers
@@ -131,27 +129,9 @@ def _headers(data: bytes, position: int) -> Headers:
     return tuple(found)
 
 
-def decode_batch(
-    buf: Buffer, header: BatchHeader, *, max_bytes: int = MAX_EXPANDED_BYTES
-) -> list[Record]:
+def decode_batch(buf: Buffer, header: BatchHeader) -> list[Record]:
     """All the records of a batch, control records too. Raises CorruptBatch."""
-    return list(map(Record, *decode_columns(buf, header, max_bytes=max_bytes)))
-
-
-def iter_records(
-    buf: Buffer, *, from_offset: int = 0, end_offset: int | None = None
-) -> Iterator[Record]:
-    """The records of the whole batches in `buf` with from_offset <= offset < end_offset.
-
-    Control batches are stepped over. Raises CorruptBatch.
-    """
-    for header in iter_headers(buf):
-        if header.last_offset < from_offset or header.is_control:
-            continue
-        if end_offset is not None and header.base_offset >= end_offset:
-            return
-        columns = decode_columns(buf, header, from_offset=from_offset, end_offset=end_offset)
-        yield from map(Record, *columns)
+    return list(map(Record, *decode_columns(buf, header)))
 
 
 def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:

@@ -54,11 +54,6 @@ class ProducerEntry(NamedTuple):
             return -1
         return (self.last_sequence - self.offset_delta) & MAX_SEQUENCE
 
-    @property
-    def first_offset(self) -> int:
-        """Of the last batch; -1 where there is none."""
-        return self.last_offset - self.offset_delta if self.last_offset >= 0 else -1
-
 
 def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     packed = [_ENTRY.pack(*entry) for entry in entries]

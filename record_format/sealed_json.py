@@ -15,7 +15,6 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -24,7 +23,7 @@ from crc32c import crc32c
 from record_format.batch import Buffer
 from record_format.errors import CorruptManifest, UnknownFormatVersion
 
-_SUPPORTED: Final = (1,)
+_FORMAT_VERSION: Final = 1
 # What msgspec raises for bad syntax, bad UTF-8 and bottomless nesting.
 _NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -75,12 +74,12 @@ _decoder = msgspec.json.Decoder(_Sealed)
 _encoder = msgspec.json.Encoder()
 
 
-def seal(document: bytes, *, kind: str, format_version: int = 1) -> bytes:
+def seal(document: bytes, *, kind: str) -> bytes:
     """Wrap `document`, the UTF-8 text of one JSON object, as `msgspec.json.encode` gives it."""
     assert document[:1] == b"{", "a sealed document is one JSON object"
     assert document[-1:] == b"}", "a sealed document is one JSON object"
     sealed = _Sealed(
-        format_version=format_version,
+        format_version=_FORMAT_VERSION,
         kind=kind,
         length=len(document),
         crc32c=f"{crc32c(document):08x}",
@@ -89,20 +88,19 @@ def seal(document: bytes, *, kind: str, format_version: int = 1) -> bytes:
     return _encoder.encode(sealed)
 
 
-def unseal(data: Buffer, *, kind: str, file: str, supported: Collection[int] = _SUPPORTED) -> bytes:
+def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
     """The document's bytes, as they were sealed.
 
-    Raises UnknownFormatVersion for a version that is not in `supported`, CorruptManifest for bytes
-    that are cut, changed, or of another kind. `file` names the object in the error.
+    Raises UnknownFormatVersion for another version, CorruptManifest for bytes that are cut,
+    changed, or of another kind. `file` names the object in the error.
     """
     try:
         version = _version_decoder.decode(data).format_version
     except _NOT_JSON as error:
         raise CorruptManifest(f"this is no sealed document: {error}", file=file) from error
-    if version not in supported:
-        known = ", ".join(map(str, sorted(supported)))
+    if version != _FORMAT_VERSION:
         raise UnknownFormatVersion(
-            f"format version {version} of {kind!r} is not known here (known: {known}); "
+            f"format version {version} of {kind!r} is not known here (known: {_FORMAT_VERSION}); "
             "it was written by another version of tierlog",
             file=file,
         )

@@ -3,8 +3,8 @@
 import random
 
 from hot_tier.append import Acks
-from record_format.decode import iter_records
 from record_format.produced import build_produced
+from tests.fakes.records import iter_records
 
 COMPACT = {
     "cleanup.policy": "compact",

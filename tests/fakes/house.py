@@ -8,11 +8,12 @@ from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks, AppendResult
-from record_format.decode import Record, iter_records
+from record_format.decode import Record
 from record_format.encode import encode_batch
 from record_format.errors import TierlogError
 from record_format.produced import ProduceLimits, build_produced, check_produced
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 
 

@@ -9,7 +9,6 @@ from broker.groups.requests import NewOffset
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.decode import iter_records
 from record_format.errors import DiskFull
 from tests.fakes.compacted_topics import (
     COMPACT,
@@ -21,6 +20,7 @@ from tests.fakes.compacted_topics import (
 )
 from tests.fakes.damage import flip
 from tests.fakes.house import House
+from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copied
 from tests.integration.broker.test_restore import GAP, Restored
 

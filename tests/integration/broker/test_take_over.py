@@ -16,10 +16,10 @@ from hot_tier.log_config import LogConfig
 from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
-from record_format.decode import iter_records
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.fakes.compacted_topics import put
 from tests.fakes.house import House
+from tests.fakes.records import iter_records
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000

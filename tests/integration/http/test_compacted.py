@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from record_format.decode import iter_records
+from tests.fakes.records import iter_records
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, records_path
 
 

@@ -10,7 +10,7 @@ import pytest
 from api.http.app import create_app
 from api.http.fetch import record_json
 from record_format.batch import iter_headers
-from record_format.decode import iter_records
+from tests.fakes.records import iter_records
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, problem, records_path
 

@@ -10,8 +10,8 @@ from record_format.consumer_offsets import (
     encode_key,
     encode_value,
 )
-from record_format.decode import iter_records
 from record_format.encode import encode_batch
+from tests.fakes.records import iter_records
 
 ABORTED, COMMITTED = 0, 1
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"

@@ -34,8 +34,8 @@ def fill(cache, number, unique="seg", *, read=True):
     return opened
 
 
-def make(folder, chunks=4, **options):
-    return ChunkCache(folder, limit_bytes=chunks * SIZE, **options)
+def make(folder, chunks=4):
+    return ChunkCache(folder, limit_bytes=chunks * SIZE)
 
 
 def content(opened):

@@ -184,7 +184,7 @@ def test_a_failed_first_answer_leaves_the_word_to_the_hedge(store, tmp_path):
 
 
 def test_hedges_are_paid_from_a_budget():
-    hedging = Hedging(share=0.05)
+    hedging = Hedging()
     assert hedging.delay_s() is None
     for _ in range(100):
         hedging.record(0.1)

@@ -20,10 +20,11 @@ from record_format.batch import (
     stamp_log_append_time,
 )
 from record_format.cut import Cut
-from record_format.decode import decode_batch, iter_records
+from record_format.decode import decode_batch
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import AbortedTxn, parse_txn_index
+from tests.fakes.records import iter_records
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 PARTITIONS = sorted(path.name for path in FIXTURES.glob("*-[0-9]") if path.is_dir())

@@ -86,9 +86,8 @@ def test_headers_stop_at_a_cut_batch_and_at_the_end() -> None:
     size = len(BATCH)
     assert [h.position for h in iter_headers(three)] == [0, size, 2 * size]
     for end in range(len(three)):
-        positions = [h.position for h in iter_headers(three, end=end)]
+        positions = [h.position for h in iter_headers(three[:end])]
         assert positions == [0, size, 2 * size][: end // size]
-    assert [h.position for h in iter_headers(three, start=size, end=10**9)] == [size, 2 * size]
 
 
 def test_bytes_that_are_no_batch_end_the_iteration_with_an_error() -> None:

@@ -71,16 +71,6 @@ def test_an_unknown_codec_is_corrupt() -> None:
             decompress(codec, b"", max_bytes=10)
 
 
-def test_a_level_is_honoured() -> None:
-    for codec, low, high in ((GZIP, 1, 9), (LZ4, 0, 12), (ZSTD, 1, 19)):
-        data = bytes(random.Random(2).choices(b"abcdefgh", k=50_000))
-        assert len(compress(codec, data, high)) < len(compress(codec, data, low))
-        assert expand(codec, compress(codec, data, high)) == data
-
-
-# --- framing --------------------------------------------------------------------------------------
-
-
 def test_lz4_frames_have_the_descriptor_that_java_writes() -> None:
     # Magic, version 1 with independent blocks, 64 KiB, and the second byte of xxhash32 of these.
     assert compress(LZ4, b"x")[:7] == bytes.fromhex("04224d18 60 40 82")

@@ -14,13 +14,13 @@ from record_format.decode import (
     Record,
     decode_batch,
     decode_columns,
-    iter_records,
     min_timestamp_of,
 )
 from record_format.encode import encode_batch, encode_batches, record_size
 from record_format.errors import CorruptBatch, RecordTooLarge
 from record_format.record_walk import Walker
 from record_format.varint import SMALL
+from tests.fakes.records import iter_records
 from tests.unit.record_format.columns import Rows, rows
 
 KIB_64 = b"v" * 65_536
@@ -180,8 +180,8 @@ def test_iterating_steps_over_batches_outside_the_range() -> None:
 def test_expansion_is_bounded() -> None:
     data = encode_batch([KIB_64] * 4, timestamps=[1] * 4, codec=ZSTD)
     with pytest.raises(ExpandsTooFar):
-        decode_batch(data, parse_header(data), max_bytes=4 * 65_536)
-    assert len(decode_batch(data, parse_header(data), max_bytes=4 * 65_600)) == 4
+        decode_columns(data, parse_header(data), max_bytes=4 * 65_536)
+    assert len(decode_columns(data, parse_header(data), max_bytes=4 * 65_600).offsets) == 4
 
 
 def test_a_batch_that_is_cut_raises() -> None:

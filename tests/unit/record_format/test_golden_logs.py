@@ -14,11 +14,11 @@ from record_format.decode import (
     decode_batch,
     decode_columns,
     expand,
-    iter_records,
     min_timestamp_of,
 )
 from record_format.encode import encode_batch
 from record_format.record_walk import Walker
+from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
 
 TYPES = {0: "CreateTime", 1: "LogAppendTime"}

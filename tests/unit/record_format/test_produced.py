@@ -24,7 +24,7 @@ from record_format.batch import (
     set_max_timestamp,
 )
 from record_format.codecs import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD, compress
-from record_format.decode import decode_batch, iter_records
+from record_format.decode import decode_batch
 from record_format.encode import encode_batch
 from record_format.errors import (
     InvalidBatch,
@@ -44,6 +44,7 @@ from record_format.produced import (
     timestamp_problem,
 )
 from record_format.record_walk import Walker
+from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
 from tests.unit.record_format.columns import Rows, rows
 
