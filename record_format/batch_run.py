@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from record_format.batch import BatchHeader, Buffer, check_crc, iter_headers
 from record_format.decode import located, min_timestamp_of
+from record_format.errors import CorruptBatch
 
 
 class BatchRun(NamedTuple):
@@ -65,13 +66,11 @@ def describe_plain(body: Buffer, next_offset: int) -> BatchRun | None:
 
 def least_timestamp(body: Buffer, headers: list[BatchHeader]) -> int | None:
     """Of all their records; None where there is none, or one batch's cannot be read."""
-    least: int | None = None
-    for header in headers:
-        found = min_timestamp_of(body, header)
-        if found is None:
-            return None
-        least = found if least is None else min(least, found)
-    return least
+    try:
+        found = [min_timestamp_of(body, header) for header in headers]
+    except CorruptBatch:
+        return None
+    return min((one for one in found if one is not None), default=None)
 
 
 _in_use: Final[list[Describe]] = [describe_plain]

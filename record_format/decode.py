@@ -135,19 +135,16 @@ def decode_batch(buf: Buffer, header: BatchHeader) -> list[Record]:
 
 
 def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
-    """The least timestamp of the batch's records; None where it has none or they cannot be read.
+    """The least timestamp of the batch's records; None where it has none. Raises CorruptBatch.
 
     The header does not hold it: its base timestamp is the first record's, or a delete horizon.
     """
-    if header.attributes & LOG_APPEND_TIME_BIT:
-        return header.max_timestamp
     if not header.record_count:
         return None
-    try:
-        if header.codec:
-            return walk_batch(expand(buf, header), header).min_timestamp
-        check_whole(buf, header)
-        with memoryview(buf) as view, view[header.body_position : header.end_position] as records:
-            return walk_batch(records, header).min_timestamp
-    except CorruptBatch:
-        return None
+    if header.attributes & LOG_APPEND_TIME_BIT:
+        return header.max_timestamp
+    if header.codec:
+        return walk_batch(expand(buf, header), header).min_timestamp
+    check_whole(buf, header)
+    with memoryview(buf) as view, view[header.body_position : header.end_position] as records:
+        return walk_batch(records, header).min_timestamp

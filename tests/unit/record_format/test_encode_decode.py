@@ -193,8 +193,9 @@ def test_a_batch_that_is_cut_raises() -> None:
 def test_no_least_timestamp_where_the_records_cannot_be_read() -> None:
     data = encode_batch([b"value"] * 3, timestamps=[1, 2, 3], codec=GZIP)
     data[80] ^= 0xFF
-    assert min_timestamp_of(data, parse_header(data)) is None
-    assert min_timestamp_of(data[:70], parse_header(data)) is None
+    for cut in (data, data[:70]):
+        with pytest.raises(CorruptBatch):
+            min_timestamp_of(cut, parse_header(data))
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
