@@ -105,6 +105,15 @@ def read_chunk(
     return _with_one_more_for_wrong_bytes(chunk, lambda: policy.run(attempt))
 
 
+def read_range(
+    store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy = FETCH_POLICY
+) -> bytes:
+    """Bytes [start, end) of an object, as the store has them: whoever believes them checks them.
+    Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
+    """
+    return policy.run(lambda: b"".join(store.get_range(key, start, end)))
+
+
 class Hedging:
     """When a GET counts as late, and whether there is budget for another. Thread-safe."""
 

@@ -22,7 +22,7 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import ParsedBundle, parse_bundle
 from cold_tier.object_store import ObjectStore, crc32c_checksum
-from cold_tier.ranged_reader import FETCH_POLICY
+from cold_tier.ranged_reader import read_range
 from cold_tier.segment_indexes import NamedSegment, check_table
 from cold_tier.segment_scan import describe_chunk
 from record_format.errors import CorruptDataError, CorruptObject, MissingObject
@@ -200,12 +200,8 @@ class _SegmentCheck:
 
     def _read(self, key: str, start: int, end: int) -> bytes | None:
         """None, and a problem, where the object went or ends early."""
-
-        def attempt() -> bytes:
-            return b"".join(self.store.get_range(key, start, end))
-
         try:
-            body = FETCH_POLICY.run(attempt)
+            body = read_range(self.store, key, start, end)
         except MissingObject:
             self.add(ProblemKind.OBJECT_MISSING, "the bucket does not have it", key=key)
             return None

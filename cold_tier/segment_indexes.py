@@ -20,7 +20,7 @@ from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_
 from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
-from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef
+from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef, read_range
 from cold_tier.retry import RetryPolicy
 from record_format.errors import CorruptObject, CorruptSnapshot, UnknownFormatVersion
 from record_format.index_layouts import parse_txn_index
@@ -146,10 +146,7 @@ class SegmentIndexes:
             return None
 
     def _fetch(self, key: str, start: int, end: int) -> bytes:
-        def attempt() -> bytes:
-            return b"".join(self._store.get_range(key, start, end))
-
-        return self._policy.run(attempt)
+        return read_range(self._store, key, start, end, policy=self._policy)
 
     def _get(self, key: tuple[str, int], load: Callable[[], tuple[T, int]]) -> T:
         with self._lock:

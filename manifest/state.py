@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -198,7 +199,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return first_at(self.segments, offset)
 
 
-def first_at(entries: tuple[SegmentEntry, ...], offset: int) -> SegmentEntry | None:
+def first_at(entries: Sequence[SegmentEntry], offset: int) -> SegmentEntry | None:
     """The first entry that ends at or above `offset`."""
     index = bisect_left(entries, offset, key=lambda entry: entry.last_offset)
     return entries[index] if index < len(entries) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import FETCH_POLICY
+from cold_tier.ranged_reader import read_range
 from hot_tier import parting
 from hot_tier.file_names import LOG, path_of
 from hot_tier.log import PartitionLog
@@ -71,7 +70,7 @@ def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
     """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject."""
     for start in range(0, entry.size_bytes, PIECE_BYTES):
         end = min(start + PIECE_BYTES, entry.size_bytes)
-        yield FETCH_POLICY.run(partial(_range, store, entry.log_key, start, end))
+        yield read_range(store, entry.log_key, start, end)
 
 
 def producers_before(
@@ -87,10 +86,6 @@ def producers_before(
         return parse_bundle(body, file=before.indexes_key).producer_snapshot or None
     except CorruptDataError:
         return None
-
-
-def _range(store: ObjectStore, key: str, start: int, end: int) -> bytes:
-    return b"".join(store.get_range(key, start, end))
 
 
 def _write_log(path: Path, entry: SegmentEntry, pieces: Iterable[bytes]) -> None:

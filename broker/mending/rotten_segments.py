@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -35,7 +35,7 @@ from broker.partition import Partition
 from hot_tier.salvage import Lost
 from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView
-from manifest.state import SegmentEntry
+from manifest.state import SegmentEntry, first_at
 from record_format.errors import UnknownSegment
 
 log = structlog.get_logger(__name__)
@@ -58,8 +58,7 @@ class InBucket(NamedTuple):
         return bool(there) and self.bad.isdisjoint(there)
 
     def entry_at(self, base_offset: int) -> SegmentEntry | None:
-        number = bisect_left(self.entries, base_offset, key=attrgetter("base_offset"))
-        entry = self.entries[number] if number < len(self.entries) else None
+        entry = first_at(self.entries, base_offset)
         return entry if entry is not None and entry.base_offset == base_offset else None
 
 
