@@ -58,7 +58,8 @@ class IndexPlan:
         """As `take` for each batch of a run whose buffer begins at `position` of the file."""
         largest, at = self.largest
         since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
-        for start, end, last_offset, max_timestamp in zip(*run[2:6], strict=True):
+        columns = zip(run.starts, run.ends, run.last_offsets, run.max_timestamps, strict=True)
+        for start, end, last_offset, max_timestamp in columns:
             if max_timestamp > largest:
                 largest, at = max_timestamp, last_offset
             if since > interval:

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
+from record_format.control import EndMarker
 from record_format.errors import OutOfOrderSequence, ProducerFenced
+from record_format.index_layouts import AbortedTxn
 
 REMEMBERED_BATCHES: Final = 5
 NO_TRANSACTION: Final = -1
@@ -55,13 +57,6 @@ class Producer(NamedTuple):
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-
-class CompletedTransaction(NamedTuple):
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    last_stable_offset: int
 
 
 def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
@@ -157,9 +152,9 @@ class ProducerStates:
         self.end_offset = header.next_offset
 
     def take_marker(
-        self, header: BatchHeader, *, coordinator_epoch: int, now_ms: int
-    ) -> CompletedTransaction | None:
-        """Take in a commit or abort marker; the transaction that it ends, if it had any record."""
+        self, header: BatchHeader, marker: EndMarker, *, now_ms: int
+    ) -> AbortedTxn | None:
+        """Take in a commit or abort marker; the transaction that it aborts, if it had a record."""
         self.end_offset = header.next_offset
         known = self._producers.get(header.producer_id)
         first_offset = known.transaction_first_offset if known else NO_TRANSACTION
@@ -169,17 +164,17 @@ class ProducerStates:
                 producer_id=header.producer_id,
                 epoch=header.producer_epoch,
                 batches=known.batches if known and same_epoch else (),
-                coordinator_epoch=coordinator_epoch,
+                coordinator_epoch=marker.coordinator_epoch,
                 transaction_first_offset=NO_TRANSACTION,
                 last_timestamp=header.max_timestamp,
                 seen_ms=now_ms,
             )
         )
-        if first_offset == NO_TRANSACTION:
+        if marker.committed or first_offset == NO_TRANSACTION:
             return None
         still_open = self.first_unstable_offset()
         stable = header.next_offset if still_open is None else still_open
-        return CompletedTransaction(header.producer_id, first_offset, header.last_offset, stable)
+        return AbortedTxn(header.producer_id, first_offset, header.last_offset, stable)
 
     def first_unstable_offset(self) -> int | None:
         """First offset of the oldest open transaction. The one thing that is asked without the

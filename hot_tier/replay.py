@@ -40,8 +40,7 @@ def take_batch(
     if marker is None:
         states.end_offset = header.next_offset
         return None
-    done = states.take_marker(header, coordinator_epoch=marker.coordinator_epoch, now_ms=now_ms)
-    return AbortedTxn(*done) if done and not marker.committed else None
+    return states.take_marker(header, marker, now_ms=now_ms)
 
 
 class LateProducers:
