@@ -17,8 +17,15 @@ from typing import Final
 
 import numpy as np
 
+from record_format.batch import (
+    CODEC_MASK,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_RECORD_SIZE,
+)
 from record_format.compiled import compiled
-from record_format.pointer import copy_bytes, pointer_to
+from record_format.kernel_bytes import big_endian, copy_bytes, pointer_to, varint, varlong
 from record_format.record_walk import Problem
 
 # Columns of the header table, one row a batch.
@@ -73,17 +80,7 @@ _HEADERS: Final = int(Problem.HEADERS)
 _RECORD_END: Final = int(Problem.RECORD_END)
 _TRAILING: Final = int(Problem.TRAILING)
 
-_HEADER_SIZE: Final = 61
 _MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
-
-
-@compiled()
-def _big_endian(source, at, size):  # type: ignore[no-untyped-def]
-    """A signed integer of `size` bytes."""
-    value = np.int64(np.int8(source[at]))
-    for index in range(1, size):
-        value = (value << 8) | np.int64(source[at + index])
-    return value
 
 
 @compiled()
@@ -94,64 +91,30 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     `batch.parse_header` would refuse: the caller asks it which.
     """
     source, count = pointer_to(data), 0
-    while start + _HEADER_SIZE <= end and count < table.shape[0]:
-        size = _big_endian(source, start + 8, 4) + 12
-        if data[start + 16] != 2 or size < _HEADER_SIZE or size > end - start:
+    while start + HEADER_SIZE <= end and count < table.shape[0]:
+        size = big_endian(source, start + 8, 4) + LOG_OVERHEAD
+        if data[start + 16] != MAGIC or size < HEADER_SIZE or size > end - start:
             break
         row = table[count]
         row[POSITION] = start
         row[SIZE] = size
-        row[BASE_OFFSET] = _big_endian(source, start, 8)
-        row[CRC] = _big_endian(source, start + 17, 4) & 0xFFFFFFFF
-        row[ATTRIBUTES] = _big_endian(source, start + 21, 2)
-        row[LAST_DELTA] = _big_endian(source, start + 23, 4)
-        row[BASE_TIME] = _big_endian(source, start + 27, 8)
-        row[MAX_TIME] = _big_endian(source, start + 35, 8)
-        row[PRODUCER] = _big_endian(source, start + 43, 8)
-        row[COUNT] = _big_endian(source, start + 57, 4)
+        row[BASE_OFFSET] = big_endian(source, start, 8)
+        row[CRC] = big_endian(source, start + 17, 4) & 0xFFFFFFFF
+        row[ATTRIBUTES] = big_endian(source, start + 21, 2)
+        row[LAST_DELTA] = big_endian(source, start + 23, 4)
+        row[BASE_TIME] = big_endian(source, start + 27, 8)
+        row[MAX_TIME] = big_endian(source, start + 35, 8)
+        row[PRODUCER] = big_endian(source, start + 43, 8)
+        row[COUNT] = big_endian(source, start + 57, 4)
         if row[BASE_OFFSET] < 0 or row[LAST_DELTA] < 0:
             break
         if row[COUNT] < 0 or row[COUNT] > row[LAST_DELTA] + 1:
             break
-        if row[ATTRIBUTES] & 7 == 0 and row[COUNT] * 7 > size - _HEADER_SIZE:
+        if not row[ATTRIBUTES] & CODEC_MASK and row[COUNT] * MIN_RECORD_SIZE > size - HEADER_SIZE:
             break
         count += 1
         start += size
     return count, start
-
-
-@compiled()
-def _varint(source, at, end):  # type: ignore[no-untyped-def]
-    """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
-    raw = np.int64(0)
-    shift = 0
-    while at < end and shift < 35:
-        byte = np.int64(source[at])
-        at += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if raw >> 32:
-                break
-            return (raw >> 1) ^ -(raw & 1), at
-        shift += 7
-    return np.int64(0), np.int64(-1)
-
-
-@compiled()
-def _varlong(source, at, end):  # type: ignore[no-untyped-def]
-    """The same for 64 bits."""
-    raw = np.uint64(0)
-    shift = 0
-    while at < end and shift < 70:
-        byte = np.uint64(source[at])
-        at += 1
-        if shift == 63 and byte > np.uint64(1):
-            break
-        raw |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        if byte < np.uint64(0x80):
-            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), at
-        shift += 7
-    return np.int64(0), np.int64(-1)
 
 
 @compiled()
@@ -237,7 +200,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 outcome = ROWS_FULL
                 break
             start = at
-            size, at = _varint(source, at, limit)
+            size, at = varint(source, at, limit)
             if at < 0:
                 problem = _VARINT
                 break
@@ -246,7 +209,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 break
             end = at + size
             at += 1
-            time_delta, at = _varlong(source, at, end)
+            time_delta, at = varlong(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -256,7 +219,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 problem = _TIMESTAMP
                 break
             before = delta
-            delta, at = _varint(source, at, end)
+            delta, at = varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -274,7 +237,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 record += 1
                 continue
 
-            size, at = _varint(source, at, end)
+            size, at = varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -283,7 +246,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 break
             key_at, key_size = at, size
             at += max(size, 0)
-            size, at = _varint(source, at, end)
+            size, at = varint(source, at, end)
             if at < 0:
                 problem = _VARINT
                 break
@@ -294,7 +257,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             at += max(size, 0)
 
             if want & WANT_HEADERS:
-                size, at = _varint(source, at, end)
+                size, at = varint(source, at, end)
                 if at < 0:
                     problem = _VARINT
                     break
@@ -306,14 +269,14 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                     outcome = HEADERS_FULL
                     break
                 for _ in range(size):
-                    part, at = _varint(source, at, end)
+                    part, at = varint(source, at, end)
                     if at < 0 or part < 0 or part > end - at:
                         problem = _HEADERS
                         break
                     copy_bytes(pointer_to(names), name_bytes, source, at, part)
                     name_bytes += part
                     at += part
-                    part, at = _varint(source, at, end)
+                    part, at = varint(source, at, end)
                     if at < 0 or part < -1 or part > end - at:
                         problem = _HEADERS
                         break

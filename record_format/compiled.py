@@ -20,7 +20,7 @@ from zlib import crc32
 
 from numba import njit
 
-_TAKEN_FROM: Final = ("batch", "native_walk", "pointer", "record_walk")
+_TAKEN_FROM: Final = ("batch", "kernel_bytes", "native_walk", "record_walk")
 
 
 def compiled(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:

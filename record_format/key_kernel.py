@@ -19,14 +19,12 @@ import numpy as np
 from numba import types
 
 from record_format.compiled import compiled
-from record_format.native_walk import _varint
-from record_format.pointer import BYTES, copy_bytes, pointer_to
+from record_format.kernel_bytes import BYTES, READ_ONLY, copy_bytes, pointer_to, varint, varlong
 
 OK: Final = 0
 CORRUPT: Final = 1
 FULL: Final = 2
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT: Final = types.Array(types.uint8, 1, "C")
 _PRINTS: Final = types.Array(types.uint64, 1, "C")
 _OFFSETS: Final = types.Array(types.uint32, 1, "C")
@@ -109,23 +107,23 @@ def _record(source, length, at):  # type: ignore[no-untyped-def]
     The position is of the first byte behind the timestamp delta. A null key has size -1.
     """
     bad = (-1, 0, 0, 0, 0, 0)
-    size, at = _varint(source, length, at, 32)
+    size, at = varint(source, at, length)
     if at < 0 or size <= 0 or size > length - at:
         return bad
     end = at + size
-    timestamp_delta, behind = _varint(source, length, at + 1, 64)
+    timestamp_delta, behind = varlong(source, at + 1, length)
     if behind < 0:
         return bad
-    offset_delta, at = _varint(source, length, behind, 32)
+    offset_delta, at = varint(source, behind, length)
     if at < 0:
         return bad
-    key_size, at = _varint(source, length, at, 32)
+    key_size, at = varint(source, at, length)
     if at < 0 or key_size < -1 or key_size > end - at:
         return bad
     return end, timestamp_delta, behind, offset_delta, at, key_size
 
 
-@compiled(types.UniTuple(_I64, 2)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
+@compiled(types.UniTuple(_I64, 2)(READ_ONLY, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
 def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, count, base_offset, start_offset, used, most, seed, prints, offsets
 ):
@@ -153,7 +151,7 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
 
 @compiled(
-    types.UniTuple(_I64, 5)(_BYTES, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
+    types.UniTuple(_I64, 5)(READ_ONLY, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
 )
 def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data,
@@ -182,7 +180,7 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         if end < 0:
             return CORRUPT, 0, 0, 0, 0
         offset = base_offset + offset_delta
-        value_size, behind = _varint(source, length, key_start + max(key_size, 0), 32)
+        value_size, behind = varint(source, key_start + max(key_size, 0), length)
         if behind < 0 or value_size < -1 or value_size > end - behind:
             return CORRUPT, 0, 0, 0, 0
         stays = offset > latest_offset
@@ -227,7 +225,7 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
     return size
 
 
-@compiled(_I64(_BYTES, _I64, _OUT, _I64, _I64, _OUT))
+@compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _OUT))
 def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Write the kept records into `out`, their timestamp deltas plus `shift` (or, with
     `same_time`, all `shift`); the bytes written. `data` was found sound by `choose_records`.

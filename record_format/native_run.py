@@ -17,48 +17,34 @@ import numpy as np
 from crc32c import crc32c
 from numba import types
 
-from record_format import batch
-from record_format.batch import Buffer, parse_header
+from record_format.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_RECORD_SIZE,
+    TRANSACTIONAL_BIT,
+    Buffer,
+    parse_header,
+)
 from record_format.batch_run import BatchRun, describe_plain, least_timestamp
 from record_format.compiled import compiled
-from record_format.native_walk import _walk
-from record_format.pointer import BYTES, pointer_to
+from record_format.kernel_bytes import READ_ONLY, big_endian, pointer_to
+from record_format.native_walk import NO_COLUMNS, walk_kernel
 from record_format.record_walk import I64_MAX, I64_MIN
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _I64: Final = types.int64
 _TABLE: Final = types.Array(_I64, 2, "C")
 
-_HEADER: Final = batch.HEADER_SIZE
-_CRC_START: Final = batch.CRC_START
-_OVERHEAD: Final = batch.LOG_OVERHEAD
-_MAGIC: Final = batch.MAGIC
-_LEAST_RECORD: Final = batch.MIN_RECORD_SIZE
-_CODEC: Final = batch.CODEC_MASK
-_APPEND_TIME: Final = batch.LOG_APPEND_TIME_BIT
-_TRANSACTIONS: Final = batch.TRANSACTIONAL_BIT | batch.CONTROL_BIT
+_TRANSACTIONS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 START, END, CRC, TO_EXPAND = range(4)
-_NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 
-@compiled(_I64(BYTES, _I64))
-def _i32(source, at):  # type: ignore[no-untyped-def]
-    value = (
-        (np.uint32(source[at]) << 24)
-        | (np.uint32(source[at + 1]) << 16)
-        | (np.uint32(source[at + 2]) << 8)
-        | np.uint32(source[at + 3])
-    )
-    return np.int64(np.int32(value))
-
-
-@compiled(_I64(BYTES, _I64))
-def _i64(source, at):  # type: ignore[no-untyped-def]
-    return (_i32(source, at) << 32) | (_i32(source, at + 4) & 0xFFFFFFFF)
-
-
-@compiled(types.UniTuple(_I64, 10)(_BYTES, _I64, _TABLE, types.Array(_I64, 2, "C")))
+@compiled(types.UniTuple(_I64, 10)(READ_ONLY, _I64, _TABLE, _TABLE))
 def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]  # noqa: C901
     """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
     fills `table`.
@@ -67,19 +53,19 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
     records, gap, transactions, known = 0, 0, 0, 1
     minimum, maximum = I64_MAX, I64_MIN
     unsound = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    while len(data) - position >= _HEADER:
-        base_offset = _i64(source, position)
-        size = _i32(source, position + 8) + _OVERHEAD
-        attributes = (np.int64(data[position + 21]) << 8) | np.int64(data[position + 22])
-        delta = _i32(source, position + 23)
-        base_timestamp = _i64(source, position + 27)
-        max_timestamp = _i64(source, position + 35)
-        record_count = _i32(source, position + 57)
-        if data[position + 16] != _MAGIC or size < _HEADER or base_offset < 0 or delta < 0:
+    while len(data) - position >= HEADER_SIZE:
+        base_offset = big_endian(source, position, 8)
+        size = big_endian(source, position + 8, 4) + LOG_OVERHEAD
+        attributes = big_endian(source, position + 21, 2)
+        delta = big_endian(source, position + 23, 4)
+        base_timestamp = big_endian(source, position + 27, 8)
+        max_timestamp = big_endian(source, position + 35, 8)
+        record_count = big_endian(source, position + 57, 4)
+        if data[position + 16] != MAGIC or size < HEADER_SIZE or base_offset < 0 or delta < 0:
             return unsound
         if record_count < 0 or record_count > delta + 1:
             return unsound
-        if not attributes & _CODEC and record_count * _LEAST_RECORD > size - _HEADER:
+        if not attributes & CODEC_MASK and record_count * MIN_RECORD_SIZE > size - HEADER_SIZE:
             return unsound
         if size > len(data) - position:
             break
@@ -88,7 +74,7 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
         end = position + size
         table[count, START] = position
         table[count, END] = end
-        table[count, CRC] = _i32(source, position + 17) & 0xFFFFFFFF
+        table[count, CRC] = big_endian(source, position + 17, 4) & 0xFFFFFFFF
         table[count, TO_EXPAND] = 0
         if base_offset > next_offset or record_count != delta + 1:
             gap = 1
@@ -96,13 +82,13 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
             transactions = 1
         if record_count > 0:
             maximum = max(maximum, max_timestamp)
-            if attributes & _APPEND_TIME:
+            if attributes & LOG_APPEND_TIME_BIT:
                 minimum = min(minimum, max_timestamp)
-            elif attributes & _CODEC:
+            elif attributes & CODEC_MASK:
                 table[count, TO_EXPAND] = 1
             else:
-                problem, _, _, least, _ = _walk(
-                    data[position + _HEADER : end],
+                problem, _, _, least, _ = walk_kernel(
+                    data[position + HEADER_SIZE : end],
                     record_count,
                     base_timestamp,
                     delta,
@@ -122,8 +108,8 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
 
 def describe_native(body: Buffer, next_offset: int) -> BatchRun | None:
     """`batch_run.describe_plain`, compiled."""
-    table = np.empty((len(body) // _HEADER, 4), np.int64)
-    found = _describe(np.frombuffer(body, np.uint8), next_offset, table, _NO_COLUMNS)
+    table = np.empty((len(body) // HEADER_SIZE, 4), np.int64)
+    found = _describe(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
     sound, count, size_bytes, end_offset, records, gap, transactions, least, greatest, known = found
     if not sound or not _crcs_are_right(body, table[:count]):
         return describe_plain(body, next_offset)
@@ -147,7 +133,7 @@ def describe_native(body: Buffer, next_offset: int) -> BatchRun | None:
 
 
 def _crcs_are_right(body: Buffer, table: np.ndarray) -> bool:
-    starts = (table[:, START] + _CRC_START).tolist()
+    starts = (table[:, START] + CRC_START).tolist()
     places = zip(starts, table[:, END].tolist(), table[:, CRC].tolist(), strict=True)
     with memoryview(body) as view:
         for start, end, crc in places:

@@ -4,7 +4,7 @@ Rules that keep it honest:
 
 * Only `native.load` imports this module: numba takes a second to import.
 * The kernel indexes `data` only below `len(data)`: each index is compared first, as compiled code
-  checks none. A varint is read by `_varint` alone.
+  checks none. A varint is read by `varint` alone.
 * It is typed where it is defined and cached on disk. It runs without the GIL where there is much to
   walk; a batch of a few microseconds keeps it, for to get it back takes longer than that.
 * It mirrors `record_walk.walk_plain` step by step, problems and positions included: a change to one
@@ -20,7 +20,7 @@ from numba import types
 
 from record_format.batch import Buffer
 from record_format.compiled import compiled
-from record_format.pointer import BYTES, pointer_to
+from record_format.kernel_bytes import BYTES, READ_ONLY, pointer_to, varint, varlong
 from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
 
 _VARINT: Final = int(Problem.VARINT)
@@ -35,43 +35,20 @@ _TRAILING: Final = int(Problem.TRAILING)
 
 RELEASE_BYTES: Final = 64 << 10
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _I64: Final = types.int64
-_PAIR: Final = types.UniTuple(_I64, 2)
-
-
-@compiled(_PAIR(BYTES, _I64, _I64, _I64))
-def _varint(source, length, position, bits):  # type: ignore[no-untyped-def]
-    """(value, position behind), or (0, -1) where it is cut or does not fit `bits`."""
-    raw = np.uint64(0)
-    shift = 0
-    while True:
-        if position >= length:
-            return 0, -1
-        byte = source[position]
-        position += 1
-        part = np.uint64(byte & 0x7F)
-        if shift + 7 > bits and (part >> np.uint64(bits - shift)) != 0:
-            return 0, -1
-        raw |= part << np.uint64(shift)
-        if byte < 0x80:
-            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), position
-        shift += 7
-        if shift >= bits:
-            return 0, -1
 
 
 @compiled(_I64(BYTES, _I64, _I64, _I64))
 def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
     """The position behind the headers, or -1 where they are not sound."""
-    count, position = _varint(source, length, position, 32)
+    count, position = varint(source, position, length)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
     for _ in range(count):
-        size, position = _varint(source, length, position, 32)
+        size, position = varint(source, position, length)
         if position < 0 or size < 0 or size > end - position:
             return -1
-        size, position = _varint(source, length, position + size, 32)
+        size, position = varint(source, position + size, length)
         if position < 0 or size < -1 or size > end - position:
             return -1
         if size > 0:
@@ -80,12 +57,12 @@ def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def
 
 
 _WALK: Final = types.UniTuple(_I64, 5)(
-    _BYTES, _I64, _I64, _I64, _I64, types.Array(_I64, 2, "C"), types.boolean
+    READ_ONLY, _I64, _I64, _I64, _I64, types.Array(_I64, 2, "C"), types.boolean
 )
 
 
 @compiled(_WALK, nogil=False)
-def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
+def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
     """(problem, record, position, least timestamp, greatest timestamp); fills `columns`."""
@@ -95,14 +72,14 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
     position = 0
     for record in range(record_count):
         start = position
-        size, position = _varint(source, length, position, 32)
+        size, position = varint(source, position, length)
         if position < 0:
             return _VARINT, record, start, 0, 0
         if size <= 0 or size > length - position:
             return _RECORD_LENGTH, record, start, 0, 0
         end = position + size
         before = position + 1
-        delta, position = _varint(source, length, before, 64)
+        delta, position = varlong(source, before, length)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if (delta > 0 and base_timestamp > I64_MAX - delta) or (
@@ -115,14 +92,14 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
 
         before = position
         least = offset_delta
-        offset_delta, position = _varint(source, length, before, 32)
+        offset_delta, position = varint(source, before, length)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if not least < offset_delta <= min(least + step, last_offset_delta):
             return _OFFSET_DELTA, record, before, 0, 0
 
         before = position
-        size, position = _varint(source, length, before, 32)
+        size, position = varint(source, before, length)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
@@ -132,7 +109,7 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
         key_end = position
 
         before = position
-        size, position = _varint(source, length, before, 32)
+        size, position = varint(source, before, length)
         if position < 0:
             return _VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
@@ -170,21 +147,23 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0
 def _walk_released(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
-    return _walk(data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns)
+    return walk_kernel(
+        data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+    )
 
 
-_NO_COLUMNS: Final = np.empty((7, 0), np.int64)
+NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 
 def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     """`record_walk.walk_plain`, compiled."""
     record_count, base_timestamp, last_offset_delta, dense, with_columns = request
-    columns = _NO_COLUMNS
+    columns = NO_COLUMNS
     if with_columns:
         # The plain walk grows its lists as it goes; here the caller has compared count and size.
         columns = np.empty((7, record_count), np.int64)
-    compiled = _walk if len(records) < RELEASE_BYTES else _walk_released
-    problem, record, position, minimum, maximum = compiled(
+    compiled_walk = walk_kernel if len(records) < RELEASE_BYTES else _walk_released
+    problem, record, position, minimum, maximum = compiled_walk(
         np.frombuffer(records, np.uint8),
         record_count,
         base_timestamp,

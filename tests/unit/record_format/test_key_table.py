@@ -11,9 +11,9 @@ from record_format.compacting import Retention, Round, Verdict, compact_batch
 from record_format.decode import decode_batch, expand
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
+from record_format.kernel_bytes import pointer_to
 from record_format.key_kernel import hash_key
 from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
-from record_format.pointer import pointer_to
 
 GO = Verdict(Retention.DELETE_EMPTY)
 NOW = Round(now_ms=5000, delete_retention_ms=100)

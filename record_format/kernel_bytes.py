@@ -1,4 +1,4 @@
-"""Arrays as plain pointers, inside compiled code.
+"""Bytes inside compiled code: arrays as plain pointers, and the numbers that lie in them.
 
 numba counts the references of an array wherever a function takes it: two locked instructions a
 call, which took a third of the time in loops that read a varint a call. A pointer is not counted,
@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from record_format.compiled import compiled
+
 BYTES: Final = types.CPointer(types.uint8)
+_I64: Final = types.int64
+READ_ONLY: Final = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @intrinsic
@@ -50,3 +55,49 @@ def copy_bytes(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         return context.get_dummy_value()
 
     return signature, generate
+
+
+_NUMBER: Final = types.UniTuple(_I64, 2)(BYTES, _I64, _I64)
+
+
+@compiled(_NUMBER)
+def varint(source, at, end):  # type: ignore[no-untyped-def]
+    """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
+    raw = np.int64(0)
+    shift = 0
+    while at < end and shift < 35:
+        byte = np.int64(source[at])
+        at += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> 32:
+                break
+            return (raw >> 1) ^ -(raw & 1), at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@compiled(_NUMBER)
+def varlong(source, at, end):  # type: ignore[no-untyped-def]
+    """The same for 64 bits."""
+    raw = np.uint64(0)
+    shift = 0
+    while at < end and shift < 70:
+        byte = np.uint64(source[at])
+        at += 1
+        if shift == 63 and byte > np.uint64(1):
+            break
+        raw |= (byte & np.uint64(0x7F)) << np.uint64(shift)
+        if byte < np.uint64(0x80):
+            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@compiled(_I64(BYTES, _I64, _I64), inline="always")
+def big_endian(source, at, size):  # type: ignore[no-untyped-def]
+    """A signed integer of `size` bytes."""
+    value = np.int64(np.int8(source[at]))
+    for index in range(1, size):
+        value = (value << 8) | np.int64(source[at + index])
+    return value
