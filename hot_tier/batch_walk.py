@@ -93,6 +93,11 @@ class CheckedBatch:
         """The header with the position that the batch has in `chunk`."""
         return self.header.at(self.start)
 
+    def located(self, bad: CorruptBatch, *, file: str) -> CorruptBatch:
+        """What proved bad of its records, by its place in the file."""
+        position, offset = self.header.position, self.header.base_offset
+        return CorruptBatch(bad.detail, file=file, position=position, offset=offset)
+
 
 def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
     """Every batch from `start`, where one begins, on, read and checked.

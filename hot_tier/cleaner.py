@@ -139,10 +139,13 @@ class Cleaner:
                 continue
             for checked in self._batches(segment, from_offset=first_dirty):
                 header = checked.at_start_of_chunk()
-                gone = transactions.may_go(checked.chunk, header) or header.is_control
-                has_keys = not gone and header.record_count > 0
-                if has_keys and not table.add(expand(checked.chunk, header), header):
-                    return
+                try:
+                    gone = transactions.may_go(checked.chunk, header) or header.is_control
+                    has_keys = not gone and header.record_count > 0
+                    if has_keys and not table.add(expand(checked.chunk, header), header):
+                        return
+                except CorruptBatch as bad:
+                    raise checked.located(bad, file=segment.name(LOG)) from None
                 table.latest_offset = max(table.latest_offset, header.last_offset)
             table.latest_offset = segment.end.next_offset - 1
 
@@ -219,7 +222,10 @@ class Cleaner:
             self._transactions.expect(self._aborted(base_offset, end.next_offset))
             for checked in self._batches(segment):
                 last = checked.at_start_of_chunk()
-                kept = self._clean_batch(checked, last, upper_bound=upper_bound)
+                try:
+                    kept = self._clean_batch(checked, last, upper_bound=upper_bound)
+                except CorruptBatch as bad:
+                    raise checked.located(bad, file=segment.name(LOG)) from None
                 changed |= kept is None or kept.header is not last
                 if kept is not None:
                     cleaned.add(kept.header, kept.body)

@@ -16,7 +16,10 @@ def least_timestamp(read_at: ReadAt, *, size_bytes: int, file: Path) -> tuple[in
     try:
         for checked in checked_batches(read_at, end=size_bytes):
             count += checked.header.record_count
-            of_batch = min_timestamp_of(checked.chunk, checked.at_start_of_chunk())
+            try:
+                of_batch = min_timestamp_of(checked.chunk, checked.at_start_of_chunk())
+            except CorruptBatch as bad:
+                raise checked.located(bad, file=str(file)) from None
             if of_batch is not None and (least is None or of_batch < least):
                 least = of_batch
     except CorruptBatch as bad:

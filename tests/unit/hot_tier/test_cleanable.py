@@ -10,6 +10,7 @@ from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaner import CleanerHooks
 from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
+from record_format.batch import iter_headers, set_max_timestamp
 from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.damage import flip
@@ -209,6 +210,29 @@ def test_a_log_that_is_closed_under_a_round_ends_it_by_name(open_log):
     hooks = CleanerHooks(stopping=close_at_the_last)
     with pytest.raises(LogOfflineError, match="was closed"):
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), hooks)
+
+
+def test_records_that_do_not_decode_are_told_by_their_place_in_the_file(open_log, monkeypatch):
+    log = open_log(config=COMPACT)
+    for key in (b"a", b"b"):
+        put(log, (key, b"1"))
+    log.roll()
+    path = log.segments()[0].path
+    data = bytearray(path.read_bytes())
+    first, second = iter_headers(data)
+    data[second.body_position] ^= 0x04  # the record's length, under a checksum that is right
+    set_max_timestamp(data, second, timestamp=second.max_timestamp)
+    path.write_bytes(data)
+    monkeypatch.setattr("hot_tier.batch_walk.CHECK_CHUNK_BYTES", first.size_bytes)
+    place = {"file": str(path), "position": second.position, "offset": 1}
+    with pytest.raises(CorruptBatch) as bad:
+        log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
+    assert {name: getattr(bad.value, name) for name in place} == place
+    log.close()
+    log = open_log(config=COMPACT)
+    with pytest.raises(CorruptBatch) as bad:
+        log.segment_facts(0)
+    assert {name: getattr(bad.value, name) for name in place} == place
 
 
 def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, records_of):
