@@ -70,15 +70,6 @@ ROWS_FULL: Final = 1
 HEADERS_FULL: Final = 2
 BROKEN: Final = 3
 
-_VARINT: Final = int(Problem.VARINT)
-_RECORD_LENGTH: Final = int(Problem.RECORD_LENGTH)
-_TIMESTAMP: Final = int(Problem.TIMESTAMP)
-_OFFSET_DELTA: Final = int(Problem.OFFSET_DELTA)
-_KEY_LENGTH: Final = int(Problem.KEY_LENGTH)
-_VALUE_LENGTH: Final = int(Problem.VALUE_LENGTH)
-_HEADERS: Final = int(Problem.HEADERS)
-_RECORD_END: Final = int(Problem.RECORD_END)
-_TRAILING: Final = int(Problem.TRAILING)
 
 _MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
 
@@ -202,29 +193,29 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             start = at
             size, at = varint(source, at, limit)
             if at < 0:
-                problem = _VARINT
+                problem = Problem.VARINT
                 break
             if size <= 0 or size > limit - at:
-                problem = _RECORD_LENGTH
+                problem = Problem.RECORD_LENGTH
                 break
             end = at + size
             at += 1
             time_delta, at = varlong(source, at, end)
             if at < 0:
-                problem = _VARINT
+                problem = Problem.VARINT
                 break
             time = base_time + time_delta
             # The sum wrapped where both have one sign and it has the other.
             if (base_time >= 0) == (time_delta >= 0) and (time >= 0) != (base_time >= 0):
-                problem = _TIMESTAMP
+                problem = Problem.TIMESTAMP
                 break
             before = delta
             delta, at = varint(source, at, end)
             if at < 0:
-                problem = _VARINT
+                problem = Problem.VARINT
                 break
             if delta <= before or delta > last_delta:
-                problem = _OFFSET_DELTA
+                problem = Problem.OFFSET_DELTA
                 break
             if append_time:
                 time = max_time
@@ -239,19 +230,19 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
 
             size, at = varint(source, at, end)
             if at < 0:
-                problem = _VARINT
+                problem = Problem.VARINT
                 break
             if size < -1 or size > end - at:
-                problem = _KEY_LENGTH
+                problem = Problem.KEY_LENGTH
                 break
             key_at, key_size = at, size
             at += max(size, 0)
             size, at = varint(source, at, end)
             if at < 0:
-                problem = _VARINT
+                problem = Problem.VARINT
                 break
             if size < -1 or size > end - at:
-                problem = _VALUE_LENGTH
+                problem = Problem.VALUE_LENGTH
                 break
             value_at, value_size = at, size
             at += max(size, 0)
@@ -259,10 +250,10 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             if want & WANT_HEADERS:
                 size, at = varint(source, at, end)
                 if at < 0:
-                    problem = _VARINT
+                    problem = Problem.VARINT
                     break
                 if size < 0 or size > (end - at) // 2:
-                    problem = _HEADERS
+                    problem = Problem.HEADERS
                     break
                 if headers + size > content_there.shape[0]:
                     at, delta = start, before
@@ -271,14 +262,14 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 for _ in range(size):
                     part, at = varint(source, at, end)
                     if at < 0 or part < 0 or part > end - at:
-                        problem = _HEADERS
+                        problem = Problem.HEADERS
                         break
                     copy_bytes(pointer_to(names), name_bytes, source, at, part)
                     name_bytes += part
                     at += part
                     part, at = varint(source, at, end)
                     if at < 0 or part < -1 or part > end - at:
-                        problem = _HEADERS
+                        problem = Problem.HEADERS
                         break
                     if part >= 0:
                         copy_bytes(pointer_to(contents), content_bytes, source, at, part)
@@ -295,10 +286,10 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                     break
                 header_ends[rows + 1] = headers
                 if at != end:
-                    problem = _RECORD_END
+                    problem = Problem.RECORD_END
                     break
             elif at >= end or (data[at] == 0 and at + 1 != end):
-                problem = _RECORD_END
+                problem = Problem.RECORD_END
                 break
             at = end
 
@@ -329,7 +320,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             break
         if not cut_short and at != limit:
             state[PROBLEM_AT] = at - row[START]
-            problem = _TRAILING
+            problem = Problem.TRAILING
             outcome = BROKEN
             break
         batch += 1

@@ -23,16 +23,6 @@ from record_format.compiled import compiled
 from record_format.kernel_bytes import BYTES, READ_ONLY, pointer_to, varint, varlong
 from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
 
-_VARINT: Final = int(Problem.VARINT)
-_RECORD_LENGTH: Final = int(Problem.RECORD_LENGTH)
-_TIMESTAMP: Final = int(Problem.TIMESTAMP)
-_OFFSET_DELTA: Final = int(Problem.OFFSET_DELTA)
-_KEY_LENGTH: Final = int(Problem.KEY_LENGTH)
-_VALUE_LENGTH: Final = int(Problem.VALUE_LENGTH)
-_HEADERS: Final = int(Problem.HEADERS)
-_RECORD_END: Final = int(Problem.RECORD_END)
-_TRAILING: Final = int(Problem.TRAILING)
-
 RELEASE_BYTES: Final = 64 << 10
 
 _I64: Final = types.int64
@@ -74,18 +64,18 @@ def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
         start = position
         size, position = varint(source, position, length)
         if position < 0:
-            return _VARINT, record, start, 0, 0
+            return Problem.VARINT, record, start, 0, 0
         if size <= 0 or size > length - position:
-            return _RECORD_LENGTH, record, start, 0, 0
+            return Problem.RECORD_LENGTH, record, start, 0, 0
         end = position + size
         before = position + 1
         delta, position = varlong(source, before, length)
         if position < 0:
-            return _VARINT, record, before, 0, 0
+            return Problem.VARINT, record, before, 0, 0
         if (delta > 0 and base_timestamp > I64_MAX - delta) or (
             delta < 0 and base_timestamp < I64_MIN - delta
         ):
-            return _TIMESTAMP, record, before, 0, 0
+            return Problem.TIMESTAMP, record, before, 0, 0
         timestamp = base_timestamp + delta
         minimum = min(minimum, timestamp)
         maximum = max(maximum, timestamp)
@@ -94,16 +84,16 @@ def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
         least = offset_delta
         offset_delta, position = varint(source, before, length)
         if position < 0:
-            return _VARINT, record, before, 0, 0
+            return Problem.VARINT, record, before, 0, 0
         if not least < offset_delta <= min(least + step, last_offset_delta):
-            return _OFFSET_DELTA, record, before, 0, 0
+            return Problem.OFFSET_DELTA, record, before, 0, 0
 
         before = position
         size, position = varint(source, before, length)
         if position < 0:
-            return _VARINT, record, before, 0, 0
+            return Problem.VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
-            return _KEY_LENGTH, record, before, 0, 0
+            return Problem.KEY_LENGTH, record, before, 0, 0
         key_start = -1 if size < 0 else position
         position += max(size, 0)
         key_end = position
@@ -111,25 +101,25 @@ def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
         before = position
         size, position = varint(source, before, length)
         if position < 0:
-            return _VARINT, record, before, 0, 0
+            return Problem.VARINT, record, before, 0, 0
         if size < -1 or size > end - position:
-            return _VALUE_LENGTH, record, before, 0, 0
+            return Problem.VALUE_LENGTH, record, before, 0, 0
         value_start = -1 if size < 0 else position
         position += max(size, 0)
         value_end = position
 
         header_start = position
         if position >= length:
-            return _VARINT, record, position, 0, 0
+            return Problem.VARINT, record, position, 0, 0
         if source[position]:
             position = _skip_headers(source, length, position, end)
             if position < 0:
-                return _HEADERS, record, header_start, 0, 0
+                return Problem.HEADERS, record, header_start, 0, 0
         else:
             header_start = -1
             position += 1
         if position != end:
-            return _RECORD_END, record, start, 0, 0
+            return Problem.RECORD_END, record, start, 0, 0
         if with_columns:
             columns[0, record] = timestamp
             columns[1, record] = offset_delta
@@ -139,7 +129,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
             columns[5, record] = value_end
             columns[6, record] = header_start
     if position != length:
-        return _TRAILING, record_count, position, 0, 0
+        return Problem.TRAILING, record_count, position, 0, 0
     return 0, record_count, position, minimum, maximum
 
 
