@@ -36,9 +36,9 @@ class ActiveSegment:
         jitter_ms: int,
         now_ms: int,
         disk: Disk,
-        offset_image: bytes = b"",
-        time_image: bytes = b"",
-        bytes_since_entry: int = 0,
+        offset_image: bytes,
+        time_image: bytes,
+        bytes_since_entry: int,
     ) -> None:
         """Open the files (created where they are not there) and preallocate the indexes."""
         self.segment, self.config, self.disk = segment, config, disk

@@ -6,23 +6,15 @@ is walked. Where that does not hold together, the log is opened as after a crash
 
 from __future__ import annotations
 
-from hot_tier.active_segment import ActiveSegment
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_file import floor_entry
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState
-from hot_tier.producer_snapshots import (
-    READ_BACK_BYTES,
-    load_newest,
-    read_back,
-)
+from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, read_back
 from hot_tier.replay import replay
-from hot_tier.segment import (
-    LargestTimestamp,
-    Segment,
-    SegmentEnd,
-)
+from hot_tier.roll import open_active
+from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptIndex
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
@@ -81,12 +73,9 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
         return False
     segment.end = SegmentEnd(segment.end.size_bytes, facts.next_offset)
     segment.largest = facts.largest
-    state.active = ActiveSegment(
+    state.active = open_active(
+        state,
         segment,
-        config=state.config,
-        jitter_ms=state.jitter_ms(segment.base_offset),
-        now_ms=state.clock(),
-        disk=state.disk,
         offset_image=facts.offset_image,
         time_image=facts.time_image,
         bytes_since_entry=facts.bytes_since_entry,

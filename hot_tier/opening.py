@@ -37,10 +37,7 @@ from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
 from hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
 from hot_tier.roll import create_segment
-from hot_tier.segment import (
-    Segment,
-    SegmentEnd,
-)
+from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.transaction_index import read_entries
 from record_format.errors import CorruptIndex, CorruptSnapshot
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from hot_tier.active_segment import ActiveSegment
 from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
@@ -19,16 +18,11 @@ from hot_tier.index_plan import IndexPlan
 from hot_tier.index_rebuild import write_indexes
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState, Segments
-from hot_tier.producer_snapshots import (
-    load_newest,
-    write_snapshot,
-)
+from hot_tier.producer_snapshots import load_newest, write_snapshot
 from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
 from hot_tier.replay import LateProducers, replay, take_batch
-from hot_tier.segment import (
-    Segment,
-    SegmentEnd,
-)
+from hot_tier.roll import open_active
+from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.transaction_index import write_entries
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch, CorruptDataError
@@ -257,14 +251,7 @@ class Recovery:
         state = self._state
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))
-        state.active = ActiveSegment(
-            segment,
-            config=state.config,
-            jitter_ms=state.jitter_ms(segment.base_offset),
-            now_ms=state.clock(),
-            disk=state.disk,
-            bytes_since_entry=plan.bytes_since_entry,
-        )
+        state.active = open_active(state, segment, bytes_since_entry=plan.bytes_since_entry)
         state.active.restore_indexes(*plan.images())
         state.active.first_timestamp = segment.first_timestamp(state.files)
         self._sync_log(segment)

@@ -24,19 +24,38 @@ def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
     # Known from the start: who looks it up notes what was found, maybe after the first append.
     segment.largest = LargestTimestamp(NO_TIMESTAMP, base_offset)
     try:
-        active = ActiveSegment(
-            segment,
-            config=state.config,
-            jitter_ms=state.jitter_ms(base_offset),
-            now_ms=state.clock(),
-            disk=state.disk,
-        )
+        active = open_active(state, segment)
     except OSError:
-        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-            state.disk.unlink(segment.path(suffix))
+        _remove(state, segment)
         raise
     state.folder_changed = True
     return active
+
+
+def open_active(
+    state: LogState,
+    segment: Segment,
+    *,
+    offset_image: bytes = b"",
+    time_image: bytes = b"",
+    bytes_since_entry: int = 0,
+) -> ActiveSegment:
+    """The write side of a segment as the log's configuration wants it. Raises OSError."""
+    return ActiveSegment(
+        segment,
+        config=state.config,
+        jitter_ms=state.jitter_ms(segment.base_offset),
+        now_ms=state.clock(),
+        disk=state.disk,
+        offset_image=offset_image,
+        time_image=time_image,
+        bytes_since_entry=bytes_since_entry,
+    )
+
+
+def _remove(state: LogState, segment: Segment) -> None:
+    for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+        state.disk.unlink(segment.path(suffix))
 
 
 def roll(state: LogState) -> None:
@@ -57,8 +76,7 @@ def roll(state: LogState) -> None:
         write_snapshot(state, new.segment.base_offset)
     except OSError as error:
         new.close()
-        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-            state.disk.unlink(new.segment.path(suffix))
+        _remove(state, new.segment)
         raise disk_error(state, error) from error
     state.unflushed.append(old)
     state.active = new

@@ -21,12 +21,7 @@ from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
 from hot_tier.index_images import Image
 from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import Files, reader_of
-from hot_tier.segment import (
-    MAX_SEGMENT_BYTES,
-    LargestTimestamp,
-    Segment,
-    SegmentEnd,
-)
+from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
