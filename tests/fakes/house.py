@@ -91,7 +91,7 @@ class House:
 
 
 def copy_now(broker: Broker) -> None:
-    """The copier's chores, of all partitions and at once. What fails is tried again by the next."""
+    """What goes to the bucket, of all partitions and at once; what fails is left to the next."""
     chores = broker.chores
     with suppress(TierlogError, OSError):
         chores.copy_round()
