@@ -16,7 +16,7 @@ help:
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
 	@echo "make test     the tests, in two processes: WORKERS=4, TESTS=tests/unit"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
-	@echo "make soak     the long test, on a real S3 server: MINUTES=10"
+	@echo "make soak     the long tests, on a real S3 server, each for MINUTES=10"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"

@@ -11,33 +11,22 @@ folder restored out of the bucket alone:
 """
 
 import math
-import os
 import random
-import secrets
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import closing
 
 import httpx
 import pytest
 
 import tierlog
-from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.cut_line import CutLine
-from tests.fakes.named_s3 import named_s3
+from tests.fakes.soaking import MINUTES, PATIENT, restored, soaked, told_seed, trouble
 from tierlog.client.calls import Limits
-from tierlog.client.exchange import RetryPolicy
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
 
-MINUTES = float(os.environ.get("TIERLOG_SOAK_MINUTES", "10"))
 PARTITIONS, PRODUCERS, KEYS = 3, 4, 300
 BURST = 200  # records that a producer sends before it waits for all of them
-PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5)
 BATCHING = tierlog.Batching(delivery_timeout_s=math.inf)
 WAITING = Limits(wait_ms=500)
 STREAM = {"segment.bytes": 1 << 20, "local.retention.bytes": 2 << 20, "retention.ms": -1}
@@ -181,91 +170,33 @@ def assert_in_order(values: list[bytes]) -> None:
         expected[number] += 1
 
 
-def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
-    """One thing that goes wrong, and is put right again."""
-    kind = dice.choice(("kill", "kill", "stop", "freeze", "cut", "cut and kill"))
-    if kind == "freeze":
-        broker.process.send_signal(signal.SIGSTOP)
-        time.sleep(dice.uniform(0.5, 5))
-        broker.process.send_signal(signal.SIGCONT)
-        return kind
-    if kind.startswith("cut"):
-        line.cut()
-        time.sleep(dice.uniform(0.5, 10))
-    if kind.endswith("kill"):
-        broker.kill()
-        broker.start()
-    if kind == "stop":
-        assert broker.stop() == 0
-        broker.start()
-    line.mend()
-    return kind
-
-
-@pytest.fixture
-def s3():
-    return named_s3()
-
-
-def restored(broker: BrokerProcess) -> BrokerProcess:
-    """A second broker, on a folder made out of the bucket alone."""
-    other = BrokerProcess(broker.root / "second", *broker.flags, store=broker.store, **broker.env)
-    other.root.mkdir()
-    command = [sys.executable, "-m", "tierlog.cli.main", "storage", "restore"]
-    command += ["--store", broker.store, "--data-dir", str(other.root / "data"), *broker.flags[-2:]]
-    subprocess.run(command, check=True, env={**os.environ, **broker.env})
-    return other.start()
-
-
-def test_nothing_is_lost_whatever_happens(tmp_path, s3):
-    seed = int(os.environ.get("TIERLOG_SOAK_SEED", secrets.randbelow(10**6)))
-    print("TIERLOG_SOAK_SEED", seed, flush=True)
+def test_nothing_is_lost_whatever_happens(tmp_path):
+    seed = told_seed()
     dice = random.Random(seed)
-    with CutLine(s3["ENDPOINT"]) as line:
-        broker = BrokerProcess(
-            tmp_path,
-            *(*FLAGS, "--s3-endpoint", line.url),
-            store=f"s3://{s3['BUCKET']}/soak-{secrets.token_hex(4)}",
-            AWS_ACCESS_KEY_ID=s3["ACCESS_KEY"],
-            AWS_SECRET_ACCESS_KEY=s3["SECRET_KEY"],
-            AWS_DEFAULT_REGION="us-east-1",
-        )
-        with closing(Ended(broker)):
-            broker.start()
-            for body in (
-                {"name": "stream", "partitions": PARTITIONS, "config": STREAM},
-                {"name": "table", "config": TABLE},
-            ):
-                assert httpx.post(f"{broker.url}/v1/topics", json=body).status_code == 201
-            world = World(broker.url, seed)
-            end = time.monotonic() + MINUTES * 60
-            while time.monotonic() < end and not world.failures:
-                time.sleep(dice.uniform(1, 15))
-                done = trouble(broker, line, dice)
-                shown = sum(map(len, world.shown.values()))
-                print(f"{end - time.monotonic():6.0f} s left: {done}; {shown} records", flush=True)
-            world.finish()
-            world.check(broker.url)
-            with tierlog.Client(broker.url, timeout_s=120) as client:
-                for topic in ("stream", "table"):
-                    assert client.offload(topic, wait_ms=60_000).remaining_segments == 0
-                    assert client.verify(topic, deep=True)["ok"]
-            assert broker.stop() == 0
-            second = restored(broker)
-            with closing(Ended(second)):
-                world.check(second.url)
-                for _ in range(RESTORED_KILLS):  # the compacted topic is on its way back to disk
-                    time.sleep(dice.uniform(0, 1.5))
-                    second.kill()
-                    second.start()
-                world.check(second.url)
-
-
-class Ended:
-    """Ends a broker however the test went."""
-
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._broker = broker
-
-    def close(self) -> None:
-        self._broker.kill()
+    with soaked(tmp_path, *FLAGS) as (broker, line):
+        for body in (
+            {"name": "stream", "partitions": PARTITIONS, "config": STREAM},
+            {"name": "table", "config": TABLE},
+        ):
+            assert httpx.post(f"{broker.url}/v1/topics", json=body).status_code == 201
+        world = World(broker.url, seed)
+        end = time.monotonic() + MINUTES * 60
+        while time.monotonic() < end and not world.failures:
+            time.sleep(dice.uniform(1, 15))
+            done = trouble(broker, line, dice)
+            shown = sum(map(len, world.shown.values()))
+            print(f"{end - time.monotonic():6.0f} s left: {done}; {shown} records", flush=True)
+        world.finish()
+        world.check(broker.url)
+        with tierlog.Client(broker.url, timeout_s=120) as client:
+            for topic in ("stream", "table"):
+                assert client.offload(topic, wait_ms=60_000).remaining_segments == 0
+                assert client.verify(topic, deep=True)["ok"]
+        assert broker.stop() == 0
+        with restored(broker) as second:
+            world.check(second.url)
+            for _ in range(RESTORED_KILLS):  # the compacted topic is on its way back to disk
+                time.sleep(dice.uniform(0, 1.5))
+                second.kill()
+                second.start()
+            world.check(second.url)

@@ -1,0 +1,88 @@
+"""What the long tests share: a broker on a real S3 server behind a line that can be cut, what goes
+wrong with the two, and a second broker out of the bucket alone.
+"""
+
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tierlog
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.cut_line import CutLine
+from tests.fakes.named_s3 import named_s3
+from tierlog.client.exchange import RetryPolicy
+
+MINUTES = float(os.environ.get("TIERLOG_SOAK_MINUTES", "10"))
+PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5)
+
+
+def told_seed() -> int:
+    seed = int(os.environ.get("TIERLOG_SOAK_SEED", secrets.randbelow(10**6)))
+    print("TIERLOG_SOAK_SEED", seed, flush=True)
+    return seed
+
+
+@contextmanager
+def soaked(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
+    """A broker that serves, and the line to its store. It has ended afterwards."""
+    s3 = named_s3()
+    with CutLine(s3["ENDPOINT"]) as line:
+        broker = BrokerProcess(
+            root,
+            *(*flags, "--s3-endpoint", line.url),
+            store=f"s3://{s3['BUCKET']}/soak-{secrets.token_hex(4)}",
+            AWS_ACCESS_KEY_ID=s3["ACCESS_KEY"],
+            AWS_SECRET_ACCESS_KEY=s3["SECRET_KEY"],
+            AWS_DEFAULT_REGION="us-east-1",
+        )
+        try:
+            yield broker.start(), line
+        finally:
+            broker.kill()
+
+
+@contextmanager
+def restored(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+    """A second broker, on a folder made out of the bucket alone."""
+    other = BrokerProcess(broker.root / "second", *broker.flags, store=broker.store, **broker.env)
+    other.root.mkdir()
+    command = [sys.executable, "-m", "tierlog.cli.main", "storage", "restore"]
+    command += ["--store", broker.store, "--data-dir", str(other.root / "data"), *broker.flags[-2:]]
+    subprocess.run(command, check=True, env={**os.environ, **broker.env})
+    try:
+        yield other.start()
+    finally:
+        other.kill()
+
+
+def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
+    """One thing that goes wrong, and is put right again."""
+    kind = dice.choice(("kill", "kill", "stop", "freeze", "cut", "cut and kill"))
+    if kind == "freeze":
+        broker.process.send_signal(signal.SIGSTOP)
+        time.sleep(dice.uniform(0.5, 5))
+        broker.process.send_signal(signal.SIGCONT)
+        return kind
+    if kind.startswith("cut"):
+        line.cut()
+        time.sleep(dice.uniform(0.5, 10))
+    if kind.endswith("kill"):
+        broker.kill()
+        broker.start()
+    if kind == "stop":
+        assert broker.stop() == 0
+        broker.start()
+    line.mend()
+    return kind
+
+
+def client_of(broker: BrokerProcess) -> tierlog.Client:
+    """One that outlasts whatever happens."""
+    return tierlog.Client(broker.url, retries=PATIENT, timeout_s=20)
