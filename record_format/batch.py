@@ -254,6 +254,14 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
         )
 
 
+def with_checksum(head: bytes, records: bytes) -> bytearray:
+    """A batch: a packed header, in which its checksum is written now, and its records."""
+    batch = bytearray(head)
+    batch += records
+    _U32.pack_into(batch, CRC_START - 4, crc32c(records, crc32c(head[CRC_START:])))
+    return batch
+
+
 def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:
     """Assign offsets, in place: both fields lie before the checksummed part."""
     length = _OFFSET_LENGTH_EPOCH.unpack_from(buf, position)[1]

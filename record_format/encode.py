@@ -26,8 +26,7 @@ from record_format.batch import (
     NO_SEQUENCE,
     TRANSACTIONAL_BIT,
     base_timestamp_for,
-    parse_header,
-    set_max_timestamp,
+    with_checksum,
 )
 from record_format.codecs import NONE, compress
 from record_format.errors import RecordTooLarge
@@ -40,6 +39,15 @@ NO_HEADERS: Final[Headers] = ()
 # attributes, and four bytes each for the record's, the key's and the value's length
 _FIXED_OVERHEAD: Final = 13
 _HEADER_OVERHEAD: Final = 10
+
+
+class _Columns(NamedTuple):
+    """Records by column, all of one length; no keys, or no headers, at all is None."""
+
+    values: Sequence[bytes | None]
+    timestamps: Sequence[int]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[Headers | None] | None
 
 
 class EncodedRange(NamedTuple):
@@ -72,27 +80,24 @@ def encode_batch(
     assert headers is None or len(headers) == len(values)
     greatest = max(timestamps)
     base = base_timestamp_for(timestamps[0], greatest=greatest)
-    records = compress(codec, _encode_records(values, keys, timestamps, headers, base=base))
-    batch = bytearray(
-        HEADER.pack(
-            base_offset,
-            HEADER_SIZE - LOG_OVERHEAD + len(records),
-            leader_epoch,
-            MAGIC,
-            0,
-            codec | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control,
-            len(values) - 1,
-            base,
-            greatest,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            len(values),
-        )
+    columns = _Columns(values, timestamps, keys, headers)
+    records = compress(codec, _encode_records(columns, base=base))
+    head = HEADER.pack(
+        base_offset,
+        HEADER_SIZE - LOG_OVERHEAD + len(records),
+        leader_epoch,
+        MAGIC,
+        0,
+        codec | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control,
+        len(values) - 1,
+        base,
+        greatest,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(values),
     )
-    batch += records
-    set_max_timestamp(batch, parse_header(batch), timestamp=greatest)
-    return batch
+    return with_checksum(head, records)
 
 
 def encode_batches(
@@ -109,8 +114,8 @@ def encode_batches(
     Raises RecordTooLarge for a record that does not fit a batch of its own.
     """
     encoded_ranges: list[EncodedRange] = []
-    cuts = _cuts(values, keys, timestamps, headers, max_bytes=max_bytes)
-    pending = list(reversed(list(cuts)))
+    cuts = _cuts(_Columns(values, timestamps, keys, headers), max_bytes=max_bytes)
+    pending = [*cuts][::-1]
     while pending:
         start, end = pending.pop()
         batch = encode_batch(
@@ -146,15 +151,9 @@ def _bytes_size(content: bytes | None) -> int:
     return 1 if content is None else size_of(len(content)) + len(content)
 
 
-def _cuts(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    timestamps: Sequence[int],
-    headers: Sequence[Headers | None] | None,
-    *,
-    max_bytes: int,
-) -> Iterator[tuple[int, int]]:
+def _cuts(columns: _Columns, *, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Ranges that surely fit `max_bytes` uncompressed; a record alone in its range may not."""
+    values, timestamps, keys, headers = columns
     room = max_bytes - HEADER_SIZE
     spread = max(timestamps) - min(timestamps)
     overhead = _FIXED_OVERHEAD + size_of(spread) + size_of(len(values)) + 1
@@ -171,7 +170,7 @@ def _cuts(
                 yield start, index
             start, total = index, size
             if size > room:
-                _check_alone(values, keys, headers, index=index, max_bytes=max_bytes)
+                _check_alone(columns, index, max_bytes=max_bytes)
     yield start, len(values)
 
 
@@ -182,15 +181,9 @@ def _headers_bound(headers: Headers | None) -> int:
     )
 
 
-def _check_alone(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    headers: Sequence[Headers | None] | None,
-    *,
-    index: int,
-    max_bytes: int,
-) -> None:
+def _check_alone(columns: _Columns, index: int, *, max_bytes: int) -> None:
     """Raise RecordTooLarge by the record's exact size, where the bound said that it may be."""
+    values, _, keys, headers = columns
     size = HEADER_SIZE + record_size(
         values[index], keys[index] if keys else None, headers[index] if headers else None
     )
@@ -207,18 +200,12 @@ def _too_large(index: int, *, limit_bytes: int, size_bytes: int) -> RecordTooLar
     )
 
 
-def _encode_records(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    timestamps: Sequence[int],
-    headers: Sequence[Headers | None] | None,
-    *,
-    base: int,
-) -> bytes:
+def _encode_records(columns: _Columns, *, base: int) -> bytes:
+    values, timestamps, keys, headers = columns
     simple = keys is None and headers is None and len(values) < len(SMALL) and None not in values
     if simple and timestamps.count(timestamps[0]) == len(timestamps):
         return _encode_values([value or b"" for value in values])
-    return _encode_any(values, keys, timestamps, headers, base=base)
+    return _encode_any(columns, base=base)
 
 
 def _encode_values(values: Sequence[bytes]) -> bytes:
@@ -247,14 +234,8 @@ def _encode_values(values: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _encode_any(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    timestamps: Sequence[int],
-    headers: Sequence[Headers | None] | None,
-    *,
-    base: int,
-) -> bytes:
+def _encode_any(columns: _Columns, *, base: int) -> bytes:
+    values, timestamps, keys, headers = columns
     parts: list[bytes] = []
     deltas: dict[int, bytes] = {base: b"\0\0"}
     none = (None,) * len(values)
