@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntFlag
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -107,21 +107,11 @@ class ChunkTable:
     @property
     def min_timestamp(self) -> int | None:
         """The least of all records; None where one chunk's is not known."""
-        known = [chunk.min_timestamp for chunk in self.chunks]
-        return (
-            min((one for one in known if one is not None), default=None)
-            if None not in known
-            else None
-        )
+        return _of_all(min, [chunk.min_timestamp for chunk in self.chunks])
 
     @property
     def max_timestamp(self) -> int | None:
-        known = [chunk.max_timestamp for chunk in self.chunks]
-        return (
-            max((one for one in known if one is not None), default=None)
-            if None not in known
-            else None
-        )
+        return _of_all(max, [chunk.max_timestamp for chunk in self.chunks])
 
     def index_of(self, offset: int) -> int:
         """The first chunk that ends at or after `offset`; the number of chunks where none does."""
@@ -131,6 +121,11 @@ class ChunkTable:
         """The chunks that have some of bytes [start, end)."""
         first = bisect_right(self.chunks, start, key=_end_position)
         return range(first, bisect_left(self.chunks, end, lo=first, key=_position))
+
+
+def _of_all(choose: Callable[[list[int]], int], bounds: Sequence[int | None]) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return choose(known) if known and len(known) == len(bounds) else None
 
 
 def pack_chunk_table(table: ChunkTable) -> bytes:
