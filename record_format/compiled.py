@@ -4,6 +4,7 @@
   in a zip numba takes the user's own folder, and does not look whether it can be written to.
 * numba forgets what it kept when the kernel's own file changes. What a kernel takes of another file
   is compiled into it, so those files (`_TAKEN_FROM`) are part of the name that it is kept under.
+* numba syncs nothing: a power cut may leave empty files, on which it would fail for ever. They go.
 
 Only modules of kernels import this one: numba takes a second to import.
 """
@@ -42,6 +43,9 @@ def has_cache() -> bool:
         folder = Path(njit(cache=True)(_any_function).stats.cache_path)
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
+        for kept in folder.glob("*.nb[ic]"):
+            if not kept.stat().st_size:
+                kept.unlink(missing_ok=True)
     except (RuntimeError, OSError):  # RuntimeError: numba found none
         return False
     return True

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from record_format import compiled
 
 PROJECT = Path(__file__).parents[3]
@@ -81,14 +83,35 @@ def test_out_of_a_zip_without_a_folder_for_its_cache_the_plain_walk_stays(tmp_pa
     )
 
 
-def test_a_kernel_is_compiled_anew_when_what_it_takes_of_another_file_changed(
-    tmp_path: Path,
-) -> None:
-    package = tmp_path / "record_format"
+def small_package(root: Path) -> Path:
+    """`record_format` with empty files in place of most."""
+    package = root / "record_format"
     package.mkdir()
     for name in ("__init__", *compiled._TAKEN_FROM):
         (package / f"{name}.py").touch()
     shutil.copy(PROJECT / "record_format/compiled.py", package)
+    return package
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_what_a_power_cut_left_of_machine_code_is_made_anew(tmp_path: Path, kind: str) -> None:
+    package = small_package(tmp_path)
+    (package / "native_walk.py").write_text(
+        "from record_format.compiled import compiled\n"
+        "@compiled('int64(int64)')\ndef one(x):\n    return x + 1\n"
+    )
+    for _ in range(2):
+        program = "from record_format.native_walk import one; print(one(1))"
+        assert run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)) == "2"
+        (kept,) = package.glob(f"__pycache__/*.{kind}")
+        assert kept.stat().st_size
+        kept.write_bytes(b"")
+
+
+def test_a_kernel_is_compiled_anew_when_what_it_takes_of_another_file_changed(
+    tmp_path: Path,
+) -> None:
+    package = small_package(tmp_path)
     begins = "from record_format.compiled import compiled\n"
     kernel = "@compiled('int64(int64)')\ndef {}(x):\n    return {}\n"
     (package / "caller.py").write_text(
