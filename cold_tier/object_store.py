@@ -208,7 +208,9 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. Calls afterwards are the caller's mistake."""
+        """Let go of connections. Who is at work still is told ShuttingDown at his next call, where
+        that would ask another machine.
+        """
         ...
 
 

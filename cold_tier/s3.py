@@ -57,6 +57,7 @@ from record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
+    ShuttingDown,
     StoreUnavailable,
 )
 
@@ -76,6 +77,7 @@ class S3Store:
         self._prefix = prefix + "/" if prefix else ""
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
         self._ledger = StoreLedger()
+        self._is_closed = False
         try:
             self._client = make_client(options)
             sign = url_signer(options)
@@ -104,6 +106,8 @@ class S3Store:
         return self._prefix + key
 
     def close(self) -> None:
+        """Whoever is at work ends with the request under way."""
+        self._is_closed = True
         self._ranges.close()
         self._client.close()
 
@@ -358,6 +362,8 @@ class S3Store:
         creates: bool = False,
         sent_bytes: int = 0,
     ) -> T:
+        if self._is_closed:
+            raise ShuttingDown(f"store {self.url} was closed")
         with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
             try:
                 return send()

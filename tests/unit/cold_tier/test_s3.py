@@ -50,6 +50,16 @@ def s3(*script, **more):
             store.close()
 
 
+def test_who_goes_on_after_the_close_asks_for_nothing():
+    """A verification of large segments would keep a process from its end for minutes."""
+    with s3(Say(200)) as (store, asked):
+        store.close()
+        for call in (lambda: store.head("key"), lambda: list(store.get_range("key", 0, 1))):
+            with pytest.raises(ShuttingDown):
+                call()
+    assert asked == []
+
+
 def test_a_write_carries_its_checksum_and_the_prefix():
     with s3(OK) as (store, asked):
         store.put("k", b"hello")
