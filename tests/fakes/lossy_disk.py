@@ -34,6 +34,12 @@ class Content:
         data = path.read_bytes()
         return cls(data.rstrip(b"\0"), len(data))
 
+    def is_like(self, other: Content) -> bool:
+        zeros = b"\0"
+        return self.size_bytes == other.size_bytes and (
+            self.data.rstrip(zeros) == other.data.rstrip(zeros)
+        )
+
     def copy(self) -> Content:
         return Content(self.data, self.size_bytes)
 
@@ -184,9 +190,9 @@ class LossyDisk(Disk):
             stat = path.stat()
         except FileNotFoundError:
             return None
-        file = self._files.get(stat.st_ino)
-        if file is None or file.now.size_bytes != stat.st_size:  # an inode may be used again
-            file = self._files[stat.st_ino] = File(Content.of(path))
+        file, found = self._files.get(stat.st_ino), Content.of(path)
+        if file is None or not file.now.is_like(found):  # an inode may be used again
+            file = self._files[stat.st_ino] = File(found)
         return file
 
     def _note_name(self, path: Path, before: File | None) -> None:
