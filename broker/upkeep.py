@@ -70,6 +70,7 @@ class Upkeep:
             for partition in partitions:
                 with partition.told_when_over():
                     self._chores.janitor.look_after(partition)
+                partition.check_leadership()
         after = copier.progress(partitions)
         return OffloadProgress(
             after.uploaded_segments - before.uploaded_segments,

@@ -104,7 +104,8 @@ class Chores:
         """In the order they start; they stop in the reverse."""
         settings = self._settings
         timed = (
-            ("janitor", self.janitor.run_round, settings.retention_check_interval_ms),
+            ("janitor", self.janitor.disk_round, settings.retention_check_interval_ms),
+            ("bucket", self.janitor.bucket_round, settings.retention_check_interval_ms),
             ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
             ("fences", self.fences.look, settings.fence_check_ms),
             ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),

@@ -5,6 +5,7 @@
   `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects go: a crash in between leaves something to delete again, never something that is missing.
+* What may ask the store has rounds of its own: one that hangs keeps no disk from being tidied.
 """
 
 from __future__ import annotations
@@ -62,14 +63,20 @@ class Janitor:
         """The round under way ends with the partition that it is at."""
         self._stopping.set()
 
-    def run_round(self) -> None:
-        """One look at every partition; a partition that fails does not hold up the others."""
+    def disk_round(self) -> None:
+        """One look at every partition; what fails in one does not hold up the others."""
+        self._look_at_each(self._look_after_disk)
+
+    def bucket_round(self) -> None:
+        """The same for what may ask the store, which may hang at each of them."""
+        self._look_at_each(self._look_after_bucket)
+
+    def _look_at_each(self, look: Callable[[Partition], None]) -> None:
         for partition in list(self._partitions()):
             if self._stopping.is_set():
                 return
             try:
-                self.look_after(partition)
-                self._holes.look(partition)
+                look(partition)
             except (LogOfflineError, UnknownTopic):
                 # Reported when it went offline; nothing can be done until restart. Or deleted.
                 continue
@@ -77,12 +84,15 @@ class Janitor:
                 log.warning("retention waits", partition=str(partition), error=str(error))
             except Exception:
                 log.exception("retention failed: a bug", partition=str(partition))
-            self._maybe_collect(partition)
 
     def look_after(self, partition: Partition) -> None:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
-        tidy the manifest's pages.
+        tidy the bucket.
         """
+        self._look_after_disk(partition)
+        self._look_after_bucket(partition)
+
+    def _look_after_disk(self, partition: Partition) -> None:
         if partition.is_over:
             return
         partition.log.maybe_roll(self._clock())
@@ -91,12 +101,19 @@ class Janitor:
         self._reap(partition)
         idle_ms = self._settings.producer_id_expiration_ms
         partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
-        # What may ask the store comes after what does not.
-        if partition.cold is not None:
+        if partition.cold is None:
+            self._retain(partition)
+        self._holes.look(partition)
+
+    def _look_after_bucket(self, partition: Partition) -> None:
+        if partition.is_over or partition.cold is None:
+            return
+        try:
             partition.cold.follow_log_start(partition.log.log_start_offset)
-        self._retain(partition)
-        if partition.cold is not None:
-            partition.cold.merge_pages()  # last: what fails from here on holds up no retention
+            self._retain(partition)
+            partition.cold.merge_pages()  # what fails from here on holds up no retention
+        finally:
+            self._maybe_collect(partition)
 
     def _reap(self, partition: Partition) -> None:
         """One that cannot be unlinked keeps nothing else from being looked after."""

@@ -90,6 +90,12 @@ class House:
         return found
 
 
+def tidy(broker: Broker) -> None:
+    """The janitor's rounds."""
+    broker.chores.janitor.disk_round()
+    broker.chores.janitor.bucket_round()
+
+
 def copy_now(broker: Broker) -> None:
     """What goes to the bucket, of all partitions and at once; what fails is left to the next."""
     chores = broker.chores

@@ -48,7 +48,7 @@ from tests.fakes.faulty_object_store import (
     WrongBytes,
     WrongRange,
 )
-from tests.fakes.house import copy_now
+from tests.fakes.house import copy_now, tidy
 from tests.simulation.kafka_log import encoded, left_by_kafka
 from tests.simulation.steps import run, seeds
 from tests.simulation.topic_model import Line, TopicModel, Wrong, read
@@ -300,7 +300,7 @@ class World:
         self.broker.chores.compactor.run_round()
 
     def retain(self) -> None:
-        self.broker.chores.janitor.run_round()
+        tidy(self.broker)
 
     def relieve(self) -> None:
         self.broker.chores.janitor.relieve_disk(self.random.choice((1, 1 << 20)))

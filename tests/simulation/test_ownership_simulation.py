@@ -35,7 +35,7 @@ from cold_tier.open import open_store
 from manifest.garbage import GarbagePolicy
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.fakes.house import House, copy_now
+from tests.fakes.house import House, copy_now, tidy
 from tests.simulation.steps import run, seeds
 
 STEPS = 50
@@ -147,7 +147,7 @@ class World:
         self.owner.copy()
 
     def retain(self) -> None:
-        self.owner.broker.chores.janitor.run_round()
+        tidy(self.owner.broker)
 
     def let_go(self) -> None:
         """Off the local disk goes all that the bucket has."""

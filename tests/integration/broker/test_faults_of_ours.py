@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from broker.background import compactor, copier, janitor
 from manifest.garbage import GarbagePolicy
 from tests.fakes.compacted_topics import COMPACT, fill
+from tests.fakes.house import tidy
 
 
 class Bug(Exception):
@@ -78,7 +79,7 @@ def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
     wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
     monkeypatch.setattr(janitor.Janitor, "_retain", wrap(janitor.Janitor._retain))
     with capture_logs() as lines:
-        two.broker.chores.janitor.run_round()
+        tidy(two.broker)
     assert seen == ["a-broken-0", "b-whole-0"]
     assert [line["event"] for line in lines if line["log_level"] == "error"] == [
         "retention failed: a bug"
@@ -96,6 +97,6 @@ def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, mon
     full = OSError(errno.ENOSPC, "no space left on device")
     monkeypatch.setattr(partition.cold.notes, "_write", raising(full))
     with capture_logs() as lines:
-        two.broker.chores.janitor.run_round()
+        tidy(two.broker)
     events = [line["event"] for line in lines if line.get("partition") == str(partition)]
     assert events == ["garbage collection waits"]

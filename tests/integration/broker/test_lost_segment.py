@@ -13,6 +13,7 @@ from broker.broker import Broker
 from broker.segment_listing import iter_segments
 from hot_tier.log import PartitionLog
 from record_format.errors import CorruptDataError, DiskFull
+from tests.fakes.house import tidy
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 
@@ -75,7 +76,7 @@ def test_what_the_bucket_has_is_read_from_there(
     lose(house, 10)
     partition = offload(house)
     assert partition.log.first_local_offset == at_start
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
     assert house.broker.readiness().degraded == []
@@ -90,7 +91,7 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     assert partition.cold.end_offset == 10, "what lies before the hole goes up"
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in told
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     (step,) = house.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 20 to 29 are lost" in step.detail
@@ -118,7 +119,7 @@ def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
     assert step.done
     assert offload(house).cold.end_offset == 50
     assert house.broker.readiness().degraded == []
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert offsets(house) == [*range(20), *range(40, 50)]
     assert house.broker.verify("t", deep=True).ok
 
@@ -149,7 +150,7 @@ def test_without_a_bucket_it_is_told(house):
     fill(house, 4, **{"remote.storage.enable": "false"})
     lose(house, 10)
     for _ in range(2):
-        house.broker.chores.janitor.run_round()
+        tidy(house.broker)
     (told,) = house.broker.readiness().degraded
     assert "t-0: offsets 10 to 19 are missing between two segments: a file was lost" in told
     assert offsets(house) == [*range(10), *range(20, 40)]
@@ -168,7 +169,7 @@ def test_without_a_bucket_it_is_repaired_all_the_same(house, has_bucket):
     assert (step.action, step.base_offset, step.done) == ("drop-batches", 0, False)
     (step,) = house.broker.repair("t", deep=True, apply=True, accept_loss=True)
     assert step.done
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert house.broker.readiness().degraded == []
     assert house.broker.repair("t", deep=True) == []
     assert house.broker.verify("t", deep=True).ok
@@ -179,7 +180,7 @@ def test_where_nothing_goes_up_any_more_it_is_told(house):
     fill(house, 5)
     lose(house, 20)
     house.broker.chores.copier.claim(house.broker.partition("t", 0))
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert house.broker.readiness().degraded == [], "the copier tells, once it gets there"
     house.broker.alter_topic("t", config={"remote.storage.enable": "false"})
     (told,) = house.broker.readiness().degraded
@@ -197,10 +198,10 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
     lose(house, 20)
     partition = offload(house)
     partition.log._state.unmirrored = True
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.log.first_local_offset == 10
     partition.log._state.unmirrored = False
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.log.first_local_offset == 30
 
 
@@ -216,7 +217,7 @@ def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, mon
         lose(house, 10)
     partition = offload(house)
     assert partition.log.first_local_offset == 0
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
 
@@ -278,7 +279,7 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
     if harm is Path.unlink:
         assert partition.read(0, max_bytes=1 << 20).next_offset == 20
     with capture_logs() as logs:
-        house.broker.chores.janitor.run_round()
+        tidy(house.broker)
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
 
 

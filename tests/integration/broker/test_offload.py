@@ -14,6 +14,7 @@ from broker import bucket
 from broker.background.copier import Copier
 from hot_tier.log import PartitionLog
 from record_format.errors import DiskFull, InvalidConfig, ShuttingDown
+from tests.fakes.house import tidy
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
@@ -269,7 +270,7 @@ def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house
     for partition in partitions(house, "t"):
         monkeypatch.setattr(partition.cold, "follow_log_start", slow)
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(house.broker.chores.janitor.run_round)
+        late = pool.submit(tidy, house.broker)
         assert waits.wait(20)
         house.broker.close()
         before = files_of(house)

@@ -1,15 +1,18 @@
 """The store being down stops offload and cold reads, nothing else (DESIGN.md, invariant 8)."""
 
 import shutil
+import threading
 
 import pytest
 
 from broker import store_standing
+from broker.cold_log import ColdLog
 from broker.tier_sizes import tier_sizes
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError, InvalidConfig, OffsetTrimmed, StoreUnavailable
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.house import tidy
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -41,11 +44,30 @@ def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trim
     covered = partition.cold.end_offset
     house.set_down(True)
     fill(house)
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.offsets().local_log_start_offset <= covered
     assert len(house.records("t", offset=covered)) == 400 - covered
     with pytest.raises(StoreUnavailable):
         partition.read(0, max_bytes=1)
+
+
+def test_a_store_that_hangs_keeps_no_disk_from_being_tidied(house, monkeypatch):
+    hangs, answers = threading.Event(), threading.Event()
+
+    def hang(self, log_start_offset):
+        hangs.set()
+        assert answers.wait(20)
+
+    monkeypatch.setattr(ColdLog, "follow_log_start", hang)
+    house.restart(retention_check_interval_ms=20)
+    house.broker.create_topic("t", config=SMALL)
+    house.broker.create_topic("here", config={"remote.storage.enable": False})
+    try:
+        assert hangs.wait(20)
+        house.produce("here", [b"long ago"], at=1)
+        house.wait_for(lambda: house.broker.partition("here", 0).log.log_start_offset == 1)
+    finally:
+        answers.set()
 
 
 def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
@@ -62,7 +84,7 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     partition = house.broker.partition("t", 0)
     assert partition.cold.manifest.pages
     assert partition.offsets().local_log_start_offset == 0
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert partition.offsets().local_log_start_offset > 0
 
 
@@ -176,7 +198,7 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
     cold = house.broker.partition("t", 0).cold
     assert cold.manifest.log_start_offset == 0
     house.set_down(False)
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert cold.manifest.log_start_offset == 55
 
 

@@ -18,7 +18,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tests.fakes.compacted_topics import put
-from tests.fakes.house import House
+from tests.fakes.house import House, tidy
 from tests.fakes.records import iter_records
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
@@ -297,7 +297,7 @@ def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
             with pytest.raises(Crash):
                 house.open(**TAKING)
     house.broker = house.open(**TAKING)
-    house.broker.chores.janitor.run_round()
+    tidy(house.broker)
     assert house.broker.partition("t", 0).offsets().log_start_offset == 0
     goes_on_above_the_gap(house, kept=100)
 
