@@ -66,6 +66,7 @@ class Janitor:
     def disk_round(self) -> None:
         """One look at every partition; what fails in one does not hold up the others."""
         self._look_at_each(self._look_after_disk)
+        self._look_at_each(self._holes.look)
 
     def bucket_round(self) -> None:
         """The same for what may ask the store, which may hang at each of them."""
@@ -103,7 +104,6 @@ class Janitor:
         partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
         if partition.cold is None:
             self._retain(partition)
-        self._holes.look(partition)
 
     def _look_after_bucket(self, partition: Partition) -> None:
         if partition.is_over or partition.cold is None:
