@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
+from record_format.errors import InvalidRequest
 from tierlog.cli.client_options import TopicArgument, client_command
 from tierlog.cli.output import for_stdout
 from tierlog.client.records import json_member
+from tierlog.client.times import to_ms
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord
@@ -84,7 +86,7 @@ def consume(
         raise typer.BadParameter("--timestamp stands in place of --offset: give one of them")
     if group is not None and timestamp is not None:
         raise typer.BadParameter("--group reads on from its commits: no --timestamp")
-    start = parse_offset(offset or "earliest")
+    start, since_ms = parse_offset(offset or "earliest"), _parse_time(timestamp)
     limits = Limits(max_bytes=MAX_FETCH_BYTES)
     if format_ is Format.BATCHES:
         if follow or max_records is not None or group is not None:
@@ -92,13 +94,13 @@ def consume(
                 "--format batches reads up to the high watermark, for nobody: no --follow, "
                 "no --max-records, no --group"
             )
-        _batches(client, topic, partition, start=start, timestamp=timestamp)
+        _batches(client, topic, partition, start=start, timestamp=since_ms)
         return
     records = client.consume(
         topic,
         partitions=None if partition is None else [partition],
         offset=start,
-        timestamp=timestamp,
+        timestamp=since_ms,
         group=group,
         follow=follow,
         limits=limits,
@@ -123,6 +125,14 @@ def parse_offset(text: str) -> Any:
             f"--offset is a number, earliest, latest or earliest-local, not {text!r}"
         )
     return int(text)
+
+
+def _parse_time(text: str | None) -> int | None:
+    """Milliseconds. Raises BadParameter."""
+    try:
+        return to_ms(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(f"--timestamp: {error}") from error
 
 
 def _print(
@@ -180,7 +190,7 @@ def _batches(
     partition: int | None,
     *,
     start: int | Literal["earliest", "latest", "earliest-local"],
-    timestamp: str | None,
+    timestamp: int | None,
 ) -> None:
     """Whole batches as they lie on disk, up to the high watermark."""
     from tierlog.client import Limits
