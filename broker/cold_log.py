@@ -219,7 +219,9 @@ class ColdLog(ColdReads):
 
     # --- configuration ----------------------------------------------------------------------------
 
-    def check_config(self, config: LogConfig, *, first_local_offset: int) -> None:
+    def check_config(
+        self, config: LogConfig, *, log_start_offset: int, first_local_offset: int
+    ) -> None:
         """Refuse what cannot hold while segments are in the bucket only. Asks nobody."""
         manifest = self.manifest
         runs = (*manifest.pages, *manifest.segments) if manifest else ()
@@ -227,7 +229,9 @@ class ColdLog(ColdReads):
             return
         if not config.remote_storage_enable:
             raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
-        if config.compacts and runs[0].base_offset < first_local_offset:
+        live = (run for run in runs if run.last_offset >= log_start_offset)  # a trim may go ahead
+        oldest = next((max(run.base_offset, log_start_offset) for run in live), first_local_offset)
+        if config.compacts and oldest < first_local_offset:
             raise InvalidConfig(
                 f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
                 "works on local ones"

@@ -305,7 +305,9 @@ def _check_alteration(topic: Topic, changed: LogConfig) -> None:
     for partition in topic.partitions.values():
         if partition.cold is not None:
             partition.cold.check_config(
-                changed, first_local_offset=partition.log.first_local_offset
+                changed,
+                log_start_offset=partition.log.log_start_offset,
+                first_local_offset=partition.log.first_local_offset,
             )
 
 

@@ -88,6 +88,17 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     assert partition.offsets().local_log_start_offset > 0
 
 
+def test_a_compacted_topic_is_altered_also_where_the_bucket_does_not_know_of_a_trim(house):
+    house.broker.create_topic("t", config={**SMALL, "cleanup.policy": "compact"})
+    fill(house)
+    house.broker.offload("t", wait_ms=20_000)
+    house.set_down(True)
+    house.broker.trim("t", 0, 190)
+    partition = house.broker.partition("t", 0)
+    assert partition.cold.manifest.log_start_offset == 0 < partition.log.first_local_offset
+    house.broker.alter_topic("t", config={"flush.ms": 5})
+
+
 def test_a_topic_is_altered_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
