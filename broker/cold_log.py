@@ -224,14 +224,13 @@ class ColdLog(ColdReads):
     ) -> None:
         """Refuse what cannot hold while segments are in the bucket only. Asks nobody."""
         manifest = self.manifest
-        runs = (*manifest.pages, *manifest.segments) if manifest else ()
-        if not runs:
+        if manifest is None or not manifest.segment_count:
             return
         if not config.remote_storage_enable:
             raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
-        live = (run for run in runs if run.last_offset >= log_start_offset)  # a trim may go ahead
-        oldest = next((max(run.base_offset, log_start_offset) for run in live), first_local_offset)
-        if config.compacts and oldest < first_local_offset:
+        oldest = manifest.find(log_start_offset)  # a trim may have gone ahead of the bucket
+        is_cold = oldest and max(oldest.base_offset, log_start_offset) < first_local_offset
+        if config.compacts and is_cold:
             raise InvalidConfig(
                 f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
                 "works on local ones"

@@ -101,8 +101,7 @@ def has_cold_only(partition: Partition) -> bool:
     if manifest is None:
         return False
     log_start = partition.log.log_start_offset
-    live = (one for one in (*manifest.pages, *manifest.segments) if one.last_offset >= log_start)
-    oldest = next(live, None)
+    oldest = manifest.find(log_start)
     if oldest is None or oldest.base_offset >= partition.log.first_local_offset:
         return False
     if oldest.base_offset >= log_start or isinstance(oldest, SegmentEntry):
