@@ -213,7 +213,11 @@ class LimitedProtocol(OneProtocol):
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # of asyncio's: the client is gone, and has just answered with a reset
+            self.transport.abort()
+            return
         self._await_unread()
 
     # --- between requests -----------------------------------------------------------------------
