@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,77 +53,74 @@ def degraded_becomes(url: str, *, wanted: bool) -> list[str]:
     return degraded
 
 
-def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is one thread of each kind, and what waits for the store has it."""
+class Hanging:
+    """A call of a store that waits until it may go on."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.asked, self.answers, self._call = threading.Event(), threading.Event(), call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked.set()
+        self.answers.wait(20)
+        return self._call(*args, **kwargs)
+
+
+@contextmanager
+def served_with_one_thread(
+    tmp_path: Path, name: str
+) -> Iterator[tuple[Broker, Api, Callable[[], Hanging]]]:
+    """A broker with one thread of each kind; what is yielded last has its store's `name` hang."""
     store = open_store(f"file://{tmp_path / 'store'}")
-    asked, answers = threading.Event(), threading.Event()
-    get_range = store.get_range
+    call = Hanging(getattr(store, name))
 
-    def hangs(*args: Any, **kwargs: Any) -> Any:
-        asked.set()
-        answers.wait(20)
-        return get_range(*args, **kwargs)
+    def hang() -> Hanging:
+        setattr(store, name, call)
+        return call
 
-    http = HttpSettings(read_threads=1)
+    http = HttpSettings(read_threads=1, change_threads=1)
     settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=store)
     try:
         with (
             RunningServer(create_app(broker, http), http) as server,
-            Api(base_url=server.url, timeout=10) as api,
-            ThreadPoolExecutor(1) as pool,
+            Api(base_url=server.url, timeout=30) as api,
         ):
-            topic = api.cold_topic()
-            monkeypatch.setattr(store, "get_range", hangs)
-            reading = pool.submit(httpx.get, server.url + records_path(topic), timeout=30)
-            assert asked.wait(10)
-            assert api.get("/metrics").status_code == 200
-            end = broker.partition(topic, 0).offsets().local_log_start_offset
-            assert api.get(f"/v1/topics/{topic}/partitions/0/segments/{end}").status_code == 200
-            assert not answers.is_set()
-            answers.set()
-            assert reading.result().status_code == 200
+            yield broker, api, hang
     finally:
-        answers.set()
+        call.answers.set()
         broker.close()
 
 
-def test_what_writes_to_a_store_that_hangs_stands_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is one thread of each kind, and who waits for an upload has it."""
-    store = open_store(f"file://{tmp_path / 'store'}")
-    asked, answers = threading.Event(), threading.Event()
-    put_file = store.put_file
+def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path) -> None:
+    with (
+        served_with_one_thread(tmp_path, "get_range") as (broker, api, hang),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        topic = api.cold_topic()
+        hanging = hang()
+        reading = pool.submit(api.get, records_path(topic))
+        assert hanging.asked.wait(10)
+        assert api.get("/metrics").status_code == 200
+        end = broker.partition(topic, 0).offsets().local_log_start_offset
+        assert api.get(f"/v1/topics/{topic}/partitions/0/segments/{end}").status_code == 200
+        assert not reading.done()
+        hanging.answers.set()
+        assert reading.result().status_code == 200
 
-    def hangs(*args: Any, **kwargs: Any) -> Any:
-        asked.set()
-        answers.wait(20)
-        return put_file(*args, **kwargs)
 
-    monkeypatch.setattr(store, "put_file", hangs)
-    http = HttpSettings(change_threads=1)
-    settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=store)
-    try:
-        with (
-            RunningServer(create_app(broker, http), http) as server,
-            Api(base_url=server.url, timeout=10) as api,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            topic = api.topic()
-            api.values(topic, "one")
-            offload = f"{server.url}/v1/topics/{topic}/offload?wait_ms=20000"
-            waiting = pool.submit(httpx.post, offload, timeout=30)
-            assert asked.wait(10)
-            commit = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
-            assert api.put("/v1/groups/g/offsets", json=commit).status_code == 204
-            assert api.delete(f"/v1/topics/{api.topic()}").status_code == 204
-            assert not waiting.done()
-            answers.set()
-            assert waiting.result().json()["remaining_segments"] == 0
-    finally:
-        answers.set()
-        broker.close()
+def test_what_writes_to_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path) -> None:
+    with (
+        served_with_one_thread(tmp_path, "put_file") as (_, api, hang),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        hanging = hang()
+        topic = api.topic()
+        api.values(topic, "one")
+        waiting = pool.submit(api.post, f"/v1/topics/{topic}/offload?wait_ms=20000")
+        assert hanging.asked.wait(10)
+        commit = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
+        assert api.put("/v1/groups/g/offsets", json=commit).status_code == 204
+        assert api.delete(f"/v1/topics/{api.topic()}").status_code == 204
+        assert not waiting.done()
+        hanging.answers.set()
+        assert waiting.result().json()["remaining_segments"] == 0
