@@ -93,10 +93,9 @@ class CheckedBatch:
         """The header with the position that the batch has in `chunk`."""
         return self.header.at(self.start)
 
-    def located(self, bad: CorruptBatch, *, file: str) -> CorruptBatch:
+    def placed(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
         """What proved bad of its records, by its place in the file."""
-        position, offset = self.header.position, self.header.base_offset
-        return CorruptBatch(bad.detail, file=file, position=position, offset=offset)
+        return bad.placed(file=file, position=self.header.position, offset=self.header.base_offset)
 
 
 def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
@@ -128,7 +127,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
             check_crc(chunk, header)
         except CorruptBatch as bad:
             position = chunk_position + start
-            raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+            raise bad.placed(position=position) from None
         yield CheckedBatch(header.at(chunk_position + start), chunk, start)
         start += header.size_bytes
 
@@ -147,5 +146,5 @@ def one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch
         chunk = read_at(header.size_bytes, position)
         check_crc(chunk, header)
     except CorruptBatch as bad:
-        raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+        raise bad.placed(position=position) from None
     return CheckedBatch(header.at(position), chunk, 0)

@@ -145,7 +145,7 @@ class Cleaner:
                     if has_keys and not table.add(expand(checked.chunk, header), header):
                         return
                 except CorruptBatch as bad:
-                    raise checked.located(bad, file=segment.name(LOG)) from None
+                    raise checked.placed(bad, file=segment.name(LOG)) from None
                 table.latest_offset = max(table.latest_offset, header.last_offset)
             table.latest_offset = segment.end.next_offset - 1
 
@@ -167,9 +167,7 @@ class Cleaner:
                 self._read_bytes += checked.header.size_bytes
                 yield checked
         except CorruptBatch as bad:
-            raise CorruptBatch(
-                bad.detail, file=segment.name(LOG), position=bad.position, offset=bad.offset
-            ) from None
+            raise bad.placed(file=segment.name(LOG)) from None
 
     def _aborted(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         try:
@@ -225,7 +223,7 @@ class Cleaner:
                 try:
                     kept = self._clean_batch(checked, last, upper_bound=upper_bound)
                 except CorruptBatch as bad:
-                    raise checked.located(bad, file=segment.name(LOG)) from None
+                    raise checked.placed(bad, file=segment.name(LOG)) from None
                 changed |= kept is None or kept.header is not last
                 if kept is not None:
                     cleaned.add(kept.header, kept.body)

@@ -268,12 +268,8 @@ def batch_bytes(
         here = parse_header(data)
         check_crc(data, here)
     except CorruptBatch as bad:
-        raise CorruptBatch(
-            bad.detail,
-            file=str(segment.path(LOG)),
-            position=header.position,
-            offset=header.base_offset,
-        ) from None
+        file, position, offset = str(segment.path(LOG)), header.position, header.base_offset
+        raise bad.placed(file=file, position=position, offset=offset) from None
     return data, here
 
 

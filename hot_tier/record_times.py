@@ -19,11 +19,9 @@ def least_timestamp(read_at: ReadAt, *, size_bytes: int, file: Path) -> tuple[in
             try:
                 of_batch = min_timestamp_of(checked.chunk, checked.at_start_of_chunk())
             except CorruptBatch as bad:
-                raise checked.located(bad, file=str(file)) from None
+                raise checked.placed(bad) from None
             if of_batch is not None and (least is None or of_batch < least):
                 least = of_batch
     except CorruptBatch as bad:
-        raise CorruptBatch(
-            bad.detail, file=str(file), position=bad.position, offset=bad.offset
-        ) from None
+        raise bad.placed(file=str(file)) from None
     return count, least

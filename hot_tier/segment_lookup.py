@@ -179,9 +179,7 @@ class SegmentLookup:
         try:
             yield from headers_from(self._read_at, position, end=end, first_bytes=first_bytes)
         except CorruptBatch as bad:
-            raise CorruptBatch(
-                bad.detail, file=self.log.name, position=bad.position, offset=bad.offset
-            ) from None
+            raise bad.placed(file=self.log.name) from None
 
     def _floor_offset(self, *, column: int, target: int) -> Entry | None:
         if self._columns is not None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class TierlogError(Exception):
@@ -242,6 +242,17 @@ class CorruptDataError(TierlogError):
         where += f"offset {offset}: " if offset is not None else ""
         super().__init__(where + detail)
         self.detail, self.file, self.position, self.offset = detail, file, position, offset
+
+    def placed(
+        self, *, file: str = "", position: int | None = None, offset: int | None = None
+    ) -> Self:
+        """The same, by what its raiser could not know of the place; what is not given stays."""
+        return type(self)(
+            self.detail,
+            file=file or self.file,
+            position=self.position if position is None else position,
+            offset=self.offset if offset is None else offset,
+        )
 
 
 class CorruptBatch(CorruptDataError):

@@ -125,7 +125,7 @@ class LogFile:
             try:
                 header = parse_header(self._read(position, HEADER_SIZE))._replace(position=position)
             except CorruptBatch as bad:
-                raise CorruptBatch(bad.detail, position=position, offset=bad.offset) from None
+                raise bad.placed(position=position) from None
             if header.end_position > self.size_bytes:
                 raise CorruptBatch("the batch is cut", position=position)
             yield header

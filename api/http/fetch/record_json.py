@@ -112,7 +112,7 @@ def read_page(
     size = 0
     next_offset = max(fetched.next_offset, offset)
     try:
-        for columns in _from(fetched, offset, at_once=at_once):
+        for columns in _visible_columns(fetched, offset, at_once=at_once):
             room = max_bytes - size
             fitting, fitting_bytes = _fitting(columns, room, max_records, is_first=not batches)
             if fitting:
@@ -138,7 +138,7 @@ def _read_now(piece: FileSlice) -> bytes:
     return data if len(data) == piece.size_bytes else piece.read()
 
 
-def _from(fetched: Fetched, offset: int, *, at_once: bool) -> Iterable[Columns]:
+def _visible_columns(fetched: Fetched, offset: int, *, at_once: bool) -> Iterable[Columns]:
     """The records from `offset` on of each batch that shows. Raises CorruptBatch, TakesLong."""
     for piece in fetched.slices:
         data = _read_now(piece) if at_once else piece.read()
