@@ -68,7 +68,7 @@ def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
-    settings = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1000)
+    settings = HttpSettings(body_idle_timeout_ms=2_000, body_rate_min=1000)
     with (
         served(tmp_path, settings) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
