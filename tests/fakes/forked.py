@@ -4,7 +4,7 @@ the libraries (and nothing of ours: what a command imports of it stays to be see
 * One parent for a test run, which is asked over a socket: a fork of pytest would take its threads'
   locks along.
 * A keeper stands between: it waits for the process, and says over a pipe which it is and how it
-  ended. So whoever asks needs to be no parent of it.
+  ended. So whoever asks needs to be no parent of it. Once nobody reads that pipe, it ends it.
 """
 
 from __future__ import annotations
@@ -149,6 +149,11 @@ def _keep(status: int, standard: Sequence[int]) -> None:
     for fd in (*standard, 0, 1, 2):
         os.close(fd)
     os.write(status, _NUMBER.pack(pid))
+    ended, looks = os.pidfd_open(pid), select.poll()
+    looks.register(ended, select.POLLIN)
+    looks.register(status, 0)  # an error: whoever asked is gone
+    if (ended, select.POLLIN) not in looks.poll():
+        os.kill(pid, signal.SIGKILL)
     _, code = os.waitpid(pid, 0)
     os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(code)))
     os._exit(0)

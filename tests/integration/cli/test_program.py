@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
+from tests.fakes.command_line import ENVIRONMENT, ROOT, Program, RunningBroker
 from tests.fakes.forked import Forked
+from tests.fakes.waiting import until
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 
@@ -100,6 +101,16 @@ def test_a_follower_ends_when_nobody_reads_it_any_more(tmp_path):
         assert [lines.readline(), lines.readline()] == [b"a\n", b"b\n"]
     assert follower.wait(20) == 0, "with nothing more to be written"
     assert broker.stop() == 0
+
+
+def test_a_process_that_a_test_left_ends_with_the_test_run(tmp_path):
+    left = f"Forked(['dev', '--port', '0'], stdout=2, stderr=2, cwd={str(tmp_path)!r}, env=environ)"
+    code = f"from os import environ; from tests.fakes.forked import Forked; print({left}.pid)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
 
 
 def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
