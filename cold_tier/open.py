@@ -42,6 +42,8 @@ def open_store(
     if parts.query or parts.fragment or parts.username or parts.password:
         raise SettingsError(f"store {_redacted(url)}: a URL of bucket and prefix, nothing more")
     if parts.scheme == "s3":
+        if not parts.netloc:
+            raise SettingsError(f"store {url}: names no bucket; write s3://bucket/prefix")
         return _open_s3(parts.netloc, parts.path.strip("/"), options)
     if parts.scheme == "file":
         return _open_folder(parts, url=url, must_exist=must_exist)
@@ -71,8 +73,6 @@ def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectSto
 
 
 def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:
-    if not bucket:
-        raise SettingsError("store s3://: names no bucket; write s3://bucket/prefix")
     if prefix:
         try:
             check_key(prefix)
