@@ -115,10 +115,14 @@ def _tls(settings: Settings) -> Tls | None:
     """Tried out before anything is opened. Raises ConfigurationError."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
+    what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"
+
+    def passphrase() -> str:  # else OpenSSL asks the terminal
+        raise ConfigurationError(f"{what}: the key has a passphrase; a broker's has none")
+
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, passphrase)
     except OSError as error:  # ssl.SSLError is one
-        what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"
         raise ConfigurationError(f"{what}: {error.strerror or error}") from error
     return Tls(certificate=settings.tls_cert, key=settings.tls_key)

@@ -125,13 +125,16 @@ def test_plain_http_on_the_port_gets_no_answer_and_harms_nobody(secured):
         assert client.is_alive()
 
 
-@pytest.mark.parametrize("which", ["missing", "garbage", "mismatch"])
+@pytest.mark.parametrize("which", ["missing", "garbage", "mismatch", "passphrase"])
 def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path, which):
     certificate, key = make_certificate(tmp_path)
     if which == "missing":
         key.unlink()
     elif which == "garbage":
         certificate.write_text("no certificate")
+    elif which == "passphrase":
+        locking = ("openssl", "ec", "-aes256", "-passout", "pass:word", "-in", key, "-out", key)
+        subprocess.run(locking, check=True, capture_output=True)
     else:
         _, key = make_certificate(tmp_path, "other")
     said = Program().fails(
@@ -140,3 +143,4 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path, which):
         *("--tls-cert", certificate, "--tls-key", key),
     )
     assert "tls" in said.lower()
+    assert ("passphrase" in said) == (which == "passphrase")
