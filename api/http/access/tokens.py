@@ -125,7 +125,7 @@ def revoke_token(path: Path, name: str) -> None:
 def _changing(path: Path) -> Iterator[list[TokenEntry]]:
     """The entries, to be changed in place; written when the block ends well. One at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
+    lock = _open(path.with_name(path.name + ".lock"), path.parent)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = list(read_entries(path)) if path.exists() else []
@@ -136,14 +136,20 @@ def _changing(path: Path) -> Iterator[list[TokenEntry]]:
         os.close(lock)
 
 
+def _open(path: Path, owners: Path) -> int:
+    """An empty file for its owner alone; when root makes it, for whom `owners` belongs to."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    if os.geteuid() == 0:
+        owner = owners.stat()
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+    return fd
+
+
 def _write(path: Path, data: bytes) -> None:
     """Replace the file; its owner stays the same, or is the folder's, when root writes."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    fd = _open(temporary, path if path.exists() else path.parent)
     try:
-        if os.geteuid() == 0:
-            owner = (path if path.exists() else path.parent).stat()
-            os.fchown(fd, owner.st_uid, owner.st_gid)
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
         os.fsync(fd)

@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import threading
 
@@ -121,3 +122,12 @@ def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(pat
     file.refresh()
     assert file.grant_of(token) is not None
     assert file.grant_of(other) is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_what_root_makes_belongs_to_whom_the_folder_does(path):
+    path.parent.mkdir()
+    os.chown(path.parent, 4711, 4712)
+    make(path, "a")
+    made = {one.name: (one.stat().st_uid, one.stat().st_gid) for one in path.parent.iterdir()}
+    assert made == dict.fromkeys(("tokens.json", "tokens.json.lock"), (4711, 4712))
