@@ -150,7 +150,7 @@ def offload(
     client: Client,
     topic: TopicArgument,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, max=3600, help="Seconds to wait; 0 returns at once.")
+        float, typer.Option("--wait", min=0, max=60, help="Seconds to wait; 0 returns at once.")
     ] = 60.0,
     output: OutputOption = Output.AUTO,
 ) -> None:
@@ -167,7 +167,7 @@ def offload(
     if wait_s and done.remaining_segments:
         raise RetriableError(
             f"after {wait_s:g} s the bucket still lacks segments: {done.remaining_segments}; "
-            "`/readyz` says what is degraded, the broker's log why"
+            "uploads go on, and `/readyz` says what is degraded, the broker's log why"
         )
 
 
