@@ -2,8 +2,9 @@
 
 Rules that keep it honest:
 
-* The manifest is loaded before the broker's offsets are asked: what moves to the bucket in between
-  the broker serves all the same, and so hot and cold leave no gap between them.
+* Where a log begins and ends is said by the description that its topic's id came with: of one look,
+  and of one topic. The manifest is newer. What it has beyond that end is not read; what has gone
+  from the disk meanwhile the broker serves all the same. So hot and cold leave no gap between them.
 * Of a pinned partition nothing but its manifest version counts, neither the broker's end nor its
   log start: the same read twice gives the same rows. The broker is asked for what lies beyond that
   version only where an ending offset says so by number, which is as fixed.
@@ -33,7 +34,6 @@ from spark_reader.plan import ChunkPiece
 from spark_reader.side_by_side import ahead, in_parallel
 from spark_reader.stream_offsets import StreamOffsets
 from spark_reader.topics import TopicFacts, Topics
-from tierlog.client.answers import Offsets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +105,9 @@ class Catalog:
         if self._with_broker and is_pinned:
             end = self._pinned_end(topic, partition, cold_end)
         elif self._with_broker:
-            offsets = self._connections.broker.offsets(topic.name, partition)
-            start = max(start, offsets.log_start_offset)
-            end = max(start, self._readable_end(offsets))
+            log_start, readable_end = self._bounds(topic, partition)
+            start = max(start, log_start)
+            end = max(start, readable_end)
             cold_end = max(start, cold_end)
         return PartitionFacts(
             topic=topic.name,
@@ -137,13 +137,20 @@ class Catalog:
         wanted = self._options.ending.place(topic.name, partition)
         if isinstance(wanted, AtTime) or wanted <= cold_end:
             return cold_end
-        offsets = self._connections.broker.offsets(topic.name, partition)
-        return max(cold_end, min(wanted, self._readable_end(offsets)))
+        return max(cold_end, min(wanted, self._bounds(topic, partition)[1]))
 
-    def _readable_end(self, offsets: Offsets) -> int:
+    def _bounds(self, topic: TopicFacts, partition: int) -> tuple[int, int]:
+        """Log start and readable end at the broker. A description has no last stable offset; of a
+        partition that it lacks the broker says why.
+        """
+        told = topic.described.get(partition)
+        if told is not None and self._options.isolation == "read_uncommitted":
+            return told.log_start_offset, told.high_watermark
+        offsets = self._connections.broker.offsets(topic.name, partition)
+        end = offsets.high_watermark
         if self._options.isolation == "read_committed":
-            return min(offsets.high_watermark, offsets.last_stable_offset)
-        return offsets.high_watermark
+            end = min(end, offsets.last_stable_offset)
+        return offsets.log_start_offset, end
 
     def _cold_stable_end(self, manifest: Manifest, manifests: ManifestStore) -> int:
         """The bucket's own last stable offset: where the oldest open transaction begins."""

@@ -133,6 +133,32 @@ def test_partitions_wait_together_not_one_after_the_other(tiers, monkeypatch, as
     assert len({split.partition for split in run.splits}) == 3
 
 
+def test_where_logs_end_is_asked_for_with_their_topic(tiers, monkeypatch):
+    """A request a partition took most of a plan over many."""
+    monkeypatch.delattr(Client, "offsets")
+    for store in (tiers.store_url, None):
+        rows = Run(tiers, subscribe="flights", store=store).rows()
+        assert rows == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+
+
+def test_what_comes_and_moves_while_a_plan_is_made_changes_no_row_of_it(tmp_path, monkeypatch):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("moving", partitions=1)
+        tiers.produce("moving", 500)
+        chosen = Topics.chosen
+
+        def meanwhile(topics):
+            found = chosen(topics)
+            tiers.produce("moving", 500)
+            tiers.offload("moving")
+            return found
+
+        monkeypatch.setattr(Topics, "chosen", meanwhile)
+        run = Run(tiers, subscribe="moving")
+        assert all(split.is_cold for split in run.splits)
+        assert run.rows() == {("moving", 0): tiers.written["moving", 0][:500]}
+
+
 def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("moving", partitions=1)
