@@ -108,8 +108,8 @@ class Sink:
     back, is nothing.
     """
 
-    def __init__(self, options: WriteOptions, *, is_answered: bool = False) -> None:
-        self._options, self._is_answered = options, is_answered
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
@@ -117,7 +117,7 @@ class Sink:
         first = next(rows, None)
         if first is None:  # as of most tasks of a small aggregation: the broker hears nothing of it
             return WriterCommitMessage()
-        producer = _Producer(self._options.access, is_answered=self._is_answered)
+        producer = _Producer(self._options.access)
         batcher = Batcher(
             topic=self._options.topic,
             shape_of=producer.shape_of,
@@ -134,12 +134,11 @@ class Sink:
 
 
 class _Producer:
-    """One attempt of one task, as the broker knows it. Not shared."""
+    """One attempt of one task, as the broker knows it, whose restart it waits for. Not shared."""
 
-    def __init__(self, access: Access, *, is_answered: bool) -> None:
-        self._broker = Connections(access, patient=is_answered).broker
+    def __init__(self, access: Access) -> None:
+        self._broker = Connections(access, patient=True).broker
         self._identity = self._broker.init_producer()
-        self._broker = Connections(access, patient=True).broker  # now that it answered
         self._sequences: dict[Place, int] = {}
         self._shapes: dict[str, TopicShape] = {}
 
@@ -166,14 +165,15 @@ class _Producer:
 
 
 class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
-    """Of a batch. The broker is asked before there are tasks, which then know that it is there."""
+    """Of a batch. The broker is asked before there are tasks: what cannot be is told at once."""
 
     def __init__(self, options: WriteOptions) -> None:
-        super().__init__(options, is_answered=True)
-        producer = _Producer(options.access, is_answered=False)
+        super().__init__(options)
+        broker = Connections(options.access).broker
+        broker.init_producer()
         if options.topic is not None:
-            producer.shape_of(options.topic)
+            broker.describe_topic(options.topic)
 
 
 class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Of a stream's batches."""
+    """Of a stream's batches. Made anew for each of them, and to commit it: it asks for nothing."""
