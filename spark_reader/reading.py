@@ -37,6 +37,7 @@ from spark_reader.ranges import LossPolicy
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
+TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
 KEPT_ROOM_BYTES: Final = 16 * 1024 * 1024  # twice a chunk of the usual size
 
 T = TypeVar("T")
@@ -135,10 +136,10 @@ _rooms: Final = _Rooms()
 
 def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
     broker = Connections(request.access, patient=True).broker  # it answered when this was planned
-    limits = Limits(max_bytes=TAIL_FETCH_BYTES, isolation=request.isolation)
     name = f"{split.topic}-{split.partition}"
     offset = split.start_offset
     while offset < split.end_offset:
+        limits = Limits(max_bytes=_tail_bytes(split, offset), isolation=request.isolation)
         try:
             found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
         except OffsetTrimmed as error:
@@ -164,3 +165,9 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
         if found.batches:
             yield Piece(found.batches, f"{name} at the broker, from offset {offset}", 0)
         offset = found.next_offset
+
+
+def _tail_bytes(split: Split, offset: int) -> int:
+    """What is left of the split, as far as one knows, and little more: the rest is not its own."""
+    offsets, left = split.end_offset - split.start_offset, split.end_offset - offset
+    return min(split.size_bytes * left // offsets + TAIL_FETCH_SPARE_BYTES, TAIL_FETCH_BYTES)

@@ -84,6 +84,29 @@ def test_batches_follow_each_other_from_the_cold_tier_into_the_tail(own, capsys)
     assert place(stream.reportLatestOffset()) == {0: 1100, 1: 1100}
 
 
+def test_a_batch_fetches_little_of_what_lies_behind_it(own, monkeypatch):
+    own.create(
+        "large", partitions=1, **{"segment.bytes": 64 << 20, "compression.type": "uncompressed"}
+    )
+    own.produce("large", 10_000)
+    fetch, sizes = Client.fetch_batches, []
+
+    def weighed(*place, **limits):
+        found = fetch(*place, **limits)
+        sizes.append(len(found.batches))
+        return found
+
+    monkeypatch.setattr(Client, "fetch_batches", weighed)
+    stream = reader(own, subscribe="large", store=None, maxOffsetsPerTrigger="1000")
+    start, limit = stream.initialOffset(), stream.getDefaultReadLimit()
+    seen = []
+    while (end := stream.latestOffset(start, limit)) != start:
+        seen += rows(stream, start, end)
+        start = end
+    assert seen == [(0, o) for o in range(10_000)]
+    assert 1_000_000 < sum(sizes) < 2_500_000, "of a log of some 1.3 MB"
+
+
 def test_a_stream_of_the_bucket_alone_follows_what_is_offloaded(own):
     stream, start = reader(own, server=None, tier="cold"), None
     for offloaded in (150, 300):
