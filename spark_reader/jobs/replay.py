@@ -25,13 +25,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from record_format.errors import InvalidRequest
+from spark_reader.access import Connections
 from spark_reader.jobs.hadoop_files import HadoopFolder
 from spark_reader.jobs.replay_plan import ReplayPlan, Step, cut_steps, from_json, options_of
 from spark_reader.jobs.session import Progress, watched
-from spark_reader.options import parse_options
+from spark_reader.options import ReadOptions, parse_options
 from spark_reader.plan import MAX_SPLIT_BYTES
 from spark_reader.planner import Planner
+from spark_reader.ranges import DataLoss
 from spark_reader.s3a import S3ASettings, settings_of
+from spark_reader.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +103,8 @@ def replay(
 ) -> ReplayReport:
     """Read what `source` (the options of the Spark source) asks for and write it to `target`.
 
-    Raises InvalidRequest where the folder belongs to another replay, DataLoss, and Spark's errors.
+    Raises InvalidRequest where the folder belongs to another replay, DataLoss, also where a topic
+    is another than the one that was planned, and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)
     s3a = settings_of(session)
@@ -110,6 +114,7 @@ def replay(
         if _done(number) in done:
             continue
         say(f"step {number + 1} of {len(plan.steps)}")
+        _check_topics(plan, parse_options(options_of(step, source), streaming=False, s3a=s3a))
         with watched(session, progress):
             _Step(session, source, target, notes, number).run(step)
     records = sum(
@@ -159,9 +164,21 @@ def _plan(
     if len(steps) > 1:  # of one alone Spark's source tells the same
         for line in told:
             say(line)
-    plan = ReplayPlan(asked=asked, steps=steps)
+    ids = {one.facts.topic: one.facts.topic_id for one in ranges}
+    plan = ReplayPlan(asked=asked, topic_ids=ids, steps=steps)
     notes.write_text(_PLAN, plan.to_json())
     return plan
+
+
+def _check_topics(plan: ReplayPlan, options: ReadOptions) -> None:
+    """Offsets of a topic that is gone are others in one that came under its name."""
+    for topic, _ in Topics(options, Connections(options.access)).chosen():
+        planned = plan.topic_ids.get(topic.name, topic.topic_id)
+        if topic.topic_id != planned:
+            raise DataLoss(
+                f"topic {topic.name!r} is another now (id {topic.topic_id}, the replay began with "
+                f"{planned}); what there is now takes another folder"
+            )
 
 
 def _asked(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """Which rows each step of a replay reads: pure, and kept as JSON beside what is written.
 
-    {"format_version": 1, "asked": {...}, "steps": [{"flights": {"0": [0, 5000], "1": [0, 4700]}}]}
+    {"format_version": 1, "asked": {...}, "topic_ids": {"flights": "<topic id>"},
+     "steps": [{"flights": {"0": [0, 5000], "1": [0, 4700]}}]}
 
 Rules that keep it honest:
 
 * The plan is made once. Who goes on with a replay reads the same offsets as who began it, whatever
-  was appended since.
+  was appended since, and of the same topics: the ids tell others of their names (older plans have
+  none).
 * A step is about `step_bytes` of the log, its ranges follow those of the step before, and the steps
   together are what was asked for.
 * `asked` is compared when a replay goes on: a folder belongs to one question. No secret is in it.
@@ -34,6 +36,7 @@ Step = Mapping[str, Mapping[int, Range]]
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
     asked: Mapping[str, str]
+    topic_ids: Mapping[str, str]
     steps: Sequence[Step]
 
     def to_json(self) -> str:
@@ -44,7 +47,12 @@ class ReplayPlan:
             }
             for step in self.steps
         ]
-        document = {"format_version": FORMAT_VERSION, "asked": dict(self.asked), "steps": steps}
+        document = {
+            "format_version": FORMAT_VERSION,
+            "asked": dict(self.asked),
+            "topic_ids": dict(self.topic_ids),
+            "steps": steps,
+        }
         return json.dumps(document, indent=1)
 
 
@@ -56,7 +64,8 @@ def from_json(text: str, *, file: str) -> ReplayPlan:
             detail = f"is a replay plan of format {document['format_version']!r}"
             raise CorruptDataError(f"{detail}, and this tierlog knows {FORMAT_VERSION}", file=file)
         steps = [_step(one) for one in document["steps"]]
-        return ReplayPlan(asked=dict(document["asked"]), steps=steps)
+        ids = dict(document.get("topic_ids", {}))
+        return ReplayPlan(asked=dict(document["asked"]), topic_ids=ids, steps=steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptDataError("is no replay plan", file=file) from error
 

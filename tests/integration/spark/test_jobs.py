@@ -16,6 +16,7 @@ from spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from spark_reader.jobs.stats import stats
 from spark_reader.jobs.stats_picture import picture
 from spark_reader.jobs.verify import verify
+from spark_reader.ranges import DataLoss
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.main import run as run_command
 from tierlog.client import Client
@@ -159,6 +160,23 @@ def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
             first = len(rows) - len(sent)  # how many the second step has
             assert rows == sent + sent[-first:]
             assert 0 < first < len(sent)
+
+
+def test_a_replay_does_not_go_on_with_another_topic_of_the_name(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(HadoopFolder, "really_write_text", HadoopFolder.write_text, raising=False)
+    target = ToFiles(folder=(tmp_path / "out").as_uri())
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("flights", partitions=1)
+        tiers.produce("flights", 500)
+        with monkeypatch.context() as patch:
+            patch.setattr(HadoopFolder, "write_text", dying_note)
+            with pytest.raises(OSError, match="before it was noted"):
+                replay(spark, source(tiers), target, step_bytes=20_000, say=lambda _: None)
+        tiers.broker.delete_topic("flights")
+        tiers.create("flights", partitions=1)
+        tiers.produce("flights", 1000)
+        with pytest.raises(DataLoss, match="topic 'flights' is another now"):
+            replay(spark, source(tiers), target, step_bytes=20_000, say=lambda _: None)
 
 
 def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):

@@ -56,8 +56,11 @@ def test_nothing_to_read_is_no_step():
 
 
 def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
-    plan = ReplayPlan(asked={"subscribe": "t"}, steps=[{"t": {0: (0, 5), 3: (1, 2)}}])
+    steps = [{"t": {0: (0, 5), 3: (1, 2)}}]
+    plan = ReplayPlan(asked={"subscribe": "t"}, topic_ids={"t": "id"}, steps=steps)
     assert from_json(plan.to_json(), file="plan.json") == plan
+    older = {k: v for k, v in json.loads(plan.to_json()).items() if k != "topic_ids"}
+    assert from_json(json.dumps(older), file="plan.json").steps == steps
     assert json.loads(options_of(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
     versions = {"manifestVersion": '{"t": {"0": 7, "1": 8}, "u": {"0": 9}}'}
     assert options_of(plan.steps[0], versions)["manifestVersion"] == '{"t": {"0": 7}}'
