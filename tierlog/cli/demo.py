@@ -289,8 +289,10 @@ def _flight(value: bytes | None) -> str:
 
 
 def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
+    from tierlog.cli.spark_options import tell_no_interrupts
     from tierlog.demo.spark import warm_up
 
+    tell_no_interrupts()
     began = time.monotonic()
     with _step("wait for Spark, and for its Python workers to start: a query over three records"):
         assert stage.kernel is not None
@@ -392,6 +394,7 @@ def _stop_spark(stage: Stage) -> None:
 
 
 def _stop_all(stage: Stage) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient one would leave the others running
     _stop_spark(stage)
     for child in (stage.broker, stage.kernel, stage.s3_server):
         if child is not None:

@@ -131,7 +131,7 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
     except ImportError as error:
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
-    logging.getLogger().addFilter(_is_no_interrupt)
+    tell_no_interrupts()
     try:
         with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
             yield session
@@ -139,8 +139,12 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
         raise ConfigurationError(_last_line(str(error))) from error
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
+def tell_no_interrupts() -> None:
     """py4j logs a traceback of the Ctrl-C that ends the command."""
+    logging.getLogger().addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return "KeyboardInterrupt while sending command" not in record.getMessage()
 
 

@@ -3,7 +3,8 @@ demo's folder.
 
 * Started in sessions of their own, so that Ctrl-C reaches the demo alone, which then stops them in
   order; ended by process id, never by name.
-* A process that dies early is reported with the end of its log.
+* A process that dies early is reported with the end of its log; one that is not waited for to the
+  end is stopped.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ class ChildProcess:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Raises ConfigurationError where it ends instead, or takes too long."""
         deadline = time.monotonic() + PATIENCE_S
-        while not ready():
-            if self._process.poll() is not None:
-                code = self._process.returncode
-                raise ConfigurationError(f"{self.name} ended with {code}: {self._last_words()}")
-            if time.monotonic() > deadline:
-                raise ConfigurationError(f"{self.name} did not start: {self._last_words()}")
-            time.sleep(0.05)
+        try:
+            while not ready():
+                if self._process.poll() is not None:
+                    code = self._process.returncode
+                    raise ConfigurationError(f"{self.name} ended with {code}: {self._last_words()}")
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(f"{self.name} did not start: {self._last_words()}")
+                time.sleep(0.05)
+        except BaseException:  # Ctrl-C: who was to have it never gets it
+            self.stop()
+            raise
 
     def wait(self) -> int:
         """Its exit code, once it has ended by itself. Raises ConfigurationError after a minute."""

@@ -1,0 +1,41 @@
+"""What `tierlog demo` started ends with it."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tierlog.cli import demo
+from tierlog.demo.processes import ChildProcess
+
+
+def started(folder: Path) -> ChildProcess:
+    code = ["-c", "import signal; signal.pause()"]
+    return ChildProcess("child", code, folder=folder, environment=os.environ)
+
+
+def interrupted() -> bool:
+    raise KeyboardInterrupt
+
+
+def test_a_process_whose_start_was_interrupted_is_stopped(tmp_path: Path) -> None:
+    child = started(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        child.wait_until(interrupted)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_an_impatient_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
+    found = signal.getsignal(signal.SIGINT)
+    stage = demo.Stage(tmp_path, {}, s3_server=started(tmp_path))
+    stage.spark = SimpleNamespace(stop=lambda: signal.raise_signal(signal.SIGINT))
+    try:
+        demo._stop_all(stage)
+        with pytest.raises(ProcessLookupError):
+            os.kill(stage.s3_server.pid, 0)
+    finally:
+        stage.s3_server.stop()
+        signal.signal(signal.SIGINT, found)
