@@ -140,12 +140,14 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
 
 
 def tell_no_interrupts() -> None:
-    """py4j logs a traceback of the Ctrl-C that ends the command."""
+    """py4j logs tracebacks of a Ctrl-C: of what waits for Spark, and of Spark's own handler, which
+    sends its command on the same connection.
+    """
     logging.getLogger().addFilter(_is_no_interrupt)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return "KeyboardInterrupt while sending command" not in record.getMessage()
+    return not record.getMessage().endswith(" while sending command.")
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:

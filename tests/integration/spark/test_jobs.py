@@ -1,6 +1,11 @@
 """The jobs that run on Spark, on the session of these tests."""
 
 import json
+import re
+import signal
+import socket
+import subprocess
+import sys
 from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +22,8 @@ from spark_reader.jobs.stats import stats
 from spark_reader.jobs.stats_picture import picture
 from spark_reader.jobs.verify import verify
 from spark_reader.ranges import DataLoss
+from tests.fakes import spark_process
+from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.main import run as run_command
 from tierlog.client import Client
@@ -205,6 +212,26 @@ def test_what_ends_a_job_in_its_tasks_is_one_line(spark, tiers, tmp_path, capsys
     to = ("--to-topic", "copy", "--to-server", "http://127.0.0.1:1", "--notes", str(tmp_path))
     assert run_command(("replay", "flights", "--store", tiers.store_url, *to)) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("tierlog: cannot reach the broker: ")
+
+
+def test_an_interrupt_while_spark_works_ends_a_job_without_a_word(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        command = ["stats", "t", "--store", "s3://bucket", "--s3-endpoint", url]
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+        job = subprocess.Popen(
+            [sys.executable, "-m", "tierlog.cli.main", *command],
+            env=spark_process.environment() | keys | {"PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deaf.settimeout(120)
+        deaf.accept()[0].close()
+        job.send_signal(signal.SIGINT)
+    said = job.communicate(timeout=120)[1]
+    assert job.returncode == 130
+    assert not re.search("Traceback|Error", said)
 
 
 def test_stats_from_a_time_are_a_table_and_none_past_the_last_record(spark, tiers, capsys):
