@@ -18,7 +18,8 @@ class Ended:
     """To be awaited, once, by a task: all of the futures have ended, however they did.
 
     As much of asyncio's future (`asyncio.isfuture`) as a task needs. What waits in a queue when the
-    task is cancelled is taken out of it.
+    task is cancelled is taken out of it. The futures know this for ever, and so are let go of in
+    the end: else the files that one gave would stay open until the garbage collector comes.
     """
 
     _asyncio_future_blocking = False  # asyncio's own mark: true once a task is to wait for this
@@ -26,6 +27,7 @@ class Ended:
     def __init__(self, futures: Collection[Future[Any]]) -> None:
         assert futures, "or nobody would end the wait"
         self._futures, self._count = futures, itertools.count(1)
+        self._last = len(futures)
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
 
@@ -52,14 +54,15 @@ class Ended:
         return True
 
     def result(self) -> None:
-        if self._is_cancelled or any(future.cancelled() for future in self._futures):
+        futures, self._futures = self._futures, ()
+        if self._is_cancelled or any(future.cancelled() for future in futures):
             raise asyncio.CancelledError
 
     # --- in the thread, and back ------------------------------------------------------------------
 
     def _one_ended(self, _: Future[Any]) -> None:
         # The count is one step of the interpreter: of many threads one comes last.
-        if next(self._count) == len(self._futures):
+        if next(self._count) == self._last:
             try:
                 self._loop.call_soon_threadsafe(self._wake, context=self._context)
             except RuntimeError:  # the loop is closed: the server has stopped

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -72,6 +74,21 @@ def test_what_had_ended_before_is_not_waited_for() -> None:
         await asyncio.wait_for(wait_for([future]), timeout=30)
 
     asyncio.run(main())
+
+
+def test_what_a_thread_gave_is_let_go_without_the_garbage_collector() -> None:
+    async def main() -> weakref.ref[Future[int]]:
+        future = running()
+        task = await begun([future])
+        future.set_result(1)
+        await task
+        return weakref.ref(future)
+
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_task_leaves_what_runs_and_drops_what_is_queued() -> None:
