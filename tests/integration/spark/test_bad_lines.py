@@ -74,7 +74,7 @@ def line(monkeypatch):
     line.close()
 
 
-def test_a_broker_that_restarts_under_a_write_is_waited_for_by_the_next_tasks_too(tmp_path, line):
+def test_a_broker_that_restarts_under_a_write_is_waited_for_by_every_task(tmp_path, line):
     def rows():
         yield pa.RecordBatch.from_pydict({"value": [b"a"], "partition": pa.array([0], pa.int32())})
         line.requests = 20
@@ -82,13 +82,9 @@ def test_a_broker_that_restarts_under_a_write_is_waited_for_by_the_next_tasks_to
     with two_tiers(tmp_path) as tiers:
         tiers.create("out", partitions=1)
         sink = Sink(parse_write_options({"server": tiers.url, "topic": "out"}))
-        line.requests = 20  # before the first answer the address may be wrong
-        with pytest.raises(BrokerUnreachable):
-            sink.write(rows())
-        line.requests = 0
         for _ in range(2):
+            line.requests = 20  # before the first answer of this process too
             sink.write(rows())
-            line.requests = 20
         line.requests = 0
         with Client(tiers.url) as client:
             assert [one.value for one in client.consume("out")] == [b"a", b"a"]

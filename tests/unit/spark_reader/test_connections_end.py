@@ -4,16 +4,11 @@ import subprocess
 import sys
 
 import httpx
-import pyarrow as pa
-import pytest
-from pyspark.sql.types import BinaryType, StructType
 
 import tierlog.client
 from spark_reader.access import Access, Connections
-from spark_reader.source import TierlogSource
 from tests.fakes.two_tiers import two_tiers
-from tierlog.client import BrokerUnreachable, Client, RetryPolicy
-from tierlog.client.exchange import Unsent
+from tierlog.client import Client
 
 READER = """
 import atexit, gc, socket, sys
@@ -56,22 +51,3 @@ def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypa
             assert Connections(access).broker.list_topics() == ()
         assert seen == ["Bearer first", "Bearer first", "Bearer first", "Bearer second"]
         seen.clear()
-
-
-def test_the_first_task_of_a_streams_sink_waits_for_a_broker_that_is_to_come(tmp_path, monkeypatch):
-    refused, transmit = iter([Unsent("refused")] * 50), Client._transmit
-    monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.0)
-    schema = StructType().add("value", BinaryType())
-    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"])})
-    with two_tiers(tmp_path) as tiers:
-        tiers.create("out", partitions=1)
-        source = TierlogSource({"server": tiers.url, "topic": "out"})
-        with monkeypatch.context() as patch:
-            patch.setattr(Client, "_transmit", lambda *of: next(refused, None) or transmit(*of))
-            with pytest.raises(BrokerUnreachable):
-                source.writer(schema, overwrite=False)
-            writer = source.streamWriter(schema, overwrite=False)
-            assert next(refused), "a writer asks for nothing"
-            writer.write(iter([rows]))
-        with Client(tiers.url) as client:
-            assert [one.value for one in client.consume("out")] == [b"a", b"b"]
