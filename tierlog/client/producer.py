@@ -102,6 +102,7 @@ class Producer:
         What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
         no record, UnknownTopic, and RuntimeError after `close`.
         """
+        self._check_open()  # behind a fork nobody may be left to give the lock back
         topic, partition = place_of(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
@@ -136,6 +137,8 @@ class Producer:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a future's callback cannot wait for the producer that called it")
+        if not self._thread.is_alive():
+            return self._waiting.is_empty
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -151,10 +154,11 @@ class Producer:
         """Flush, and end the thread. Whoever wants to know looks at the futures."""
         self.flush()
         _open.discard(self)  # who was interrupted is flushed when the interpreter ends
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
+        if self._thread.is_alive():
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._thread.join()
 
     def end(self) -> None:
         """The interpreter ends: what was handed over goes out, or is said not to."""

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from concurrent import futures
@@ -558,19 +559,32 @@ def test_a_partition_has_one_name(place, said):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_producer_behind_a_fork_says_so():
-    broker = TinyBroker()
+def test_a_producer_behind_a_fork_says_so_whoever_held_its_lock():
+    broker, held, forked = TinyBroker(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with producer._changed:
+            held.set()
+            forked.wait(10)
+
     with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
         producer.send("t", "of the parent", partition=0)
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait(10)
         child = os.fork()
         if not child:
+            signal.alarm(10)
             try:
                 assert not producer.flush()
+                producer.close()
                 producer.send("t", "of the child", partition=0)
             except RuntimeError as error:
                 os._exit(7 if "fork" in str(error) else 8)
             finally:
                 os._exit(9)
+        forked.set()
+        holder.join()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert broker.logs[0] == [b"of the parent"]
 
