@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from cold_tier.open_transactions import aborted_transactions
 from manifest.keys import PartitionKeys
@@ -40,7 +41,8 @@ from spark_reader.topics import TopicFacts, Topics
 class PartitionFacts:
     """A partition as this read finds it: readable are [log_start_offset, end_offset).
 
-    What lies below `cold_end_offset` is in the bucket, the rest is the broker's.
+    What lies below `cold_end_offset` is in the bucket, the rest is the broker's: `tail_bytes`,
+    where that is known without asking for its segments.
     """
 
     topic: str
@@ -52,6 +54,13 @@ class PartitionFacts:
     manifest: Manifest | None
     is_pinned: bool = False
     gaps: tuple[tuple[int, int], ...] = ()
+    tail_bytes: int | None = None
+
+
+class _AtBroker(NamedTuple):
+    log_start_offset: int
+    end_offset: int
+    tail_bytes: int | None = None
 
 
 class Catalog:
@@ -101,13 +110,13 @@ class Catalog:
             # It may have begun below the log start, which was trimmed since.
             stable = self._cold_stable_end(manifest, self._manifests(topic, partition))
             cold_end = max(start, stable)
-        end = cold_end
+        end, tail_bytes = cold_end, None
         if self._with_broker and is_pinned:
             end = self._pinned_end(topic, partition, cold_end)
         elif self._with_broker:
-            log_start, readable_end = self._bounds(topic, partition)
-            start = max(start, log_start)
-            end = max(start, readable_end)
+            now = self._at_broker(topic, partition, cold_end=cold_end)
+            start = max(start, now.log_start_offset)
+            end, tail_bytes = max(start, now.end_offset), now.tail_bytes
             cold_end = max(start, cold_end)
         return PartitionFacts(
             topic=topic.name,
@@ -119,6 +128,7 @@ class Catalog:
             manifest=manifest,
             is_pinned=is_pinned,
             gaps=self._gaps(topic, partition, manifest),
+            tail_bytes=tail_bytes,
         )
 
     def _gaps(
@@ -137,20 +147,24 @@ class Catalog:
         wanted = self._options.ending.place(topic.name, partition)
         if isinstance(wanted, AtTime) or wanted <= cold_end:
             return cold_end
-        return max(cold_end, min(wanted, self._bounds(topic, partition)[1]))
+        now = self._at_broker(topic, partition, cold_end=cold_end)
+        return max(cold_end, min(wanted, now.end_offset))
 
-    def _bounds(self, topic: TopicFacts, partition: int) -> tuple[int, int]:
-        """Log start and readable end at the broker. A description has no last stable offset; of a
-        partition that it lacks the broker says why.
+    def _at_broker(self, topic: TopicFacts, partition: int, *, cold_end: int) -> _AtBroker:
+        """A description has no last stable offset; of a partition that it lacks the broker says
+        why.
         """
         told = topic.described.get(partition)
         if told is not None and self._options.isolation == "read_uncommitted":
-            return told.log_start_offset, told.high_watermark
+            tail_bytes = told.offload_lag_bytes
+            if cold_end <= told.log_start_offset:
+                tail_bytes = told.hot_bytes + told.cold_bytes
+            return _AtBroker(told.log_start_offset, told.high_watermark, tail_bytes)
         offsets = self._connections.broker.offsets(topic.name, partition)
         end = offsets.high_watermark
         if self._options.isolation == "read_committed":
             end = min(end, offsets.last_stable_offset)
-        return offsets.log_start_offset, end
+        return _AtBroker(offsets.log_start_offset, end)
 
     def _cold_stable_end(self, manifest: Manifest, manifests: ManifestStore) -> int:
         """The bucket's own last stable offset: where the oldest open transaction begins."""

@@ -144,6 +144,11 @@ def default_split_bytes(total_bytes: int) -> int:
     return max(MIN_SPLIT_BYTES, min(MAX_SPLIT_BYTES, total_bytes // _FEW_SPLITS))
 
 
+def is_never_cut(size_bytes: int, limits: SplitLimits) -> bool:
+    """Whether so much of a partition is one split's, however much is read in all."""
+    return limits == SplitLimits() and size_bytes <= MIN_SPLIT_BYTES
+
+
 def _units(work: PartitionWork) -> Iterator[_Unit]:
     for chunk in work.chunks:
         start = max(work.start_offset, chunk.first_offset)

@@ -23,6 +23,7 @@ from spark_reader.plan import (
     Split,
     SplitLimits,
     TailPiece,
+    is_never_cut,
     pack_tasks,
     plan_splits,
 )
@@ -136,6 +137,10 @@ class Planner:
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:
+            return
+        if facts.tail_bytes is not None and is_never_cut(facts.tail_bytes, self._limits):
+            share = (end - start) / (facts.end_offset - facts.cold_end_offset)
+            yield TailPiece(start, end, max(1, int(facts.tail_bytes * share)))
             return
         reached = start
         for base, next_offset, size in self.catalog.tail_sizes(facts, start=start, end=end):

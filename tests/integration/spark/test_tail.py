@@ -133,12 +133,18 @@ def test_partitions_wait_together_not_one_after_the_other(tiers, monkeypatch, as
     assert len({split.partition for split in run.splits}) == 3
 
 
-def test_where_logs_end_is_asked_for_with_their_topic(tiers, monkeypatch):
-    """A request a partition took most of a plan over many."""
+def test_what_a_plan_asks_of_small_partitions_is_their_topic(tiers, monkeypatch):
+    """Requests for each of them took most of a plan over many."""
     monkeypatch.delattr(Client, "offsets")
-    for store in (tiers.store_url, None):
-        rows = Run(tiers, subscribe="flights", store=store).rows()
-        assert rows == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+    monkeypatch.delattr(Client, "segments")
+    for store, told in ((tiers.store_url, "offload_lag_bytes"), (None, "hot_bytes")):
+        run = Run(tiers, subscribe="flights", store=store, splitBytes=None)
+        assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
+        with Client(tiers.url) as client:
+            described = client.describe_topic("flights").partitions
+        least = sum(getattr(one, told) for one in described)
+        plan = json.loads(run.said[1].removeprefix("plan "))
+        assert 0 < least - 3 <= plan["hotBytes"] < 3 * 1600 * 200
 
 
 def test_what_comes_and_moves_while_a_plan_is_made_changes_no_row_of_it(tmp_path, monkeypatch):
