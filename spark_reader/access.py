@@ -67,7 +67,7 @@ class _Clients:
 
         assert access.server is not None
         with self._lock:
-            patient |= (access, True) in self._brokers  # it answered an earlier task
+            patient |= (access, True) in self._brokers  # one of an earlier task
             if (access, patient) not in self._brokers:
                 self._brokers[access, patient] = Client(
                     access.server,

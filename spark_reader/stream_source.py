@@ -3,7 +3,7 @@
 Rules that keep it honest:
 
 * Spark's checkpoint is the only truth about progress; nothing is committed anywhere else. What is
-  kept between calls is a look at the log that is not older than the batch it serves.
+  kept between calls is a look at the log from where a batch begins: it serves that batch alone.
 * A batch is a range of offsets, so a repeated batch has the same rows.
 * Another topic under the same name, or offsets that are gone, are data loss.
 
@@ -58,6 +58,7 @@ class TierlogStreamReader(
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options, self._columns = options, columns
         self._facts: Facts = {}
+        self._looked_from: StreamOffsets | None = None
         self._is_answered = False
         self._target: dict[PartitionName, int] | None = None
         self._last_batch_ms: int | None = None  # the first one waits for nothing
@@ -177,7 +178,9 @@ class TierlogStreamReader(
         begun, ends = from_document(start), from_document(end)
         planner = self._planner()
         facts = self._facts
-        if any(name not in facts or facts[name].end_offset < o for name, o in ends.offsets.items()):
+        if begun != self._looked_from or any(
+            name not in facts or facts[name].end_offset < o for name, o in ends.offsets.items()
+        ):
             planner, facts = self._look(None)
         for loss in _replaced(ends, facts):
             planner.loss.report(loss)
@@ -213,6 +216,7 @@ class TierlogStreamReader(
     def _look(self, begun: StreamOffsets | None) -> tuple[Planner, Facts]:
         planner = self._planner()
         self._facts = _by_name(planner.catalog.partitions_of_stream(begun))
+        self._looked_from = begun
         self._is_answered = True
         return planner, self._facts
 

@@ -218,6 +218,19 @@ def test_a_stream_that_waits_asks_nothing_of_the_bucket(own, monkeypatch):
     assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_a_batch_that_is_planned_once_more_behind_the_next_look_has_its_rows(own, store):
+    """Spark to 4.3 plans each before it looks again; nothing says that it has to."""
+    own.produce("t", 500)
+    own.offload("t")
+    own.produce("t", 50)
+    stream = reader(own, **({} if store else {"store": None}))
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    assert rows(stream, start, end) == expected(start, end)
+
+
 def test_a_stream_that_begins_at_a_time_looks_all_partitions_up_together(own, monkeypatch):
     own.produce("t", 50)
     both, look_up = threading.Barrier(2), Catalog.first_at_time
