@@ -127,20 +127,22 @@ class Catalog:
             cold_end_offset=cold_end,
             manifest=manifest,
             is_pinned=is_pinned,
-            gaps=self._gaps(topic, partition, manifest),
+            gaps=self._gaps(topic, partition, manifest, end=end),
             tail_bytes=tail_bytes,
         )
 
     def _gaps(
-        self, topic: TopicFacts, partition: int, manifest: Manifest | None
+        self, topic: TopicFacts, partition: int, manifest: Manifest | None, *, end: int
     ) -> tuple[tuple[int, int], ...]:
-        """Without a store the broker knows them; limits alone need them, and a request is dear."""
+        """Without a store the broker knows them; limits alone need them, and a request is dear. It
+        is for no segments: their list may be long, and in part in the bucket.
+        """
         if manifest is not None:
             return tuple((gap.start_offset, gap.end_offset) for gap in manifest.gaps)
         if self._connections.has_store or self._options.trigger == NO_LIMITS:
             return ()
         with suppress(UnknownManifestVersion):
-            return self._connections.broker.manifest(topic.name, partition).gaps
+            return self._connections.broker.manifest(topic.name, partition, from_offset=end).gaps
         return ()
 
     def _pinned_end(self, topic: TopicFacts, partition: int, cold_end: int) -> int:

@@ -291,6 +291,22 @@ def test_a_gap_takes_nothing_of_a_limit_whoever_knows_of_it(tmp_path):
             assert [offset for _, offset in found] == [*range(500), *range(gap + 500, gap + 600)]
 
 
+def test_gaps_are_asked_for_without_the_segments_that_lie_around_them(own, monkeypatch):
+    own.produce("t", 500)
+    own.offload("t")
+    ask, pages = Client.manifest, []
+
+    def noted(*place, **given):
+        pages.append(ask(*place, **given))
+        return pages[-1]
+
+    monkeypatch.setattr(Client, "manifest", noted)
+    stream = reader(own, store=None, maxOffsetsPerTrigger="100")
+    stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())
+    assert min(one.version for one in pages) > 1, "segments were added"
+    assert not any(one.segments for one in pages)
+
+
 def test_available_now_ends_with_what_there_was(own):
     own.produce("t", 100)
     stream = reader(own)
