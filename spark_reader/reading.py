@@ -137,9 +137,10 @@ _rooms: Final = _Rooms()
 def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
     broker = Connections(request.access, patient=True).broker  # it answered when this was planned
     name = f"{split.topic}-{split.partition}"
-    offset = split.start_offset
+    offset, left_bytes = split.start_offset, split.size_bytes
     while offset < split.end_offset:
-        limits = Limits(max_bytes=_tail_bytes(split, offset), isolation=request.isolation)
+        max_bytes = tail_bytes(split, offset, left_bytes=left_bytes)
+        limits = Limits(max_bytes=max_bytes, isolation=request.isolation)
         try:
             found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
         except OffsetTrimmed as error:
@@ -164,10 +165,16 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
             return
         if found.batches:
             yield Piece(found.batches, f"{name} at the broker, from offset {offset}", 0)
-        offset = found.next_offset
+        offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
 
 
-def _tail_bytes(split: Split, offset: int) -> int:
-    """What is left of the split, as far as one knows, and little more: the rest is not its own."""
+def tail_bytes(split: Split, offset: int, *, left_bytes: int) -> int:
+    """How much to fetch at `offset`: what is left of the split, as far as one knows, and little
+    more. The rest is not its own.
+
+    Its bytes lie anyhow among its offsets, and their number is an estimate: the larger guess of two
+    takes a few fetches, the smaller may take hundreds.
+    """
     offsets, left = split.end_offset - split.start_offset, split.end_offset - offset
-    return min(split.size_bytes * left // offsets + TAIL_FETCH_SPARE_BYTES, TAIL_FETCH_BYTES)
+    guess = max(left_bytes, split.size_bytes * left // offsets)
+    return min(guess + TAIL_FETCH_SPARE_BYTES, TAIL_FETCH_BYTES)
