@@ -168,7 +168,7 @@ class ZeroCopyCycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         """uvicorn's, but the body is not copied, and a half-closed client is told."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
+        if self.waiting_for_100_continue and not (self.disconnected or self.transport.is_closing()):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
         if not (self.disconnected or self.response_complete or self._told_of_end):

@@ -148,6 +148,14 @@ def test_a_refusal_is_read_whole_by_a_client_that_sends_on(api: Api) -> None:
         assert b"header-too-large" in sock.makefile("rb").read()
 
 
+def test_a_body_that_breaks_before_it_was_asked_for_is_no_fault_of_the_broker(api: Api) -> None:
+    """Who expects to be told to go on sends all the same; what it is refused with is the end."""
+    lines = ("Expect: 100-continue", "Transfer-Encoding: chunked")
+    expects = post(records_path(api.topic()), *lines, body=b"no length\r\n")
+    assert statuses(ask(api, expects)) == [400]
+    assert 'code="internal"' not in api.get("/metrics").text
+
+
 @pytest.mark.parametrize("header", ["Connection: close", "Expect: 100-continue"])
 def test_a_refusal_reaches_a_client_that_still_sends_its_body(api: Api, header: str) -> None:
     size = 16 << 20
