@@ -108,12 +108,12 @@ class LogState:
     def offsets(self) -> Offsets:
         high_watermark = self.flushed.offset
         segments = self.segments
+        log_start, local_start = self.log_start_offset, segments.bases[0]
         last_stable = high_watermark
         if self.producers.open_transactions:
             unstable = self.producers.first_unstable_offset()
             if unstable is not None and unstable < high_watermark:
-                last_stable = unstable
-        log_start, local_start = self.log_start_offset, segments.bases[0]
+                last_stable = max(unstable, log_start)  # which may be past where it begins
         return Offsets(
             log_start,
             local_start if local_start > log_start else log_start,

@@ -192,6 +192,19 @@ def test_aborted_transactions_are_left_to_who_may_wait(open_fixture):
     assert partition.try_read(0, max_bytes=1 << 20, committed=True) is None
 
 
+def test_what_is_committed_ends_within_a_log_that_was_trimmed_past_an_open_transaction(
+    open_fixture,
+):
+    log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
+    partition = Partition(log, None, None, check_room=lambda: None)
+    begun, start = log.last_stable_offset, log.high_watermark - 1
+    assert begun < start
+    log.trim(start)
+    assert log.last_stable_offset == start
+    fetched = partition.read(log.last_stable_offset, max_bytes=1 << 20, committed=True)
+    assert (fetched.slices, fetched.next_offset) == ((), start)
+
+
 @pytest.mark.parametrize("after", range(8))
 @pytest.mark.parametrize("crashes", [False, True])
 def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
