@@ -66,7 +66,7 @@ class LimitedProtocol(OneProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._head_deadline = Deadline(self.loop, self.transport.abort)
+        self._head_deadline = Deadline(self.loop, self._head_is_late)
         self._rest_deadline = Deadline(self.loop, self.timeout_keep_alive_handler)
         count = len(self.connections)
         if count > 2 * self.limits.connections_max:
@@ -137,6 +137,12 @@ class LimitedProtocol(OneProtocol):
     def _await_head(self) -> None:
         self._in_head, self._head_bytes = True, 0
         self._head_deadline.set(self.limits.header_timeout_s)
+
+    def _head_is_late(self) -> None:
+        if self.flow.read_paused:  # by us, behind the answers that are under way
+            self._head_deadline.set(self.limits.header_timeout_s)
+        else:
+            self.transport.abort()
 
     def _head_arrived(self) -> None:
         self._in_head, self._framing_bytes = False, 0
@@ -240,6 +246,8 @@ class LimitedProtocol(OneProtocol):
                 self._bound_farewell()
             return
         self.flow.resume_reading()
+        if self._in_head:
+            self._head_deadline.set(self.limits.header_timeout_s)
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._refusal or self._ends:

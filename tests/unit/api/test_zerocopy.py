@@ -22,6 +22,7 @@ import httpx
 import pytest
 import uvicorn
 
+from api.protocol.deadline import Deadline
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_turns import SendTurns
 from api.protocol.zerocopy import EXTENSION, ZeroCopyProtocol
@@ -284,6 +285,27 @@ def test_a_head_that_never_ends_is_cut_by_size(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nX: " + b"a" * 20_000)
         assert read_all(sock).startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_is_not_late_while_nobody_reads_on(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, ring = threading.Event(), Deadline._ring
+
+    def rings(deadline: Deadline) -> None:
+        due_s = deadline._due_s
+        ring(deadline)
+        if deadline._due_s != due_s:
+            came.set()
+
+    monkeypatch.setattr(Deadline, "_ring", rings)
+    long, short = (b"GET /file?0-%d HTTP/1.1\r\nHost: x\r\n\r\n" % size for size in (SIZE, 1))
+    last = b"GET /file?5-2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with impatient.connect(receive_buffer=4096) as sock:
+        sock.sendall(long + short + last[:20])
+        assert came.wait(10)
+        sock.sendall(last[20:])
+        assert read_all(sock).endswith(impatient.data[5:7])
 
 
 LONG_HEAD = b"GET /file?0-1 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\r\n"
