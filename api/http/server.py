@@ -121,6 +121,9 @@ class _Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol = self.config.http_protocol_class
+        assert issubclass(protocol, AtOnceProtocol), "the class that we gave"
+        protocol.is_stopping = True  # who was accepted already, and is no connection yet
         self._context.stop_waiting()  # which ends every tail whose client reads
         patience_s = self.config.timeout_graceful_shutdown
         assert patience_s is not None, "as `_server` made it"

@@ -61,7 +61,7 @@ class LimitedProtocol(OneProtocol):
     _rest_deadline: Deadline
     _unread_bytes = 0
     _unread_timer: asyncio.TimerHandle | None = None
-    _is_stopping = False  # the server
+    is_stopping = False  # the server
     _farewell_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,7 +69,7 @@ class LimitedProtocol(OneProtocol):
         self._head_deadline = Deadline(self.loop, self._head_is_late)
         self._rest_deadline = Deadline(self.loop, self.timeout_keep_alive_handler)
         count = len(self.connections)
-        if count > 2 * self.limits.connections_max:
+        if self.is_stopping or count > 2 * self.limits.connections_max:
             self.transport.abort()
             return
         if count > self.limits.connections_max:
@@ -192,7 +192,6 @@ class LimitedProtocol(OneProtocol):
 
     def shutdown(self) -> None:
         """As uvicorn's; nobody waits for a client that was told all."""
-        self._is_stopping = True
         if self._has_said_last:
             self.transport.close()
         else:
@@ -242,7 +241,7 @@ class LimitedProtocol(OneProtocol):
             self._await_unread()
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            if self._is_stopping:
+            if self.is_stopping:
                 self._bound_farewell()
             return
         self.flow.resume_reading()

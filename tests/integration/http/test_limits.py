@@ -160,34 +160,22 @@ def test_a_chunked_body_is_taken_and_cut_at_the_limit(tmp_path: Path) -> None:
         problem(refused, 413, "request-too-large")
 
 
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate with openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    made = ("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext", names)
+    command = [*" ".join(made).split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return Tls(certificate=str(certificate), key=str(key))
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_batches_and_segments_arrive_under_tls(tmp_path: Path, loop: str) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1,DNS:localhost",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.create_default_context(cafile=str(certificate))
-    tls = Tls(certificate=str(certificate), key=str(key))
+def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: str) -> None:
+    context = ssl.create_default_context(cafile=tls.certificate)
     with (
         httpx.Client(verify=context) as resting,
         served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server,
@@ -204,3 +192,31 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, loop: str) -> Non
         assert segment.content == got.content[1:]
         began = time.monotonic()
     assert time.monotonic() - began < 10, "the stop waited for a client that rests"
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_who_comes_while_the_server_stops_does_not_hold_it_up(
+    tmp_path: Path, tls: Tls, loop: str
+) -> None:
+    context = ssl.create_default_context(cafile=tls.certificate)
+    with socket.socket() as late, socket.socket() as early:
+
+        def come() -> None:
+            with suppress(OSError):
+                rests.recv(1)  # until the stop begins
+            with suppress(OSError), context.wrap_socket(late, server_hostname="localhost") as sock:
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                while sock.recv(1000):
+                    pass
+
+        with served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server:
+            for sock in (late, early):
+                sock.settimeout(30)
+                sock.connect(("127.0.0.1", server.port))
+            rests = context.wrap_socket(early, server_hostname="localhost")  # and late is accepted
+            comes = threading.Thread(target=come)
+            comes.start()
+            began = time.monotonic()
+        assert time.monotonic() - began < 10, "the stop waited for who came while it began"
+        comes.join()
+        rests.close()
