@@ -333,7 +333,7 @@ class Broker:
     def _open_topics(self) -> None:
         self._topics.open_all(self._opener, take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
-        self.chores.compactor.follow_cuts()
+        self.chores.compactor.look_at_start({record.name for record in self.registry.live()})
         self._cuts.look(self.partitions(), self.registry.ids())
         self.chores.checkpoints.save()
         self._opener.forget_take_overs()

@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
@@ -97,9 +97,10 @@ class Compactor:
         place = _place(partition)
         return max(self._checkpoints.get(place, 0), self._reached.get(place, 0))
 
-    def follow_cuts(self) -> None:
-        """As `follow_cut`, at a start: what died in the midst of one."""
+    def look_at_start(self, topics: Collection[str]) -> None:
+        """As `follow_cut`, of what died in the midst of one; and forget what is of no topic."""
         self._cut({_place(one): one.log.log_end_offset for one in self._partitions()})
+        self._keep(lambda place: place[0] in topics)
 
     def follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
         """Durably, before anything is appended: nothing above the end of a log that was cut is
@@ -115,9 +116,12 @@ class Compactor:
 
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
+        self._keep(lambda place: place[0] != name)
+
+    def _keep(self, is_kept: Callable[[TopicPartition], bool]) -> None:
         with self._lock:
             for marks in (self._checkpoints, self._reached):
-                marks.save({place: at for place, at in marks.items() if place[0] != name})
+                marks.save({place: at for place, at in marks.items() if is_kept(place)})
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
@@ -196,9 +200,10 @@ class Compactor:
         try:
             while (cleanable := self._look(partition)) is not None:
                 self._save_recovery_points()
-                self._reach(partition, cleanable.end_offset)
+                may_reach = max(cleanable.end_offset, self._reached.get(_place(partition), 0))
+                self._note(self._reached, partition, may_reach)  # before the first gap
                 done = partition.log.sealed.clean(cleanable, table, hooks)
-                self._note(partition, done.end_offset)
+                self._note(self._checkpoints, partition, done.end_offset)
                 log.info(
                     "partition compacted",
                     partition=str(partition),
@@ -216,22 +221,12 @@ class Compactor:
         except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
             self._put_off(partition, error)
 
-    def _reach(self, partition: Partition, end_offset: int) -> None:
-        """Note how far a round may come, before it leaves the first gap."""
+    def _note(self, marks: _Marks, partition: Partition, end_offset: int) -> None:
+        """Durably. Raises Interrupted where the partition was deleted meanwhile."""
         with self._lock:
-            places = {_place(one): one for one in self._partitions()}
-            if places.get(_place(partition)) is not partition:
-                raise Interrupted  # deleted meanwhile
-            if end_offset > self._reached.get(_place(partition), 0):
-                kept = {place: at for place, at in self._reached.items() if place in places}
-                self._reached.save(kept | {_place(partition): end_offset})
-
-    def _note(self, partition: Partition, end_offset: int) -> None:
-        with self._lock:
-            places = {_place(one): one for one in self._partitions()}
-            kept = {place: at for place, at in self._checkpoints.items() if place in places}
-            if places.get(_place(partition)) is partition:  # not deleted meanwhile
-                self._checkpoints.save(kept | {_place(partition): end_offset})
+            if all(one is not partition for one in self._partitions()):
+                raise Interrupted
+            marks.save({**marks, _place(partition): end_offset})
 
     def _forget(self, partition: Partition) -> None:
         with self._lock:

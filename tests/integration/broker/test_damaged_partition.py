@@ -11,6 +11,7 @@ from broker.groups.groups import GroupOffset
 from broker.groups.requests import NewOffset
 from hot_tier.open_files import OpenFiles
 from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError, UnknownTopic
+from tests.fakes.compacted_topics import COMPACT, compacted, fill
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 
@@ -59,6 +60,25 @@ def test_its_checkpoints_and_files_stay_as_they_were(damaged):
         damaged.restart()
         assert damaged.broker.topic("t").damaged[1].recovery_point == 5
     assert log.read_bytes() == before
+
+
+def test_how_far_it_was_compacted_is_known_after_others_were(house):
+    """Or the gaps of a topic that is no longer compacted would count as lost files."""
+    for topic in ("bad", "good", "gone"):
+        house.broker.create_topic(topic, config=COMPACT)
+        fill(house, topic, 300)
+        compacted(house, topic)
+    house.broker.delete_topic("gone")
+    house.produce("bad", [b"one more" * 20])
+    crash(house)
+    flip(max((house.root / "data" / "bad-0").glob("*.log")), 100)
+    house.broker = house.open()
+    assert house.broker.topic("bad").damaged
+    fill(house, "good", 300, seed=2)
+    compacted(house, "good")
+    for name in ("cleaner-offset-checkpoint", "tierlog/compaction-reached"):
+        rows = (house.root / "data" / name).read_text().splitlines()[2:]
+        assert [row.split()[0] for row in sorted(rows)] == ["bad", "good"], name
 
 
 def test_partitions_are_added_beside_it_and_its_topic_is_deleted(damaged):
