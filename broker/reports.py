@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -92,11 +91,11 @@ def readiness(
     partitions: Iterable[Partition],
     damaged: Iterable[Damaged],
     bucket: Bucket | None,
-    diverged: Iterable[DivergedLog] = (),
+    diverged: Iterable[DivergedLog],
     *,
-    held_up: Mapping[Partition, str] = MappingProxyType({}),
-    holes: Mapping[Partition, str] = MappingProxyType({}),
-    disk_refusal: str | None = None,
+    held_up: Mapping[Partition, str],
+    holes: Mapping[Partition, str],
+    disk_refusal: str | None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
@@ -126,7 +125,7 @@ def storage_report(
     *,
     now_ms: int,
     prices: PriceTable,
-    diverged: Iterable[DivergedLog] = (),
+    diverged: Iterable[DivergedLog],
 ) -> StorageReport:
     stored = [_topic_storage(topic, now_ms) for topic in topics]
     uses = _store_uses(bucket.store.ledger, prices) if bucket else []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from broker.damaged import Damaged
@@ -25,7 +24,6 @@ from record_format.errors import InvalidTopicName, UnknownPartition
 
 MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
 MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
-NO_PARTITIONS: Final[Mapping[int, Partition | Damaged]] = MappingProxyType({})
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
@@ -80,9 +78,7 @@ class TopicDescription(NamedTuple):
 class Topic:
     """One live topic and its partitions, the open and the damaged ones."""
 
-    def __init__(
-        self, record: TopicRecord, partitions: Mapping[int, Partition | Damaged] = NO_PARTITIONS
-    ) -> None:
+    def __init__(self, record: TopicRecord, partitions: Mapping[int, Partition | Damaged]) -> None:
         self.record = record
         self.config = LogConfig.parse(record.config)
         self.partitions: dict[int, Partition] = {}
