@@ -16,6 +16,7 @@ from tests.fakes.forked import Forked
 from tests.fakes.waiting import until
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+SERVE = ("serve", "--data-dir", "d", "--listen", "127.0.0.1:0")
 
 
 def test_help_names_every_command(offline):
@@ -59,8 +60,8 @@ def test_help_names_every_command(offline):
         (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", ""), "tierlog: --key-separator is empty"),
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
-        (2, ("serve", "--data-dir", "d", "--store", "./bucket"), "is written file:///"),
-        (2, ("serve", "--data-dir", "d", "--store", "file://bucket"), "file:///absolute/path"),
+        (2, (*SERVE, "--store", "./bucket"), "is written file:///"),
+        (2, (*SERVE, "--store", "file://bucket"), "file:///absolute/path"),
         (2, ("storage", "verify", "t", "--store", "s3:/b/p"), "store s3:/b/p: names no bucket"),
         (2, ("storage", "offload", "t", "--wait", "61"), "60, not '61'"),
         (2, ("consume", "t", "--timestamp", "yesterday"), "--timestamp: 'yesterday' is no time"),
