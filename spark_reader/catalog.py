@@ -24,7 +24,11 @@ from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from record_format.clock import wall_clock_ms
-from record_format.errors import MissingObject, UnknownManifestVersion
+from record_format.errors import (
+    MissingObject,
+    UnknownManifestVersion,
+    UnknownTopicOrPartition,
+)
 from record_format.index_layouts import AbortedTxn
 from spark_reader import cold_index
 from spark_reader.access import Connections
@@ -268,14 +272,18 @@ class Catalog:
     def tail_sizes(
         self, facts: PartitionFacts, *, start: int, end: int
     ) -> Iterator[tuple[int, int, int]]:
-        """(base offset, end offset, bytes) of what the broker has of [start, end)."""
+        """(base offset, end offset, bytes) of what the broker has of [start, end).
+
+        Of a topic that is gone nothing: whoever reads it finds that it is.
+        """
         segments = self._connections.broker.segments(
             facts.topic, facts.partition, from_offset=start
         )
-        for segment in segments:
-            if segment.base_offset >= end:
-                return
-            yield segment.base_offset, segment.last_offset + 1, segment.size_bytes
+        with suppress(UnknownTopicOrPartition):
+            for segment in segments:
+                if segment.base_offset >= end:
+                    return
+                yield segment.base_offset, segment.last_offset + 1, segment.size_bytes
 
 
 def _cold_range(manifest: Manifest | None) -> tuple[int, int]:

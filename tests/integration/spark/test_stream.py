@@ -356,6 +356,23 @@ def test_trimmed_offsets_and_another_topic_are_data_loss(own):
     assert rows(lenient, end, again) == [(p, o) for p in (0, 1) for o in range(50)]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_goes_before_its_batch_is_planned_is_found_gone_by_its_tasks(own, anew):
+    own.produce("t", 100)
+    given = {"store": None, "splitBytes": "4k"}
+    lenient, strict = (reader(own, failOnDataLoss=one, **given) for one in ("false", "true"))
+    start = lenient.initialOffset()
+    ends = [one.latestOffset(start, ReadAllAvailable()) for one in (lenient, strict)]
+    own.broker.delete_topic("t")
+    if anew:
+        own.written.clear()
+        own.create("t", partitions=1)
+        own.produce("t", 50)
+    assert rows(lenient, start, ends[0]) == []
+    with pytest.raises(DataLoss, match=r"t-0: offsets 0 to \d+ are gone"):
+        rows(strict, start, ends[1])
+
+
 def test_a_log_that_was_set_back_is_data_loss_and_goes_on_with_what_comes(own):
     own.produce("t", 50)
     stream = reader(own)
