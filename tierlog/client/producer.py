@@ -102,7 +102,7 @@ class Producer:
         What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
         no record, UnknownTopic, and RuntimeError after `close`.
         """
-        self._check_open()  # behind a fork nobody may be left to give the lock back
+        self._check_thread()
         topic, partition = place_of(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
@@ -177,7 +177,11 @@ class Producer:
             raise RuntimeError("the producer failed; make a new one") from self._failure
         if self._closed:
             raise RuntimeError("the producer is closed")
+
+    def _check_thread(self) -> None:
+        """Ahead of the lock, which behind a fork nobody may be left to give back."""
         if not self._thread.is_alive():
+            self._check_open()
             raise RuntimeError(
                 "the producer's thread stayed behind a fork; make one in this process"
             )
