@@ -295,6 +295,8 @@ def serve(server: Server, arguments: argparse.Namespace) -> int:
     with running(server, port=arguments.port or DEFAULT_PORT, data=data) as endpoint:
         make_bucket(endpoint, arguments.bucket)
         print(describe(server, endpoint, arguments.bucket), flush=True)
+        # Blocked no sooner: what installs the server is ended by a Ctrl-C.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return 0
 
@@ -341,6 +343,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.exec is not None and not arguments.exec:
         parser.error("--exec needs a command")
+    if arguments.exec and shutil.which(arguments.exec[0]) is None:
+        parser.error(f"--exec: there is no command {arguments.exec[0]!r}")
     return arguments
 
 
@@ -354,14 +358,13 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.install_only:
             print(server.install(folder_of(server)))
             return 0
-        if arguments.exec:
-            signal.signal(signal.SIGTERM, ends_the_program)
-            return execute(server, arguments)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        return serve(server, arguments)
+        signal.signal(signal.SIGTERM, ends_the_program)
+        return execute(server, arguments) if arguments.exec else serve(server, arguments)
     except Failure as problem:
         say(f"s3_server: {problem}")
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""The development server's own manners; what it serves is tested by whoever uses it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fakes.broker_process import free_port
+from tests.fakes.waiting import until
+
+SCRIPT = Path(__file__).resolve().parents[3] / "localstack" / "s3_server.py"
+
+
+def test_an_interrupt_ends_an_installation(tmp_path: Path) -> None:
+    script = Path(shutil.copytree(SCRIPT.parent, tmp_path / "localstack")) / SCRIPT.name
+    go = tmp_path / "bin" / "go"
+    go.parent.mkdir()
+    note = f"echo $$ > {tmp_path}/made && mv {tmp_path}/made {tmp_path}/pid"
+    go.write_text(f"#!/bin/sh\n{note}\nexec sleep 600\n")
+    go.chmod(0o755)
+    path = f"{go.parent}:{os.environ['PATH']}"
+    made = subprocess.Popen(
+        [sys.executable, script, "--port", str(free_port())],
+        env=os.environ | {"PATH": path},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until((tmp_path / "pid").exists)
+        os.killpg(made.pid, signal.SIGINT)  # as a terminal does
+        said = made.communicate(timeout=30)[1]
+    finally:
+        made.kill()
+    assert made.returncode == 130
+    assert "Traceback" not in said
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    command = [sys.executable, SCRIPT, "--exec", "no-such-command"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: --exec: there is no command 'no-such-command'\n")
