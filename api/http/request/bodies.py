@@ -24,7 +24,13 @@ from api.http.request import media_types
 from api.http.settings import HttpSettings
 from api.protocol.body_receive import ReceiveInto
 from api.protocol.errors import ClientGone
-from record_format.errors import FieldProblem, InvalidRequest, RequestTooLarge, Throttled
+from record_format.errors import (
+    FieldProblem,
+    InvalidRequest,
+    NoDescriptor,
+    RequestTooLarge,
+    Throttled,
+)
 
 ENCODINGS: Final = ("gzip", "zstd")
 # What is left of a body to be received straight into its place: fewer bytes are there already, and
@@ -78,8 +84,8 @@ async def received_body(
 ) -> AsyncIterator[bytes | bytearray]:
     """The body as it was sent. Its bytes count as held until the block is left.
 
-    `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, StalledBody,
-    ClientGone.
+    `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, NoDescriptor,
+    StalledBody, ClientGone.
     """
     limit = settings.body_max_bytes if limit is None else limit
     announced = _announced_size(exchange, limit)
@@ -109,6 +115,8 @@ async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) 
             raise pace.stalled() from None
         except ConnectionError:
             raise ClientGone from None
+        except OSError as error:
+            raise NoDescriptor(f"no descriptor left for a body: {error.strerror}") from error
     return body
 
 

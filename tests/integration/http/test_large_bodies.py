@@ -2,6 +2,8 @@
 there, and the connection's next request begins where the body ended.
 """
 
+import errno
+import os
 import random
 import socket
 import struct
@@ -15,7 +17,7 @@ import pytest
 from api.http.server import RunningServer
 from api.http.settings import HttpSettings
 from tests.fakes.waiting import until
-from tests.integration.http.conftest import records_path, served
+from tests.integration.http.conftest import problem, records_path, served
 from tests.integration.http.test_wire import get, statuses
 
 SIZE = 700_000
@@ -168,6 +170,21 @@ def test_a_body_whose_client_left_behind_another_request_is_nothing_amiss(
             assert statuses(sock.makefile("rb").read()) == [200]
     assert log_end(server) == begin
     assert not caplog.records
+
+
+def test_a_body_without_a_descriptor_is_sent_again_later(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dup(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    begin, body = log_end(server), value(SIZE, 8)
+    with httpx.Client(headers=OCTETS) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "dup", dup)
+            problem(client.post(server.url + PATH, content=body), 429, "throttled")
+        assert client.post(server.url + PATH, content=body).status_code == 200
+    assert values_from(server, begin) == [body]
 
 
 def test_a_client_that_left_before_its_refusal_is_nothing_amiss(
