@@ -67,7 +67,7 @@ class Broker:
         disk: Disk = REAL_DISK,
     ) -> None:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
-        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json")
+        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json", write=folder.write)
         self._set_apart: list[Path] = []
         self._topics = LiveTopics(
             folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
@@ -299,7 +299,6 @@ class Broker:
         self.chores.copier.close()
         if self.bucket is not None:
             self.bucket.close()
-        self.registry.close()
         self.folder.close()
 
     def _close_logs(self) -> bool:

@@ -12,6 +12,7 @@ fsynced.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,6 @@ from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
 from manifest.topic_objects import TopicObject
 from record_format import sealed_json, typed_json
-from record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"
 
@@ -63,10 +63,9 @@ class _Topics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicRegistry:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, write: Callable[[Path, bytes], None] = write_durably) -> None:
+        self._path, self._write = path, write
         self._lock = threading.Lock()
-        self._closed = False
         self._by_id: dict[str, TopicRecord] = {}
         if path.exists():
             document = sealed_json.unseal(path.read_bytes(), kind="topics", file=str(path))
@@ -105,15 +104,8 @@ class TopicRegistry:
                 clean = msgspec.structs.replace(record, dirty=False)
                 self._save(self._by_id | {record.topic_id: clean})
 
-    def close(self) -> None:
-        """Before the folder may be another broker's."""
-        with self._lock:
-            self._closed = True
-
     def _save(self, records: dict[str, TopicRecord]) -> None:
         """Raises ShuttingDown, OSError."""
-        if self._closed:
-            raise ShuttingDown(f"{self._path} was closed")
         topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
-        write_durably(self._path, sealed_json.seal(msgspec.json.encode(topics), kind="topics"))
+        self._write(self._path, sealed_json.seal(msgspec.json.encode(topics), kind="topics"))
         self._by_id = records
