@@ -234,6 +234,8 @@ class Compactor:
             marks.save({other: at for other, at in marks.items() if other != place})
 
     def _put_off(self, partition: Partition, error: Exception) -> None:
+        if partition.is_deleted:
+            return  # a topic that gets its name has nothing to wait for
         place = _place(partition)
         wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
         self._waits[place] = (self._clock(), wait_ms)

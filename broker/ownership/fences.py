@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from broker.partition import Partition
-from record_format.errors import FencedError, StoreUnavailable, TierlogError
+from record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
 
 log = structlog.get_logger(__name__)
 
@@ -66,8 +66,8 @@ def _was_asked(partition: Partition) -> bool:
     try:
         if not partition.leadership_lost:
             partition.cold.ownership.check_fence(log_end_offset=partition.log.log_end_offset)
-    except FencedError:
-        pass  # kept and reported by the partition
+    except (FencedError, UnknownTopic):
+        pass  # kept and reported by the partition; or deleted
     except StoreUnavailable:
         return False
     except (TierlogError, OSError) as error:

@@ -414,6 +414,25 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     assert last_of(house.records("t")) == last
 
 
+def test_a_topic_that_is_deleted_while_it_is_compacted_puts_nothing_off(house, monkeypatch):
+    """The next of its name would wait for a minute."""
+    house.broker.create_topic("t", config=COMPACT)
+    fill(house, "t", 300)
+    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
+    log.roll()
+    clean = type(log.sealed).clean
+
+    def deleted_first(sealed, *how):
+        house.broker.delete_topic("t")
+        return clean(sealed, *how)
+
+    monkeypatch.setattr(type(log.sealed), "clean", deleted_first)
+    with capture_logs() as lines:
+        compactor.run_round()
+    assert not [line for line in lines if line["event"] == "compaction waits"]
+    assert not compactor._waits
+
+
 def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     """Else its tombstones went in time, and the values that they delete stayed."""
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})

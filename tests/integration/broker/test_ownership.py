@@ -5,6 +5,7 @@ import shutil
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.bucket_notes import BucketNotes
 from broker.ownership import fences
@@ -210,3 +211,12 @@ def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_close
     with pytest.raises(ShuttingDown):
         cold.commit(lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1))
     assert cold.notes._path.read_bytes() == noted
+
+
+def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
+    house.broker.create_topic("t")
+    partition = house.broker.partition("t", 0)
+    partition.retire()
+    with capture_logs() as lines:
+        Fences(lambda: [partition]).look()
+    assert not lines
