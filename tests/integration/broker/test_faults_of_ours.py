@@ -63,7 +63,7 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
 
 
 def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monkeypatch):
-    wrap = breaking(lambda _self, partition, *_: partition)
+    wrap = breaking(lambda _self, _marks, partition, *_: partition)
     monkeypatch.setattr(compactor.Compactor, "_note", wrap(compactor.Compactor._note))
     with capture_logs() as lines:
         two.broker.chores.compactor.run_round()
