@@ -51,20 +51,19 @@ class Context:
         self.unsent = UnsentAnswers(
             broker.settings.data_dir, lambda call: self.run(self.readers, call)
         )
-        self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-read")
-        self._cold_readers = ThreadPoolExecutor(
-            settings.read_threads, thread_name_prefix="http-cold"
-        )
-        self._changers = ThreadPoolExecutor(
-            settings.change_threads, thread_name_prefix="http-change"
-        )
-        self._cold_changers = ThreadPoolExecutor(
-            settings.change_threads, thread_name_prefix="http-cold-change"
-        )
-        self._parsers = ThreadPoolExecutor(settings.parse_threads, thread_name_prefix="http-parse")
+        self._pools: list[ThreadPoolExecutor] = []
+        self.readers = self._pool("http-read", settings.read_threads)
+        self._cold_readers = self._pool("http-cold", settings.read_threads)
+        self._changers = self._pool("http-change", settings.change_threads)
+        self._cold_changers = self._pool("http-cold-change", settings.change_threads)
+        self._parsers = self._pool("http-parse", settings.parse_threads)
         self._waiting: set[Callable[[], None]] = set()
         self.is_stopping = False
         self._register_metrics()
+
+    def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
+        self._pools.append(ThreadPoolExecutor(threads, thread_name_prefix=name))
+        return self._pools[-1]
 
     def _register_metrics(self) -> None:
         metrics = self.metrics
@@ -152,8 +151,5 @@ class Context:
             leave()
 
     def close(self) -> None:
-        self.readers.shutdown(wait=False, cancel_futures=True)
-        self._cold_readers.shutdown(wait=False, cancel_futures=True)
-        self._changers.shutdown(wait=False, cancel_futures=True)
-        self._cold_changers.shutdown(wait=False, cancel_futures=True)
-        self._parsers.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
