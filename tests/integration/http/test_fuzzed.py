@@ -45,6 +45,8 @@ def operations(api: Api) -> list[Any]:
     return [found.ok() for found in schema.get_all_operations() if "tail" not in found.ok().path]
 
 
+# Of the broker's threads, which draw their jitter while a strategy draws, hypothesis cannot tell.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_what_a_fuzzer_sends_is_answered_as_the_document_says(
     api: Api, operations: list[Any], mode: GenerationMode

@@ -21,8 +21,11 @@ def test_an_interrupt_ends_an_installation(tmp_path: Path) -> None:
     go.write_text(f"#!/bin/sh\n{note}\nexec sleep 600\n")
     go.chmod(0o755)
     path = f"{go.parent}:{os.environ['PATH']}"
+    # A shell has all that it runs in the background ignore interrupts.
+    heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heeding + f"runpy.run_path({str(script)!r}, run_name='__main__')"
     made = subprocess.Popen(
-        [sys.executable, script, "--port", str(free_port())],
+        [sys.executable, "-c", code, "--port", str(free_port())],
         env=os.environ | {"PATH": path},
         start_new_session=True,
         stdout=subprocess.DEVNULL,
