@@ -15,7 +15,9 @@ from record_format import errors, typed_json
 from record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
 from tierlog.client.wire import Place, Reply, Request
 
-REFUSED_FOR_NOW: Final = frozenset(("throttled", "starting", "store-unavailable", "shutting-down"))
+REFUSED_FOR_NOW: Final = frozenset(
+    ("throttled", "starting", "store-unavailable", "shutting-down", "disk-full")
+)
 
 
 class Unauthorized(RequestError):
@@ -118,7 +120,7 @@ def parse_problem(body: bytes) -> Problem | None:
 
 def is_refusal(reply: Reply) -> bool:
     """Whether the broker refused for now and changed nothing: the request may be sent again."""
-    if reply.status not in {429, 503}:
+    if reply.status not in {429, 503, 507}:
         return False
     problem = parse_problem(reply.body)
     if problem is None or problem.results or problem.outcome == "unknown":

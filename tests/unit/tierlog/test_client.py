@@ -196,13 +196,14 @@ def test_a_plain_produce_is_not_repeated_after_a_broken_connection():
 def test_a_produce_that_never_left_or_was_refused_is_repeated():
     script = Script(
         *(httpx.ConnectError, httpx.ProxyError),
-        *(problem(503, "starting"), problem(429, "throttled"), ok(PRODUCED)),
+        *(problem(503, "starting"), problem(429, "throttled"), problem(507, "disk-full")),
+        ok(PRODUCED),
     )
     with tierlog.Client(
-        retries=RetryPolicy(attempts=5, first_pause_s=0.0), transport=httpx.MockTransport(script)
+        retries=RetryPolicy(attempts=6, first_pause_s=0.0), transport=httpx.MockTransport(script)
     ) as c:
         assert c.produce("t", ["a"]).topic == "t"
-    assert len(script.requests) == 5
+    assert len(script.requests) == 6
 
 
 def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
@@ -221,7 +222,7 @@ def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
         (problem(503, "shutting-down", outcome="unknown"), errors.OutcomeUnknownError),
         (problem(503, "log-offline"), errors.LogOfflineError),
         (problem(503, "store-unavailable", results=[{"partition": 1}]), AppendedInPart),
-        (problem(507, "disk-full", retry_after="1"), errors.DiskFull),
+        (problem(507, "disk-full", results=[{"partition": 1}]), AppendedInPart),
     ],
 )
 def test_a_write_that_may_have_landed_is_never_repeated(answer, kind):
