@@ -35,8 +35,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.eviction import EvictionOrder
-from cold_tier.ranged_reader import ChunkKey, ChunkRef
-from record_format.errors import ConfigurationError, DiskFull, Throttled
+from cold_tier.ranged_reader import ChunkKey, ChunkRef, disk_refusal
+from record_format.errors import ConfigurationError, Throttled
 from record_format.file_slice import OUT_OF_FILES, OpenFile
 
 FILLING: Final = ".filling"
@@ -229,7 +229,7 @@ class ChunkCache:
         try:  # each time: whoever needs room may delete a cache while it is used
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DiskFull(f"chunk cache {folder}: {error.strerror}") from error
+            raise disk_refusal(f"chunk cache {folder}", error) from error
         return folder / secrets.token_hex(12)
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
@@ -243,7 +243,7 @@ class ChunkCache:
         except OSError as error:
             temp.unlink(missing_ok=True)
             self.unreserve(chunk.size_bytes)
-            raise DiskFull(f"chunk cache {self._folder}: {error.strerror}") from error
+            raise disk_refusal(f"chunk cache {self._folder}", error) from error
         with self._room:
             self._reserved -= chunk.size_bytes
             if key in self._entries:

@@ -4,6 +4,8 @@
 * Fills in flight are bounded, and those for read-ahead to half of that: a reader who waits never
   waits for more than a few guesses. Read-ahead that finds no room or no slot is dropped, not
   queued.
+* A disk that is full refuses no read: what a reader waits for is filled in memory then, and is not
+  cached.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from cold_tier.chunk_cache import ChunkCache
+from cold_tier.memory_chunks import MemoryChunks
 from cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
 from record_format.errors import DiskFull, ShuttingDown, Throttled
 from record_format.file_slice import OpenFile
@@ -24,10 +27,13 @@ SHRINK_CHUNKS: Final = 4
 
 
 class ChunkFills:
-    """Thread-safe."""
+    """Thread-safe. `memory_max_bytes`: of chunks that the disk has no room for."""
 
-    def __init__(self, cache: ChunkCache, reader: RangedReader, *, fills_max: int) -> None:
+    def __init__(
+        self, cache: ChunkCache, reader: RangedReader, *, fills_max: int, memory_max_bytes: int
+    ) -> None:
         self._cache, self._reader = cache, reader
+        self._in_memory = MemoryChunks(limit_bytes=memory_max_bytes)
         self._read_ahead_max = max(1, fills_max // 2)
         self._pool = ThreadPoolExecutor(fills_max, thread_name_prefix="cold-fill")
         self._lock = threading.Lock()
@@ -38,7 +44,8 @@ class ChunkFills:
         """The chunk's file, open; waits for the store where it is not cached.
 
         Waits `room_wait_s` for room in the cache: not at all for who holds other chunks open.
-        Raises CorruptObject, MissingObject, StoreUnavailable, Throttled, DiskFull.
+        Raises CorruptObject, MissingObject, StoreUnavailable, Throttled; DiskFull only where the
+        system has no files in memory.
         """
         while True:
             found = self._cache.lookup(chunk)
@@ -54,7 +61,7 @@ class ChunkFills:
             except Throttled:
                 if ours:
                     raise
-                continue  # whoever began the fill did not wait for room as long as we would
+                continue  # it was a guess, or did not wait for room as long as we would
             finally:
                 del filling  # an error that holds its own future would keep open files alive
             self._cache.mark_read(chunk)
@@ -100,24 +107,33 @@ class ChunkFills:
 
     def _guess(self, chunk: ChunkRef) -> OpenFile:
         try:
-            return self._fill(chunk, room_wait_s=0.0)
+            return self._fill_cache(chunk, room_wait_s=0.0)
+        except DiskFull as error:
+            raise Throttled("the disk has no room for a guess") from error
         finally:
             with self._lock:
                 self._guesses -= 1
+                self._filling.pop(chunk.key, None)
 
     def _fill(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
         try:
             try:
-                return self._fill_once(chunk, room_wait_s=room_wait_s)
+                return self._fill_cache(chunk, room_wait_s=room_wait_s)
             except DiskFull:
-                # The disk is shorter than the cache's limit: cached chunks are what can go.
-                if not self._cache.shrink(SHRINK_CHUNKS * chunk.size_bytes):
-                    raise
-                return self._fill_once(chunk, room_wait_s=room_wait_s)
+                return self._in_memory.fill(chunk, self._reader.fetch_into, wait_s=room_wait_s)
         finally:
             # After `publish`: whoever finds no fill under way finds the chunk.
             with self._lock:
                 self._filling.pop(chunk.key, None)
+
+    def _fill_cache(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
+        try:
+            return self._fill_once(chunk, room_wait_s=room_wait_s)
+        except DiskFull:
+            # The disk is shorter than the cache's limit: cached chunks are what can go.
+            if not self._cache.shrink(SHRINK_CHUNKS * chunk.size_bytes):
+                raise
+            return self._fill_once(chunk, room_wait_s=room_wait_s)
 
     def _fill_once(self, chunk: ChunkRef, *, room_wait_s: float) -> OpenFile:
         self._cache.reserve(chunk.size_bytes, wait_s=room_wait_s)

@@ -55,7 +55,9 @@ AT_ONCE_MAX: Final = 4  # chunks that one answer holds open from its start
 
 
 class ColdLimits(NamedTuple):
-    """`requests_max` GETs in flight, within `memory_max_bytes`, whatever clients do."""
+    """`requests_max` GETs in flight, within `memory_max_bytes`, whatever clients do; as much again
+    for chunks that the disk has no room for.
+    """
 
     requests_max: int = 32
     memory_max_bytes: int = 128 * 1024 * 1024
@@ -124,7 +126,12 @@ class ColdReader:
     ) -> None:
         self._indexes = indexes or SegmentIndexes(store)
         self._reader = reader or RangedReader(store, requests_max=limits.fills)
-        self._fills = ChunkFills(cache, self._reader, fills_max=limits.fills)
+        self._fills = ChunkFills(
+            cache,
+            self._reader,
+            fills_max=limits.fills,
+            memory_max_bytes=limits.memory_max_bytes,
+        )
         self._finder = BatchFinder()
         self._prefetcher = Prefetcher(self._fills, self._indexes, ReadAhead())
         self._waiting = _Access(self._indexes.get, self._fetched, AS_FAR_AS_NEEDED)

@@ -28,7 +28,14 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import RetryPolicy
-from record_format.errors import CorruptObject, DiskFull, StoreUnavailable, TierlogError
+from record_format.errors import (
+    CorruptObject,
+    DiskFull,
+    NoDescriptor,
+    StoreUnavailable,
+    TierlogError,
+)
+from record_format.file_slice import OUT_OF_FILES
 
 T = TypeVar("T")
 
@@ -195,6 +202,10 @@ class RangedReader:
         self._count(fetched_chunks=1, fetched_bytes=chunk.size_bytes)
         return path
 
+    def fetch_into(self, chunk: ChunkRef, room: memoryview) -> None:
+        """The chunk's bytes, checked, into memory of its size, on the caller's thread."""
+        read_chunk(self._store, chunk, room=room, policy=self._policy)
+
     def close(self) -> None:
         self._requests.shutdown(wait=True, cancel_futures=True)
 
@@ -252,18 +263,18 @@ class RangedReader:
         self, chunk: ChunkRef, temp: Path, stop: threading.Event, *, deadline: float
     ) -> None:
         received = crc = 0
-        pieces = self._store.get_range(
-            chunk.log_key,
-            chunk.position,
-            chunk.end_position,
-            into=self._buffer(),
-        )
         try:
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _disk_error(temp, error) from error
+            raise disk_refusal(f"chunk cache {temp.parent}", error) from error
         try:
             _set_aside(fd, chunk.size_bytes, temp)
+            pieces = self._store.get_range(
+                chunk.log_key,
+                chunk.position,
+                chunk.end_position,
+                into=self._buffer(),
+            )
             with closing(pieces):  # type: ignore[type-var]  # stores answer with generators
                 for piece in pieces:
                     if stop.is_set():
@@ -350,7 +361,7 @@ def _set_aside(fd: int, size_bytes: int, path: Path) -> None:
         try:
             os.posix_fallocate(fd, 0, size_bytes)
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_refusal(f"chunk cache {path.parent}", error) from error
 
 
 def _write_all(fd: int, piece: Piece, path: Path) -> None:
@@ -359,8 +370,9 @@ def _write_all(fd: int, piece: Piece, path: Path) -> None:
         while rest:
             rest = rest[os.write(fd, rest) :]
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise disk_refusal(f"chunk cache {path.parent}", error) from error
 
 
-def _disk_error(path: Path, error: OSError) -> TierlogError:
-    return DiskFull(f"chunk cache {path.parent}: {error.strerror}")
+def disk_refusal(where: str, error: OSError) -> DiskFull:
+    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
+    return kind(f"{where}: {error.strerror}")

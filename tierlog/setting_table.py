@@ -142,7 +142,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "cold.requests.max", Kind.COUNT, "Requests to the store in flight.", least=1, most=4096
     ),
-    _broker("cold.memory.max", Kind.BYTES, "Memory for cold reads in flight.", least=MIB),
+    _broker(
+        "cold.memory.max",
+        Kind.BYTES,
+        "Memory for cold reads in flight; as much again for what a full disk has no room for.",
+        least=MIB,
+    ),
     _broker(
         "gc.grace.ms", Kind.MS, "How long an object stays that no manifest names any more.", least=0
     ),

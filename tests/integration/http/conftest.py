@@ -76,13 +76,18 @@ def records_path(topic: str, partition: int = 0) -> str:
 
 @pytest.fixture(scope="module", params=["uvloop"])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    root: Path = tmp_path_factory.mktemp("broker")
+    with api_of(tmp_path_factory.mktemp("broker"), loop=request.param) as client:
+        yield client
+
+
+@contextmanager
+def api_of(root: Path, *, loop: str = "auto", cache_bytes: int = 64 << 20) -> Iterator[Api]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
-    settings = BrokerSettings(data_dir=root / "data", cache_bytes=64 << 20, disk_reserve_bytes=0)
+    settings = BrokerSettings(data_dir=root / "data", cache_bytes=cache_bytes, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=store)
     try:
         with (
-            RunningServer(create_app(broker, LIMITS), LIMITS, loop=request.param) as server,
+            RunningServer(create_app(broker, LIMITS), LIMITS, loop=loop) as server,
             Api(base_url=server.url, timeout=30) as client,
         ):
             client.broker, client.store, client.port = broker, store, server.port

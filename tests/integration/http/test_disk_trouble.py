@@ -2,12 +2,14 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from hot_tier.disk import Disk
-from tests.integration.http.conftest import Api, problem
+from tests.fakes.small_disk import small_disk
+from tests.integration.http.conftest import BATCHES, Api, api_of, problem
 
 
 class TroubledDisk(Disk):
@@ -54,6 +56,31 @@ def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
     assert "writes are refused: less than disk.reserve.bytes" in ready.json()["degraded"][0]
     assert api.get("/readyz").json()["degraded"] == []
     assert api.values(topic, 2)["base_offset"] == 1
+
+
+def test_what_is_cold_is_read_from_a_disk_without_a_byte_of_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "data", size_bytes=16 << 20) as disk, api_of(tmp_path) as api:
+        topic = api.cold_topic()
+        segments = api.get(f"/v1/topics/{topic}/partitions/0/segments").json()["segments"]
+        cold = next(segment for segment in segments if segment["tier"] == "cold")
+        asked = [
+            (f"/records?offset={offset}", accept)
+            for offset in (0, 70)
+            for accept in ("application/json", BATCHES)
+        ]
+        asked.append((f"/segments/{cold['base_offset']}", "application/octet-stream"))
+
+        before = [cold_bytes(api, topic, path, accept) for path, accept in asked]
+        api.broker.bucket.cache.shrink(1 << 30)
+        disk.fill()
+        assert [cold_bytes(api, topic, path, accept) for path, accept in asked] == before
+        problem(api.produce(topic, {"value": 1}), 507, "disk-full")
+
+
+def cold_bytes(api: Api, topic: str, path: str, accept: str) -> bytes:
+    answer = api.get(f"/v1/topics/{topic}/partitions/0{path}", headers={"accept": accept})
+    assert (answer.status_code, answer.headers["log-tier"]) == (200, "cold"), answer.text
+    return answer.content
 
 
 def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) -> None:

@@ -1,0 +1,52 @@
+"""A real file system that is small, and full when it is told to be: a tmpfs of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+FILES = 256
+
+
+class SmallDisk:
+    def __init__(self, path: Path) -> None:
+        self.path, self._ballast = path, path / "ballast"
+
+    def fill(self) -> None:
+        """Not a byte is left."""
+        with self._ballast.open("wb", buffering=0) as file:
+            _until_refused(lambda: file.write(bytes(4096)))
+
+    def fill_with_files(self, *, but: int = 0) -> None:
+        """Not a name is left, or `but` so many."""
+        self._ballast.mkdir()
+        names = (self._ballast / str(number) for number in range(2 * FILES))
+        _until_refused(lambda: next(names).touch())
+        for name in sorted(self._ballast.iterdir())[:but]:
+            name.unlink()
+
+
+@contextmanager
+def small_disk(path: Path, *, size_bytes: int = 1 << 20) -> Iterator[SmallDisk]:
+    path.mkdir(parents=True)
+    options = f"size={size_bytes},nr_inodes={FILES}"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounts a file system")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def _until_refused(write) -> None:
+    try:
+        while True:
+            write()
+    except OSError:
+        return

@@ -1,0 +1,201 @@
+"""A disk that has no room for one chunk: cold reads go on, in memory."""
+
+import errno
+import gc
+import os
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cold_tier.chunk_cache import ChunkCache
+from cold_tier.chunk_fills import ChunkFills
+from cold_tier.cold_reader import ColdReader
+from cold_tier.ranged_reader import RangedReader
+from cold_tier.retry import RetryPolicy
+from record_format.errors import CorruptObject, DiskFull, NoDescriptor, StoreUnavailable, Throttled
+from tests.fakes.cold_segments import upload
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+from tests.fakes.small_disk import small_disk
+
+QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files in memory are Linux's")
+
+
+@pytest.fixture
+def segment(store, written):
+    return upload(store, written)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "small") as made:
+        yield made
+
+
+@pytest.fixture
+def cache(disk):
+    return ChunkCache(disk.path / "cache", limit_bytes=1 << 20)
+
+
+@pytest.fixture
+def reader(store, cache):
+    ranged = RangedReader(store, requests_max=4, policy=QUICK)
+    with closing(ColdReader(store, cache, reader=ranged)) as made:
+        yield made
+
+
+def whole_log(reader, segment, **limits):
+    offset, body = 0, b""
+    while offset <= segment.last_offset:
+        read = reader.read(segment, offset, **limits)
+        body += b"".join(piece.read() for piece in read.slices)
+        offset = read.next_offset
+    return body
+
+
+def log_gets(store):
+    return [key for call, key in store.calls if call == "get_range" and key.endswith(".log")]
+
+
+def in_memory(reader):
+    return sum(held() is not None for held, _ in reader._fills._in_memory._open)
+
+
+FULL = {
+    "no byte": lambda disk: disk.fill(),
+    "no name": lambda disk: disk.fill_with_files(),
+    "no name for the segment's folder": lambda disk: disk.fill_with_files(but=1),
+}
+
+
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("full", FULL)
+def test_a_log_is_read_whole(disk, cache, reader, segment, written, full, max_bytes):
+    FULL[full](disk)
+    assert whole_log(reader, segment, max_bytes=max_bytes) == written.body
+    pieces = reader.byte_range(segment, start=0, end=segment.size_bytes)
+    assert b"".join(piece.read() for piece in pieces) == written.body
+    usage = cache.usage()
+    assert (usage.chunks, usage.reserved_bytes) == (0, 0)
+    assert list((disk.path / "cache" / ".filling").iterdir()) == []
+
+
+def test_what_was_cached_goes_first_and_what_comes_when_there_is_room_is_cached(
+    disk, cache, reader, segment, written
+):
+    whole_log(reader, segment, max_bytes=1)
+    cached = cache.usage().chunks
+    assert cached > 4
+    disk.fill()
+    reader._fills.prefetch(reader._indexes.get(segment).chunks[0])  # is cached: nothing goes
+    assert cache.usage().chunks == cached
+    cache.shrink(1 << 20)
+    assert whole_log(reader, segment, max_bytes=1) == written.body
+    assert cache.usage().chunks > 0, "room that cached chunks gave up is a chunk's"
+
+
+def test_nothing_is_read_ahead_that_could_not_be_kept(disk, store, reader, segment):
+    disk.fill()
+    chunks = len(reader._indexes.get(segment).chunks)
+    whole_log(reader, segment, max_bytes=4096)
+    assert len(log_gets(store)) <= 2 * chunks
+    for number in range(chunks):
+        reader._fills.prefetch(reader._indexes.get(segment).chunks[number])
+    reader.close()
+    assert len(log_gets(store)) <= 2 * chunks
+
+
+def test_memory_is_bounded_and_a_reader_waits_until_another_lets_go(
+    disk, store, cache, reader, segment
+):
+    disk.fill()
+    chunks = reader._indexes.get(segment).chunks
+    limit = chunks[0].size_bytes + chunks[1].size_bytes
+    with (
+        closing(RangedReader(store, policy=QUICK)) as ranged,
+        closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=limit)) as fills,
+    ):
+        held = [fills.get(chunks[0]), fills.get(chunks[1])]
+        with pytest.raises(Throttled):
+            fills.get(chunks[2], room_wait_s=0)
+        threading.Timer(0.1, held.clear).start()
+        assert os.pread(fills.get(chunks[2], room_wait_s=30).fd, 1, 0)
+        assert not held
+
+
+def test_a_chunk_above_the_limit_has_the_memory_alone(disk, store, cache, reader, segment):
+    disk.fill()
+    chunks = reader._indexes.get(segment).chunks
+    with (
+        closing(RangedReader(store, policy=QUICK)) as ranged,
+        closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=1)) as fills,
+    ):
+        held = fills.get(chunks[0])
+        with pytest.raises(Throttled):
+            fills.get(chunks[1], room_wait_s=0)
+        del held
+        fills.get(chunks[1], room_wait_s=0)
+
+
+def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):
+    disk.fill()
+    log = lambda key: key.endswith(".log")  # noqa: E731
+    store.fail("get_range", WrongBytes(5), when=log)
+    assert whole_log(reader, segment, max_bytes=1 << 20) == written.body
+    store.fail("get_range", WrongBytes(5), times=2, when=log)
+    with pytest.raises(CorruptObject):
+        reader.read(segment, 0, max_bytes=1)
+
+
+def test_an_error_keeps_no_memory(disk, store, reader, segment):
+    """Not even until the next garbage collection."""
+    disk.fill()
+    reader._indexes.get(segment)
+    store.fail("get_range", FailsBefore(), times=QUICK.attempts)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(StoreUnavailable):
+            reader.read(segment, 0, max_bytes=1)
+        assert in_memory(reader) == 0
+        read = reader.read(segment, 0, max_bytes=1)
+        assert in_memory(reader) == len(read.slices) > 0
+        del read
+        assert in_memory(reader) == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE])
+def test_a_system_that_has_no_files_in_memory_says_why(disk, reader, segment, monkeypatch, number):
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    disk.fill()
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(DiskFull, match=os.strerror(number)) as refused:
+        reader.read(segment, 0, max_bytes=1)
+    assert isinstance(refused.value, NoDescriptor) is (number == errno.EMFILE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["posix_fallocate", "write", "mkdir", "rename"])
+def test_whichever_call_is_refused(store, written, tmp_path, monkeypatch, call, number):
+    real, cache = getattr(os, call), ChunkCache(tmp_path / "cache", limit_bytes=1 << 20)
+    (tmp_path / "cache" / ".filling").rmdir()
+
+    def refused(of, *args, **options):
+        path = str(Path(f"/proc/self/fd/{of}").readlink()) if isinstance(of, int) else str(of)
+        if path.startswith(str(tmp_path / "cache")):
+            raise OSError(number, os.strerror(number))
+        return real(of, *args, **options)
+
+    monkeypatch.setattr(os, call, refused)
+    segment = upload(store, written)
+    with closing(ColdReader(store, cache)) as reader:
+        assert whole_log(reader, segment, max_bytes=4096) == written.body
+    assert (cache.usage().chunks, cache.usage().reserved_bytes) == (0, 0)
