@@ -158,7 +158,10 @@ class SegmentIndexes:
                 ours: Future[Any] = Future()
                 self._loading[key] = ours
         if loading is not None:
-            return cast(T, loading.result())
+            try:
+                return cast(T, loading.result())
+            finally:
+                del loading  # or the error would hold itself, and what its reader has open
         try:
             with self._loads:
                 found, size_bytes = _once_more_for_wrong_bytes(load)

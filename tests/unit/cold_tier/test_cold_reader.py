@@ -4,7 +4,7 @@ import os
 import random
 import threading
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -546,6 +546,23 @@ def test_an_error_keeps_no_file_open(store, cache, written):
     finally:
         gc.enable()
     reader.close()
+
+
+def test_an_error_that_another_reader_met_keeps_no_file_open(store, cache, reader, run_of_three):
+    segments, bodies = run_of_three
+    under_way = Future()
+    under_way.set_exception(StoreUnavailable("it is down"))
+    reader._indexes._loading[segments[1].indexes_key, 0] = under_way
+    gc.disable()
+    try:
+        read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
+        assert bytes_of(read) == bodies[0]
+        reader._indexes._loading.clear()
+        del read, under_way
+        cache.shrink(1 << 30)
+        assert cache.usage().chunks == 0
+    finally:
+        gc.enable()
 
 
 def test_a_short_disk_costs_cached_chunks_and_not_the_read(store, cache, written, monkeypatch):
