@@ -167,9 +167,13 @@ class MultipartUpload:
             for future in waiting:
                 future.cancel()
         failed = next((future for future in done if future.exception() is not None), None)
-        if failed is not None:
-            failed.result()
-        return [future.result() for future in sending]
+        try:
+            if failed is not None:
+                failed.result()
+            return [future.result() for future in sending]
+        finally:
+            # An error that holds its own future keeps alive what its frames hold: whole parts.
+            del failed, sending, done, waiting
 
     def _send(
         self,

@@ -1,6 +1,8 @@
 """What the S3 store makes of answers, good and bad, over real HTTP on loopback."""
 
+import gc
 import socket
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -223,6 +225,25 @@ def test_a_failed_part_aborts_the_upload(tmp_path):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
         assert asked[-1][0] == "DELETE"
         assert "uploadId=u1" in asked[-1][1]
+
+
+def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
+    """Not even until the next garbage collection."""
+    path, size = tmp_path / "f", 6 << 20
+    path.write_bytes(bytes(size))
+    begun = (
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    )
+    with s3(Say(200, body=begun), Say(403, "AccessDenied")) as (store, _):
+        gc.disable()
+        try:
+            with pytest.raises(ConfigurationError) as refused:
+                store.put_file("k.log", path, size_bytes=size, crc32c=1, part_bytes=5 << 20)
+            met = weakref.ref(refused.value)
+            del refused
+            assert met() is None
+        finally:
+            gc.enable()
 
 
 def test_an_upload_that_a_stop_breaks_off_is_not_aborted(tmp_path):
