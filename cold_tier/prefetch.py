@@ -32,10 +32,8 @@ class Prefetcher:
         self._fills, self._indexes, self._read_ahead = fills, indexes, read_ahead
         self._pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
         self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
-        self._closed = False
 
     def close(self) -> None:
-        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def begin(
@@ -67,9 +65,13 @@ class Prefetcher:
         self._read_ahead.note(_folder_of(segment.log_key), next_offset, done=done)
 
     def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
-        if self._closed or not self._slots.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             return False
-        self._pool.submit(self._fetch_beyond, iter(following), chunks)
+        try:
+            self._pool.submit(self._fetch_beyond, iter(following), chunks)
+        except RuntimeError:  # the pool's only word for: shut down
+            self._slots.release()
+            return False
         return True
 
     def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:

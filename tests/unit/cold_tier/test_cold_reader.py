@@ -592,6 +592,16 @@ def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
         reader.read(segment, 0, max_bytes=1)
 
 
+def test_a_close_in_the_midst_of_a_read_costs_only_what_it_would_read_ahead(reader, segment):
+    class Closes:
+        def __iter__(self):
+            reader._prefetcher.close()
+            return iter([segment])
+
+    assert reader._prefetcher._begin_beyond(Closes(), 1) is False
+    assert reader.read(segment, 0, max_bytes=1).slices
+
+
 @pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
 def test_a_chunk_table_that_is_not_of_the_manifests_segment_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
