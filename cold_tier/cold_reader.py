@@ -312,6 +312,7 @@ class ColdReader:
                 self._fills.prefetch(index.chunks[number + 1])
             file = self._fills.get(index.chunks[number])
             yield _part_of(index.table.chunks[number], file, start=start, end=end)
+            del file  # its room is another's, while the next is waited for
 
     def cached_range(
         self, segment: ColdSegment, *, start: int, end: int

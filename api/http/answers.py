@@ -142,6 +142,7 @@ async def _send_windows(exchange: Exchange, answer: WindowedAnswer) -> None:
         async for slices in windows:
             left -= sum(piece.size_bytes for piece in slices)
             await _send_slices(exchange, slices, is_last=not left)
+            del slices  # let go before the next are waited for
 
 
 async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:

@@ -77,14 +77,16 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
     next_slice = partial(_next_slice, slices)
     first = await context.read_at(partition, base_offset, next_slice)
 
-    async def windows() -> AsyncGenerator[tuple[FileSlice, ...], None]:
-        following = first
+    async def windows(
+        following: FileSlice | None,
+    ) -> AsyncGenerator[tuple[FileSlice, ...], None]:
         while following is not None:
             yield (following,)
+            following = None  # let go before the next is waited for
             following = await context.read_at(partition, base_offset, next_slice)
 
     _count(context, exchange, segment, chosen.range)
-    return WindowedAnswer(chosen.status, chosen.headers, end - start, windows())
+    return WindowedAnswer(chosen.status, chosen.headers, end - start, windows(first))
 
 
 def _asked(context: Context, exchange: Exchange) -> _Asked:

@@ -81,9 +81,16 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @contextmanager
-def api_of(root: Path, *, loop: str = "auto", cache_bytes: int = 64 << 20) -> Iterator[Api]:
+def api_of(
+    root: Path, *, loop: str = "auto", cache_bytes: int = 64 << 20, chunk_bytes: int = 8 << 20
+) -> Iterator[Api]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
-    settings = BrokerSettings(data_dir=root / "data", cache_bytes=cache_bytes, disk_reserve_bytes=0)
+    settings = BrokerSettings(
+        data_dir=root / "data",
+        cache_bytes=cache_bytes,
+        cache_chunk_bytes=chunk_bytes,
+        disk_reserve_bytes=0,
+    )
     broker = Broker.open(settings, store=store)
     try:
         with (

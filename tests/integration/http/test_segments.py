@@ -1,8 +1,10 @@
 import itertools
+from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
-from tests.integration.http.conftest import Api, problem
+from tests.integration.http.conftest import Api, api_of, problem
 
 
 def paths(topic: str) -> str:
@@ -48,6 +50,20 @@ def test_a_topic_counts_the_segments_that_the_list_shows(api: Api) -> None:
     api.post(f"/v1/topics/{topic}/offload?wait_ms=20000")
     counted, listed = counted_and_listed()
     assert counted == listed
+
+
+def test_a_segment_goes_through_a_cache_that_holds_one_chunk(tmp_path: Path) -> None:
+    """Whoever sends one lets it go before the next is fetched."""
+    with api_of(tmp_path, cache_bytes=1, chunk_bytes=512) as api:
+        topic = api.topic(segment_bytes=4096, local_retention_ms=0, retention_ms=-1)
+        for value in range(20):
+            api.values(topic, f"{value:0400}")
+        api.post(f"/v1/topics/{topic}/offload?wait_ms=20000")
+        segment = api.get(paths(topic) + "/segments").json()["segments"][0]
+        body = api.get(paths(topic) + "/segments/0").content
+        assert segment["tier"] == "cold"
+        assert len(body) == segment["size_bytes"] > 6 * 512
+        assert f"{crc32c(body):08x}" == segment["crc32c"]
 
 
 def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
