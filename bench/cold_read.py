@@ -43,7 +43,7 @@ from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
 from cold_tier.open import open_store
-from cold_tier.ranged_reader import ChunkRef, RangedReader
+from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
 from cold_tier.read_ahead import WINDOW_MAX
 from record_format.batch import parse_header
 
@@ -280,7 +280,8 @@ def _fetches(
     """Milliseconds of each fetch of a chunk, one after the other, and the share of hedges."""
     proxy = SlowProxy(bucket, delay_s)
     store = open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)
-    reader, taken = RangedReader(store), []
+    hedging, taken = Hedging(), []
+    reader = RangedReader(store, hedging=hedging)
     chunks = [_chunk(store, key, number) for number in range(SEGMENT_BYTES // CHUNK_BYTES)]
     with tempfile.TemporaryDirectory() as folder:
         for number in range(FETCHES):
@@ -290,7 +291,7 @@ def _fetches(
             )
             taken.append((time.perf_counter() - began) * 1000)
             path.unlink()
-    hedged = reader.counts.hedged / FETCHES
+    hedged = hedging.spent / FETCHES
     reader.close()
     proxy.close()
     return taken, hedged

@@ -200,5 +200,4 @@ class Bucket:
 
     def close(self) -> None:
         self.reader.close()
-        self.cache.close()
         self.store.close()

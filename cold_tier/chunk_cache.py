@@ -264,9 +264,6 @@ class ChunkCache:
         self._unlink(victims)
         return freed
 
-    def close(self) -> None:
-        """Nothing is written at the end: a start checks what it finds."""
-
     # --- below: all with the lock held, but for what touches the disk -----------------------------
 
     def _hold(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:

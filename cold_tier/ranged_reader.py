@@ -122,12 +122,16 @@ def read_range(
 
 
 class Hedging:
-    """When a GET counts as late, and whether there is budget for another. Thread-safe."""
+    """When a GET counts as late, and whether there is budget for another; how many were `spent`.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._durations_s: deque[float] = deque(maxlen=SAMPLES)
         self._budget = HEDGE_BURST
+        self.spent = 0
 
     def delay_s(self) -> float | None:
         """How long to wait for the first GET; None as long as too little is known."""
@@ -151,14 +155,8 @@ class Hedging:
             if self._budget < 1:
                 return False
             self._budget -= 1
+            self.spent += 1
             return True
-
-
-class FetchCounts(NamedTuple):
-    fetched_chunks: int
-    fetched_bytes: int
-    hedged: int
-    failed: int
 
 
 class RangedReader:
@@ -177,12 +175,6 @@ class RangedReader:
         self._hedging = hedging or Hedging()
         self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
         self._own = threading.local()
-        self._lock = threading.Lock()
-        self._counts = FetchCounts(0, 0, 0, 0)
-
-    @property
-    def counts(self) -> FetchCounts:
-        return self._counts
 
     def fetch(self, chunk: ChunkRef, new_temp: Callable[[], Path]) -> Path:
         """A new file that holds exactly the chunk's bytes; nothing else is left behind.
@@ -194,13 +186,7 @@ class RangedReader:
         def one_round() -> Path:
             return self._round(chunk, new_temp, deadline=deadline)
 
-        try:
-            path = _with_one_more_for_wrong_bytes(chunk, lambda: self._policy.run(one_round))
-        except TierlogError:
-            self._count(failed=1)
-            raise
-        self._count(fetched_chunks=1, fetched_bytes=chunk.size_bytes)
-        return path
+        return _with_one_more_for_wrong_bytes(chunk, lambda: self._policy.run(one_round))
 
     def fetch_into(self, chunk: ChunkRef, room: memoryview) -> None:
         """The chunk's bytes, checked, into memory of its size, on the caller's thread."""
@@ -219,7 +205,6 @@ class RangedReader:
         try:
             done, _ = wait(gets, timeout=self._hedging.delay_s())
             if not done and self._hedging.spend():
-                self._count(hedged=1)
                 gets.append(self._submit(chunk, new_temp, stop, deadline=deadline))
             path = _first_right(gets, stop)
             if len(gets) == 1:
@@ -294,18 +279,6 @@ class RangedReader:
         if kept is None:
             kept = self._own.buffer = memoryview(bytearray(PIECE_BYTES))
         return kept
-
-    def _count(
-        self,
-        *,
-        fetched_chunks: int = 0,
-        fetched_bytes: int = 0,
-        hedged: int = 0,
-        failed: int = 0,
-    ) -> None:
-        more = (fetched_chunks, fetched_bytes, hedged, failed)
-        with self._lock:
-            self._counts = FetchCounts(*map(sum, zip(self._counts, more, strict=True)))
 
 
 def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:

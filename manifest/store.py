@@ -85,13 +85,12 @@ def random_name() -> str:
 
 
 class StoreOptions(NamedTuple):
-    """Time, chance and limits; tests pass their own."""
+    """Time and chance; tests pass their own."""
 
     clock: Callable[[], int]
     steady_clock: Callable[[], int] = steady_ms
     unique: Callable[[], str] = random_name
     pause: Callable[[float], None] = time.sleep
-    version_retention_ms: int = DAY_MS
 
 
 class ManifestStore:
@@ -374,9 +373,7 @@ class ManifestStore:
         """Whether `base` was the newest less than half the version retention ago."""
         version, nonce, seen_ms = self._newest
         age_ms = self._options.steady_clock() - seen_ms
-        return (version, nonce) == (base.version, base.nonce) and (
-            age_ms <= self._options.version_retention_ms // 2
-        )
+        return (version, nonce) == (base.version, base.nonce) and age_ms <= DAY_MS // 2
 
     def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
         """PUT `after` as the version that follows `before`. None: another writer was first."""

@@ -161,14 +161,14 @@ class QuickToHedge(Hedging):
 def test_a_late_answer_is_hedged_and_the_loser_leaves_nothing(store, tmp_path):
     slow = Slow()
     store.fail("get_range", slow)
-    names = itertools.count()
-    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=QuickToHedge())
+    names, hedging = itertools.count(), QuickToHedge()
+    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=hedging)
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     assert path.read_bytes() == BODY[1000:700_000]
     slow.gate.set()
     reader.close()  # waits for the loser
     assert list(tmp_path.iterdir()) == [path]
-    assert reader.counts.hedged == 1
+    assert hedging.spent == 1
 
 
 def test_a_failed_first_answer_leaves_the_word_to_the_hedge(store, tmp_path):
