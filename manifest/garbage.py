@@ -38,7 +38,12 @@ from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import PageSource, forget_removed
 from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
-from record_format.errors import CorruptDataError, ManifestConflict, UnknownManifestVersion
+from record_format.errors import (
+    CorruptDataError,
+    CorruptManifest,
+    ManifestConflict,
+    UnknownManifestVersion,
+)
 
 IsNamed = Callable[[str], bool]
 IsUnderWay = Callable[[int], bool]
@@ -272,15 +277,15 @@ class _AskedOnce:
 
     def __init__(self, pages: PageSource) -> None:
         self._pages = pages
-        self._failed: dict[str, CorruptDataError] = {}
+        self._failed: set[str] = set()  # keys alone: an error keeps all that its frames hold
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
-        if (failed := self._failed.get(page.key)) is not None:
-            raise failed
+        if page.key in self._failed:
+            raise CorruptManifest("the page could not be read just now", file=page.key)
         try:
             return self._pages.entries(page)
-        except CorruptDataError as bad:
-            self._failed[page.key] = bad
+        except CorruptDataError:
+            self._failed.add(page.key)
             raise
 
 

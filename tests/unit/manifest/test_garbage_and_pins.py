@@ -5,13 +5,14 @@ from typing import Self
 
 import pytest
 
-from manifest.garbage import Collector, GarbagePolicy, due_versions
+from manifest.garbage import Collector, GarbagePolicy, _AskedOnce, due_versions
 from manifest.pins import Pins
-from manifest.state import Manifest
+from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import add_segments, drop_expired, trim
 from manifest.versions import VersionStat
 from record_format.errors import (
+    CorruptDataError,
     FencedError,
     InvalidRequest,
     ManifestConflict,
@@ -387,3 +388,17 @@ def test_a_pin_that_could_not_be_checked_is_withdrawn() -> None:
         bench.pins.create("backfill", bench.state.version)
     bench.store.faults = lambda call, key: None
     assert bench.pins.all() == []
+
+
+def test_the_error_of_a_page_does_not_grow_with_each_name_that_may_be_in_it() -> None:
+    bench = Bench(300)
+    (page,) = bench.state.pages
+    assert isinstance(page, PageRef)
+    bench.store.delete([page.key])
+    pages = _AskedOnce(bench.restarted().manifests)
+    frames = []
+    for _ in range(3):
+        with pytest.raises(CorruptDataError) as failed:
+            pages.entries(page)
+        frames.append(len(failed.traceback))
+    assert frames[2] <= frames[1] <= frames[0]
