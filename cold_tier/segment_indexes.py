@@ -105,9 +105,12 @@ class SegmentIndexes:
 
     def peek(self, segment: ColdSegment) -> SegmentIndex | None:
         """What is in memory already."""
+        key = (segment.indexes_key, 0)
         with self._lock:
-            found = self._cached.get((segment.indexes_key, 0))
-        return cast(SegmentIndex, found[0]) if found else None
+            if key not in self._cached:
+                return None
+            self._cached.move_to_end(key)
+            return cast(SegmentIndex, self._cached[key][0])
 
     def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
         """A section's bytes; none where the segment has none."""

@@ -389,6 +389,16 @@ def test_chunk_tables_in_memory_are_bounded(store, tmp_path):
     assert indexes.cached_bytes <= 20_000
 
 
+def test_a_chunk_table_that_is_read_without_waiting_stays_in_memory(store, tmp_path):
+    indexes = SegmentIndexes(store, limit_bytes=20_000)
+    used, *others = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
+    indexes.get(used)
+    for segment in others:
+        indexes.get(segment)
+        assert indexes.peek(used) is not None
+    assert indexes.peek(others[0]) is None
+
+
 @pytest.mark.parametrize("codec", [0, 3])
 def test_time_lookup_finds_the_first_record_in_offset_order(store, cache, tmp_path, codec):
     written = write_segment(tmp_path / "log", base_offset=100, codec=codec)
