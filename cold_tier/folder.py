@@ -106,7 +106,7 @@ class FolderStore:
             _write_all(fd, body)
             os.fsync(fd)
             self._publish(temp, path, if_absent=if_absent, key=key)
-        return self._stat(key, path)
+            return self._stat(key, path)
 
     def put_file(
         self,
@@ -131,7 +131,7 @@ class FolderStore:
                 raise ChecksumRefused(f"{key}: {path} has CRC-32C {actual:08x}, not {crc32c:08x}")
             os.fsync(fd)
             self._publish(temp, target, if_absent=False, key=key)
-        return self._stat(key, target)
+            return self._stat(key, target)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -169,6 +169,20 @@ def test_a_body_with_its_crc_given_is_taken_where_it_is_right(tmp_path):
     assert store.get("k", max_bytes=9) == b"abc"
 
 
+def test_an_object_that_goes_as_it_is_written_is_a_fault_of_the_store(tmp_path):
+    class TakesAway(FolderStore):
+        def _publish(self, temp, path, **of):
+            super()._publish(temp, path, **of)
+            path.unlink()
+
+    store, body = TakesAway(tmp_path / "store"), tmp_path / "body"
+    body.write_bytes(b"abc")
+    with pytest.raises(StoreUnavailable):
+        store.put("k", b"abc")
+    with pytest.raises(StoreUnavailable):
+        store.put_file("k", body, size_bytes=3, crc32c=crc32c(b"abc"))
+
+
 def test_a_folder_that_went_away_is_unavailable_and_lacks_no_object(tmp_path):
     root = tmp_path / "mounted"
     store = FolderStore(root)
