@@ -42,6 +42,11 @@ class Flusher:
                     raise self._state.go_offline(error) from error
             return self._take_over(target)
 
+    def shut_down(self) -> None:
+        """The log's end: a flush that began before it has its files to its own end."""
+        with self._one_at_a_time:
+            self._state.shut_down()
+
     def _target(self) -> _Target:
         state = self._state
         with state.lock:

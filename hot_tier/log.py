@@ -395,7 +395,7 @@ class PartitionLog:
         try:
             return self._close_clean()
         finally:
-            self._state.shut_down()
+            self._flusher.shut_down()
 
     def _close_clean(self) -> bool:
         if self.offline:

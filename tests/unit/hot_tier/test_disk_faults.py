@@ -2,6 +2,8 @@ import errno
 import os
 import resource
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -331,3 +333,33 @@ def test_a_log_that_cannot_be_opened_leaves_no_file_open(open_log, append_values
         open_log(disk=disk, clean=False)
     assert ("open", ".index") in [(call.name, call.suffix) for call in disk.calls]
     assert open_below(tmp_path / "t-0") == []
+
+
+def test_a_log_that_is_closed_under_a_flush_lets_it_end(open_log, append_values, monkeypatch):
+    """Of a topic that is deleted: its last producers are not told of a file that is closed."""
+    log, flushing, may_go_on = open_log(), threading.Event(), threading.Event()
+    close_clean, sync = log._close_clean, log._flusher._sync
+    append_values(log, b"one")
+
+    def waiting_sync(target):
+        flushing.set()
+        may_go_on.wait(10)
+        sync(target)
+
+    def one_more_flush():
+        clean = close_clean()
+        append_values(log, b"two")
+        monkeypatch.setattr(log._flusher, "_sync", waiting_sync)
+        flushes.append(pool.submit(log.flush))
+        flushing.wait(10)
+        return clean
+
+    flushes = []
+    monkeypatch.setattr(log, "_close_clean", one_more_flush)
+    with ThreadPoolExecutor(2) as pool:
+        closing = pool.submit(log.close)
+        flushing.wait(10)
+        wait([closing], timeout=0.2)
+        may_go_on.set()
+        assert flushes[0].result(10) == 2
+        assert closing.result(10)
