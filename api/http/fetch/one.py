@@ -22,7 +22,15 @@ from api.http.exchange import Exchange
 from api.http.fetch import record_json
 from api.http.fetch.batch_filter import filter_batches
 from api.http.fetch.long_poll import Beyond, LongPoll
-from api.http.fetch.positions import EARLIEST, LATEST, Position, parse_position, resolve
+from api.http.fetch.positions import (
+    EARLIEST,
+    LATEST,
+    Position,
+    end_of,
+    offset_at_time,
+    parse_position,
+    resolve,
+)
 from api.http.fetch.reading import (
     Isolation,
     MaxBytes,
@@ -39,6 +47,7 @@ from api.http.problems import HeaderList
 from api.http.request import media_types
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
+from hot_tier.log_state import Offsets
 from record_format.errors import OffsetTrimmed
 
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -152,7 +161,14 @@ async def read_first(
     context: Context, partition: Partition, position: Position, query: FetchQuery
 ) -> Found:
     for attempt in range(_ATTEMPTS):
-        offset = await resolve(context, partition, position, committed=query.committed)
+        if position.timestamp >= 0:
+            now = partition.offsets()
+            at_time = await offset_at_time(context, partition, position.timestamp)
+            if at_time is None:
+                return _nothing_yet(partition, now, query)
+            offset = at_time
+        else:
+            offset = await resolve(context, partition, position, committed=query.committed)
         try:
             return Found(partition, offset, await read(context, partition, offset, query))
         except OffsetTrimmed:
@@ -160,6 +176,23 @@ async def read_first(
             if position.offset >= 0 or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found:
+    """The log as it was before a time was looked up in vain: what came since may be what is waited
+    for, or older.
+    """
+    end = end_of(now, committed=query.committed)
+    fetched = Fetched(
+        slices=(),
+        next_offset=end,
+        end_offset=end,
+        log_start_offset=now.log_start_offset,
+        high_watermark=now.high_watermark,
+        last_stable_offset=now.last_stable_offset,
+        tier="hot",
+    )
+    return Found(partition, end, fetched)
 
 
 async def read_on(

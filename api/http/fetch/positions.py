@@ -11,6 +11,7 @@ from api.http import strict_json
 from api.http.context import Context
 from api.http.request.times import parse_time
 from broker.partition import Partition
+from hot_tier.log_state import Offsets
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -65,14 +66,24 @@ async def resolve(
     """The offset to read from. A time past the last record gives the end."""
     if position.offset >= 0:
         return position.offset
+    now = partition.offsets()  # before the lookup: what comes during it is not passed over
     if position.timestamp >= 0:
-        look = partial(partition.offset_for_timestamp, position.timestamp)
-        found = await context.read_at(partition, partition.offsets().log_start_offset, look)
+        found = await offset_at_time(context, partition, position.timestamp)
         if found is not None:
-            return found[0]
-    now = partition.offsets()
+            return found
     if position.keyword == EARLIEST:
         return now.log_start_offset
     if position.keyword == EARLIEST_LOCAL:
         return max(now.local_log_start_offset, now.log_start_offset)
-    return now.last_stable_offset if committed else now.high_watermark
+    return end_of(now, committed=committed)
+
+
+async def offset_at_time(context: Context, partition: Partition, timestamp: int) -> int | None:
+    """The first record's at or after it; None past the last one."""
+    look = partial(partition.offset_for_timestamp, timestamp)
+    found = await context.read_at(partition, partition.offsets().log_start_offset, look)
+    return None if found is None else found[0]
+
+
+def end_of(offsets: Offsets, *, committed: bool) -> int:
+    return offsets.last_stable_offset if committed else offsets.high_watermark

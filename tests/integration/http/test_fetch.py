@@ -255,6 +255,34 @@ def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -
     assert none.headers["log-next-offset"] == "2"
 
 
+@pytest.mark.parametrize("accept", ["application/json", BATCHES, NDJSON])
+def test_what_comes_while_a_time_is_looked_up_is_not_passed_over(
+    api: Api, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic()
+    now = time.time_ns() // 1_000_000
+    api.produce(topic, {"timestamp": now})
+    partition = api.broker.partition(topic, 0)
+    look_up, coming = partition.offset_for_timestamp, [now + 1, now + 5_000]
+
+    def look_up_too_early(timestamp: int) -> Any:
+        found = look_up(timestamp)
+        if coming:
+            api.produce(topic, {"timestamp": coming.pop(0)})
+        return found
+
+    monkeypatch.setattr(partition, "offset_for_timestamp", look_up_too_early)
+    poll = partial(api.fetch, topic, accept=accept, timestamp=now + 1_000)
+    answer = poll()
+    assert answer.headers["log-next-offset"] == "1"
+    assert answer.headers["log-high-watermark"] == "1"
+    answer = poll(wait_ms=60_000)
+    assert answer.headers["log-next-offset"] == "3"
+    assert answer.headers["log-high-watermark"] == "3"
+    if accept == BATCHES:
+        assert answer.content[:8] == (2).to_bytes(8), "the base offset"
+
+
 def test_a_time_whose_record_is_trimmed_meanwhile_is_looked_up_again(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
