@@ -52,7 +52,7 @@ class _Group:
 
     def take(self, append: Append) -> None:
         try:
-            self._state.check_online()
+            self._state.check_open()
             self.outcomes.append(self._planned(append))
         except (OffsetMismatch, OutOfOrderSequence, ProducerFenced) as refusal:
             self._unwritten.append(len(self.outcomes))

@@ -177,6 +177,12 @@ class LogState:
         if self.shut:
             raise self._shut_error()
 
+    def check_open(self) -> None:
+        """Whether anything may be begun: what a close has not flushed nobody flushes."""
+        if self.closed:
+            raise self._shut_error()
+        self.check_online()
+
     def check_online(self) -> None:
         self.check_shut()
         if self.offline is not None:

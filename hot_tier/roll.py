@@ -63,7 +63,7 @@ def roll(state: LogState) -> None:
 
     Call under the lock. Raises DiskFull (nothing changed), LogOfflineError.
     """
-    state.check_online()
+    state.check_open()
     old = state.active
     if old.segment.end.size_bytes == 0:
         return

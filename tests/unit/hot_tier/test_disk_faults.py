@@ -338,17 +338,16 @@ def test_a_log_that_cannot_be_opened_leaves_no_file_open(open_log, append_values
 def test_a_log_that_is_closed_under_a_flush_lets_it_end(open_log, append_values, monkeypatch):
     """Of a topic that is deleted: its last producers are not told of a file that is closed."""
     log, flushing, may_go_on = open_log(), threading.Event(), threading.Event()
-    close_clean, sync = log._close_clean, log._flusher._sync
+    close_clean = log._close_clean
     append_values(log, b"one")
 
     def waiting_sync(target):
         flushing.set()
         may_go_on.wait(10)
-        sync(target)
+        target.active.sync_log()
 
     def one_more_flush():
         clean = close_clean()
-        append_values(log, b"two")
         monkeypatch.setattr(log._flusher, "_sync", waiting_sync)
         flushes.append(pool.submit(log.flush))
         flushing.wait(10)
@@ -361,5 +360,35 @@ def test_a_log_that_is_closed_under_a_flush_lets_it_end(open_log, append_values,
         flushing.wait(10)
         wait([closing], timeout=0.2)
         may_go_on.set()
-        assert flushes[0].result(10) == 2
+        assert flushes[0].result(10) == 1
         assert closing.result(10)
+
+
+def test_nothing_is_begun_in_a_log_that_is_being_closed(open_log, append_values, monkeypatch):
+    """By who outlasts a stop, an offload say: the next start trusts what the close has left."""
+    log = open_log()
+    append_values(log, b"one")
+    flush, close_clean, refused = log.flush, log._close_clean, []
+
+    def begin() -> None:
+        for what in (lambda: append_values(log, b"two"), log.roll):
+            with pytest.raises(LogOfflineError, match="was closed") as refusal:
+                what()
+            refused.append(refusal)
+
+    def flush_and_begin():
+        flush()
+        begin()
+
+    def close_and_begin():
+        clean = close_clean()
+        begin()
+        return clean
+
+    monkeypatch.setattr(log, "flush", flush_and_begin)
+    monkeypatch.setattr(log, "_close_clean", close_and_begin)
+    assert log.close()
+    assert len(refused) == 4
+    again = open_log(clean=True)
+    assert again.recovery.clean
+    assert (again.base_offsets, again.high_watermark) == ((0,), 1)
