@@ -189,9 +189,11 @@ class Bucket:
 
     def _own_partition(self, record: TopicRecord, number: int) -> OwnPartition:
         manifests = self._manifests(record, number)
-        notes = self._notes_of(manifests.keys)
         return OwnPartition(
-            manifests, recorded=notes.recorded, seen=notes.version, clock=self._clock
+            manifests,
+            recorded=lambda: self._notes_of(manifests.keys).recorded,
+            seen=self._notes_of(manifests.keys).version,
+            clock=self._clock,
         )
 
     def break_off_uploads(self) -> None:

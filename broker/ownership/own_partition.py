@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.bucket_notes import Pairs
 from manifest import transitions
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest
@@ -16,15 +17,15 @@ from record_format.errors import CorruptDataError, MissingObject
 
 
 class OwnPartition:
-    """`recorded`: the (owner, epoch) pairs that the folder took or saw. `seen`: its last manifest's
-    version.
+    """`recorded`: gives the (owner, epoch) pairs that the folder took or saw. `seen`: its last
+    manifest's version.
     """
 
     def __init__(
         self,
         manifests: ManifestStore,
         *,
-        recorded: frozenset[tuple[str, int]],
+        recorded: Callable[[], Pairs],
         seen: int,
         clock: Callable[[], int],
     ) -> None:
@@ -44,8 +45,8 @@ class OwnPartition:
             newest = self._newest()
         except CorruptDataError:
             return None
-        if newest is not None:
-            transitions.check_recorded(newest, self._recorded)
+        if newest is not None:  # asked behind it: a claim of ours that is under way is noted first
+            transitions.check_recorded(newest, self._recorded())
         return newest
 
     def drop_all(self) -> None:

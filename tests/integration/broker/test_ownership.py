@@ -7,10 +7,12 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
+from broker.broker import Broker
 from broker.bucket_notes import BucketNotes
 from broker.ownership import fences
 from broker.ownership.fences import Fences
 from broker.ownership.ownership import Ownership
+from cold_tier.open import open_store
 from manifest.transitions import record_gap
 from record_format.errors import (
     ConfigurationError,
@@ -220,3 +222,25 @@ def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
     with capture_logs() as lines:
         Fences(lambda: [partition]).look()
     assert not lines
+
+
+def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house, monkeypatch):
+    """The claim comes into force between two looks: at what the folder noted, and at the bucket."""
+    house.broker.close()
+    store = open_store(f"file://{house.root / 'bucket'}")
+    broker = house.broker = Broker.open_idle(house.broker.settings, store=store)
+    broker.create_topic("t")
+    broker.bucket.settle(broker.registry)
+    broker.alter_topic("t", config={"retention.ms": 1000})
+    look = store.list
+
+    def claim_and_look(prefix, **options):
+        if prefix.endswith("/manifest/"):
+            monkeypatch.undo()
+            broker.chores.copier.claim(broker.partition("t", 0))
+        return look(prefix, **options)
+
+    monkeypatch.setattr(store, "list", claim_and_look)
+    broker.bucket.settle(broker.registry)
+    assert broker.partition("t", 0).cold.ownership.claimed
+    assert not broker.registry.by_name("t").dirty
