@@ -30,6 +30,7 @@ from record_format.errors import (
     LogOfflineError,
     OffsetPastEnd,
     OffsetTrimmed,
+    UnknownSegment,
     UnknownTopic,
 )
 from record_format.file_slice import FileSlice
@@ -117,12 +118,16 @@ class Partition:
 
     @contextmanager
     def told_when_over(self) -> Iterator[None]:
-        """What fails because the topic was deleted, or taken over, meanwhile, is told as that."""
+        """What fails because the topic was deleted, or taken over, meanwhile, is told as that; and
+        what is found all the same, by names of files, may be of the next topic of the name.
+        """
         try:
             yield
-        except (CorruptDataError, LogOfflineError, OSError):
+        except (CorruptDataError, LogOfflineError, OSError, OffsetTrimmed, UnknownSegment):
             self.check_leadership()
             raise
+        if self.is_deleted:
+            raise UnknownTopic(self.topic)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -173,6 +178,9 @@ class Partition:
             if offset < self.log.log_start_offset:
                 raise
             return None
+        except (CorruptDataError, OSError):
+            self.check_leadership()
+            raise
 
     def _try_read_cold(self, offset: int, now: Offsets, *, max_bytes: int) -> Fetched | None:
         """What cached chunks have of it; None also where the hot tier would have to add some."""
@@ -285,7 +293,8 @@ class Partition:
             self.check_leadership()
             now = self.offsets()
             try:
-                found = self._offset_for_timestamp(timestamp, now)
+                with self.told_when_over():
+                    found = self._offset_for_timestamp(timestamp, now)
             except OffsetTrimmed:  # a segment left the disk just now: the other tier may have it
                 if attempt == READ_ATTEMPTS:
                     raise

@@ -55,9 +55,10 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
     Facts of a local segment that were never counted are counted now: it may read the segment. Of
-    one that cannot be read they stay None.
+    one that cannot be read they stay None. Raises UnknownTopic where it was deleted meanwhile.
     """
-    return _listed(partition, from_offset, _counted_facts)
+    with partition.told_when_over():
+        yield from _listed(partition, from_offset, _counted_facts)
 
 
 def glance_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
@@ -156,19 +157,29 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     CorruptDataError.
     """
     partition.check_leadership()
+    with partition.told_when_over():
+        return _open(partition, base_offset)
+
+
+def _open(partition: Partition, base_offset: int) -> SegmentBytes:
     log = partition.log
     log_start = log.log_start_offset
     for view in log.segments():
-        if view.base_offset == base_offset:
-            if view.active:
-                return SegmentBytes(log.flushed_bytes(view), None, "hot", OpenFile(view.path))
-            if view.last_offset >= log_start:
-                with suppress(UnknownSegment, OffsetTrimmed):  # it left the disk just now
-                    return _hot_bytes(log, log.sealed.open(base_offset))
+        if view.base_offset == base_offset and (view.active or view.last_offset >= log_start):
+            with suppress(UnknownSegment, OffsetTrimmed, FileNotFoundError):  # it left the disk
+                return _open_local(log, view)
     entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
     if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
     return _cold_bytes(log, entry)
+
+
+def _open_local(log: PartitionLog, view: SegmentView) -> SegmentBytes:
+    if view.active:
+        file = OpenFile(view.path)
+        if log.active_base_offset == view.base_offset:  # else the name may be another file's
+            return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
+    return _hot_bytes(log, log.sealed.open(view.base_offset))
 
 
 def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | None:
@@ -179,6 +190,7 @@ def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | N
         return None  # at most its end is above the log start
     opened = log.sealed.opened(base_offset)
     if opened is not None:
+        partition.check_leadership()  # once more: it was found by its name
         return _hot_bytes(log, opened)
     manifest = partition.cold.manifest if partition.cold else None
     if manifest is None or base_offset >= log.first_local_offset:

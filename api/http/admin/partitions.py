@@ -102,9 +102,10 @@ def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
     if cold is None:
         raise UnknownManifestVersion(f"{partition}: this broker has no object store")
     version = None if isinstance(query.version, UnsetType) else query.version
-    manifest = cold.version(version)
-    entries = cold.entries_of(manifest, from_offset=query.from_offset)
-    return _shown_manifest(cold, manifest, entries, limit=query.limit)
+    with partition.told_when_over():
+        manifest = cold.version(version)
+        entries = cold.entries_of(manifest, from_offset=query.from_offset)
+        return _shown_manifest(cold, manifest, entries, limit=query.limit)
 
 
 def _shown_manifest(

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker import topic_deletion
+from broker import segment_listing, topic_deletion
 from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
 from broker.ownership.taken_epochs import read_epochs
+from broker.segment_listing import iter_segments, open_segment
 from cold_tier.object_store import Unfinished
 from cold_tier.upload_notes import LogContent, UploadNotes
-from hot_tier import durable_file
+from hot_tier import durable_file, open_files
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
 from manifest.garbage import GarbagePolicy
@@ -332,6 +333,41 @@ def test_a_topic_that_is_deleted_under_a_call_is_unknown_and_nothing_is_bad(
     monkeypatch.setattr(PartitionLog, step, deleted_meanwhile)
     with pytest.raises(UnknownTopic):
         asked(house.broker)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda one: one.offset_for_timestamp(0),
+        lambda one: one.try_read(2, max_bytes=1) or one.read(2, max_bytes=1),
+        lambda one: one.try_read(4, max_bytes=1) or one.read(4, max_bytes=1),
+        lambda one: open_segment(one, 0),
+        lambda one: open_segment(one, one.log.active_base_offset),
+        lambda one: list(iter_segments(one)),
+    ],
+    ids=["time", "read", "read of the active", "segment", "active segment", "list"],
+)
+@pytest.mark.parametrize("again", [True, False], ids=["and made again", "alone"])
+def test_what_is_looked_up_while_its_topic_goes_is_of_no_topic(
+    house, monkeypatch, asked, again
+) -> None:
+    """The files of the next topic have the names of the old one's."""
+    house.broker.create_topic("t", config=ON_DISK)
+    fill(house, b"old")
+    old = house.broker.partition("t", 0)
+
+    def goes_meanwhile(path: Path | str) -> OpenFile:
+        monkeypatch.undo()
+        house.broker.delete_topic("t")
+        if again:
+            house.broker.create_topic("t")
+            house.produce("t", [b"another" * 100])
+        return OpenFile(path)
+
+    for room in (open_files, segment_listing):
+        monkeypatch.setattr(room, "OpenFile", goes_meanwhile)
+    with pytest.raises(UnknownTopic):
+        asked(old)
 
 
 def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
