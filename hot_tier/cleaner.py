@@ -112,9 +112,7 @@ class Cleaner:
         self._fill_table(first_dirty, end_offset)
         reached = self._table.latest_offset + 1
         if reached <= first_dirty:
-            raise ConfigurationError(
-                f"{self._state.name}: log.cleaner.dedupe.buffer does not hold the keys of one batch"
-            )
+            raise Interrupted  # retention or a trim took all of it
         segments = self._state.segments.items[:-1]
         wanted = [one for one in segments if one.base_offset < reached]
         with self._hooks.swapping() as borders:
@@ -143,11 +141,18 @@ class Cleaner:
                     gone = transactions.may_go(checked.chunk, header) or header.is_control
                     has_keys = not gone and header.record_count > 0
                     if has_keys and not table.add(expand(checked.chunk, header), header):
+                        self._check_filled(first_dirty)
                         return
                 except CorruptBatch as bad:
                     raise checked.placed(bad, file=segment.name(LOG)) from None
                 table.latest_offset = max(table.latest_offset, header.last_offset)
             table.latest_offset = segment.end.next_offset - 1
+
+    def _check_filled(self, first_dirty: int) -> None:
+        if self._table.latest_offset < first_dirty:
+            raise ConfigurationError(
+                f"{self._state.name}: log.cleaner.dedupe.buffer does not hold the keys of one batch"
+            )
 
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
         start = 0

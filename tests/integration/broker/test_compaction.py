@@ -310,6 +310,24 @@ def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeyp
     assert log.first_local_offset == log.active_base_offset
 
 
+def test_a_trim_that_takes_all_that_a_round_is_to_read_puts_nothing_off(house, monkeypatch):
+    house.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": False})
+    fill(house, "t", 300)
+    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
+    log.roll()
+    clean = type(log.sealed).clean
+
+    def trimmed_first(sealed, *how):
+        house.broker.trim("t", 0, log.high_watermark)
+        return clean(sealed, *how)
+
+    monkeypatch.setattr(type(log.sealed), "clean", trimmed_first)
+    with capture_logs() as lines:
+        compactor.run_round()
+    assert not [line for line in lines if line["event"] == "compaction waits"]
+    assert not compactor._waits
+
+
 def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     """Else the value that it deleted is alone in the bucket, and comes back with the disk's
     tail.
