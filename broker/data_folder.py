@@ -13,6 +13,7 @@
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/cuts.json                    logs that were cut, until groups have followed
     <data>/tierlog/store.json                   what a probe found of the store: `store_standing`
+    <data>/tierlog/restoring                    a restore into it has not ended: it is no broker's
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_notes`
     <data>/tierlog/uploads/                     uploads that may go on after a crash
@@ -28,6 +29,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -51,6 +53,7 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 COMPACTION_REACHED = "tierlog/compaction-reached"
+RESTORING = "tierlog/restoring"
 
 # What a take-over set apart: `<topic>-<partition>.diverged-<epoch>`, Kafka's files in it.
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
@@ -103,6 +106,11 @@ class DataFolder:
         self._closed = False
         try:
             self.is_new = not (path / "meta.properties").exists()
+            if self.is_new and (path / RESTORING).exists():
+                raise ConfigurationError(
+                    f"data folder {path}: a restore into it has not ended: run `tierlog storage "
+                    "restore` on it again, or choose another"
+                )
             self.cluster_id = self._read_or_make_identity()
             self.owner = self._read_or_make_owner()
             self.was_clean = self._consume_clean_marker()
@@ -244,7 +252,12 @@ def folder_lock(data_dir: Path) -> Iterator[None]:
 
 
 def _take_lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a lost broker's disk, mounted to be read
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -126,6 +127,9 @@ def copy_tail(source: Path, position: int, target: Path) -> None:
                 write_all(REAL_DISK, out, [data], written)
                 written += len(data)
         REAL_DISK.sync_bytes(out)
+    except OSError as error:  # a call on a descriptor does not tell it
+        error.filename = str(source if error.errno == errno.EIO else target)
+        raise
     finally:
         os.close(out)
     REAL_DISK.rename(temporary, target)

@@ -7,8 +7,8 @@
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
     <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint, tierlog/compaction-reached
                                          with `--tail`: what the old folder's say of such logs
-    <new>/tierlog/restoring              until it is done; a restore that was interrupted may be
-                                         repeated on the same folder
+    <new>/tierlog/restoring              until it is done: no broker starts on the folder, and a
+                                         restore that was interrupted may be repeated on it
     <new>/<topic>-<partition>/           with `--tail`: what the old folder has above the bucket's
                                          end
 
@@ -36,10 +36,12 @@ from broker.data_folder import (
     COMPACTION_REACHED,
     LOG_STARTS,
     RECOVERY_POINTS,
+    RESTORING,
     TopicPartition,
     folder_lock,
     new_id,
     place_name,
+    refused,
     write_checkpoint,
 )
 from broker.mending.restore_tail import OldFolder, Tail, TailTarget, take_tail
@@ -58,7 +60,6 @@ from record_format.errors import ConfigurationError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 
-RESTORING = "restoring"
 NOT_IN_THE_WAY = frozenset({"lost+found", ".lock", "tierlog"})
 
 
@@ -81,6 +82,10 @@ class RestoredPartition(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     tail: Tail | None
 
+    @property
+    def is_damaged(self) -> bool:
+        return self.tail is not None and self.tail.damaged
+
 
 class OtherTopic(msgspec.Struct, frozen=True, kw_only=True):
     """In the bucket, and not restored: deleted, or an older topic of a name, or not to be read:
@@ -102,21 +107,29 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
     """Fill a new data folder. Nothing in the bucket or in the old folder is changed.
 
-    Raises ConfigurationError (the folder is in use, the bucket is no cluster's), StoreUnavailable,
-    CorruptDataError (the tail).
+    Raises ConfigurationError (a folder is in use or full, the bucket is no cluster's),
+    StoreUnavailable, CorruptDataError (a file of the old folder that is not a log's).
     """
     cluster = load_cluster(store)
     if cluster is None:
         raise ConfigurationError(f"{store.url} holds no cluster: there is nothing to restore")
+    try:
+        return _filled(store, options, cluster.cluster_id)
+    except OSError as error:
+        raise refused(options.data_dir, error) from error
+
+
+def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> RestoreReport:
     _check_empty(options.data_dir)
     with folder_lock(options.data_dir):
-        unfinished = options.data_dir / "tierlog" / RESTORING
+        unfinished = options.data_dir / RESTORING
         unfinished.parent.mkdir(exist_ok=True)
         write_durably(unfinished, b"")
-        (unfinished.parent / "manifests").mkdir(exist_ok=True)
-        old = OldFolder(options.tail, cluster_id=cluster.cluster_id) if options.tail else None
+        _clear(options.data_dir)
+        (unfinished.parent / "manifests").mkdir()
+        old = OldFolder(options.tail, cluster_id=cluster_id) if options.tail else None
         try:
-            report = _Restore(store, options, old).run(cluster.cluster_id)
+            report = _Restore(store, options, old).run(cluster_id)
         finally:
             if old is not None:
                 old.close()
@@ -127,13 +140,28 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
 
 def _check_empty(data_dir: Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
-    if (data_dir / "tierlog" / RESTORING).exists():
+    if (data_dir / "meta.properties").exists():
+        raise ConfigurationError(
+            f"data folder {data_dir} is not empty but a broker's: serve it, or restore into a new "
+            "one"
+        )
+    if (data_dir / RESTORING).exists():
         return
     found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
     ours = data_dir / "tierlog"
     begun = {path.name for path in ours.iterdir()} if ours.exists() else set()
-    if found or begun - {f"{RESTORING}.tmp"}:
+    if found or begun - {"restoring.tmp"}:
         raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
+
+
+def _clear(data_dir: Path) -> None:
+    """What an interrupted restore made, maybe of topics or of an old folder that are not asked for
+    now.
+    """
+    for path in data_dir.iterdir():
+        if path.is_dir() and path.name not in NOT_IN_THE_WAY:
+            shutil.rmtree(path)
+    shutil.rmtree(data_dir / "tierlog" / "manifests", ignore_errors=True)
 
 
 _Loaded = tuple[ManifestStore, Manifest | None]
@@ -269,13 +297,10 @@ class _Restore:
             return None
         snapshot = producers_at_end(manifests, manifest)
         keys = manifests.keys
-        folder = self._data_dir / str(keys)
-        if folder.exists():
-            shutil.rmtree(folder)  # an interrupted restore's
         if why := self._old.why_left(keys, manifest):
             return Tail(whole=False, detail=why)
         target = TailTarget(
-            folder=folder,
+            folder=self._data_dir / str(keys),
             keys=keys,
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,

@@ -5,7 +5,8 @@
 | not there, or of another topic id                           | left; the gap keeps offsets apart  |
 | of a folder that does not know the manifest's last epoch    | left: another owner came after it  |
 | begins above the bucket's end, and above its own log start  | left: there is a hole              |
-| bad below its recovery point                                | refused (CorruptBatch)             |
+| bad below its recovery point                                | copied as it is, with the gap: to  |
+|                                                             | be repaired after the first start  |
 | ends below the bucket's end, or below what its checkpoints  | copied, with the gap above it: more|
 | say, or was cut at a bad byte                               | may have been acknowledged         |
 | anything else                                               | whole: copied from the bucket's end|
@@ -19,7 +20,8 @@
 
 * The old folder is locked and only read; a broker that has it open keeps it from being taken.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
-  the first bad one above the recovery point.
+  the first bad one above the recovery point. One below it is left to a repair, which needs the new
+  folder, and keeps no other partition from being restored.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ from record_format.errors import ConfigurationError, CorruptDataError, CorruptSn
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """[start, end) is what was copied, and `epochs` what the bucket does not know yet of the old
     folder's. `whole`: nothing that was acknowledged is missing, so that no gap is needed.
+    `damaged`: it has bytes that do not check, which had been flushed.
     """
 
     whole: bool
@@ -68,6 +71,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     start_offset: int = 0
     end_offset: int = 0
     epochs: tuple[EpochStart, ...] = ()
+    damaged: bool = False
 
 
 class TailTarget(NamedTuple):
@@ -183,14 +187,25 @@ def take_tail(
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach down to offset {end_offset}")
+    in_force = manifest.leader_epoch if manifest else -1
+    epochs = tuple(start for start in old.own_epochs(target.keys) if start.epoch > in_force)
     _copy(source, target, end_offset, snapshot=snapshot)
-    copied = _recovered(old, target, end_offset)
+    try:
+        copied = _recovered(old, target, end_offset)
+    except CorruptDataError as bad:
+        return Tail(
+            whole=False,
+            damaged=True,
+            detail=f"copied as it is, to be repaired after the first start: {bad}",
+            start_offset=end_offset,
+            end_offset=end_offset,
+            epochs=epochs,
+        )
     missing = copied.recovery.cut_reason or _ends_too_soon(
         parting.end_offset(source), max(end_offset, old.reached(target.keys))
     )
     if manifest is not None and manifests.is_older(notes.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
-    in_force = manifest.leader_epoch if manifest else -1
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
     return Tail(
@@ -198,7 +213,7 @@ def take_tail(
         detail=f"{taken}; {then}: {missing}" if missing else taken,
         start_offset=end_offset,
         end_offset=copied.log_end_offset,
-        epochs=tuple(start for start in old.own_epochs(target.keys) if start.epoch > in_force),
+        epochs=epochs,
     )
 
 

@@ -44,6 +44,19 @@ def small_disk(path: Path, *, size_bytes: int = 1 << 20) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@contextmanager
+def read_only(folder: Path, place: Path) -> Iterator[Path]:
+    """The folder once more at `place`, where nothing can be written."""
+    place.mkdir()
+    mount = ["mount", "--bind", "-o", "ro", str(folder), str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounts a file system")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
 def _until_refused(write) -> None:
     try:
         while True:

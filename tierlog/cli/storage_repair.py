@@ -166,14 +166,24 @@ def restore(
     configure_logs()
     options = RestoreOptions(data_dir=data_dir, gap=gap, clock=wall_clock_ms, tail=tail)
     with bucket.opened() as store:
-        report = restore_folder(store, options)
+        try:
+            report = restore_folder(store, options)
+        except KeyboardInterrupt:
+            note(f"interrupted: the same command begins anew on {data_dir}")
+            raise
     if output.is_json:
         print_json(msgspec.to_builtins(report))
     else:
         _print_restored(report)
         note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} goes on from there")
-    if any(other.unreadable for other in report.others):
+    unreadable = any(other.unreadable for other in report.others)
+    damaged = [f"{one.topic}-{one.partition}" for one in report.partitions if one.is_damaged]
+    if unreadable:
         note("before anything is served: put what is unreadable back from a copy, restore again")
+    if damaged:
+        places = ", ".join(damaged)
+        note(f"damaged: {places}: serve once, stop, `storage repair --deep` on {data_dir}")
+    if unreadable or damaged:
         raise typer.Exit(FOUND_PROBLEMS)
 
 

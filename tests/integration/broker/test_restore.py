@@ -14,6 +14,7 @@ from broker.mending import restore_tail
 from broker.mending.restore import RestoreOptions, restore
 from broker.ownership import take_over
 from cold_tier.open import open_store
+from hot_tier import parting
 from hot_tier.disk import Disk
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
@@ -21,6 +22,7 @@ from record_format.errors import ConfigurationError, CorruptBatch, FencedError
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.house import House, tidy
+from tests.fakes.small_disk import read_only, small_disk
 from tests.integration.broker.test_adopt import copied
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -442,20 +444,43 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
-def test_a_tail_that_is_bad_below_its_recovery_point_is_refused_by_name(lost, tmp_path):
+def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_restored(
+    lost, tmp_path, opened
+):
+    lost.broker = lost.open()
+    fill(lost, 20, mark=b"tail", partition=1)
+    lost.broker.close()
     (tail,) = (lost.root / "data" / "t-0").glob("*80.log")
-    flip(tail, 100)
-    with pytest.raises(CorruptBatch, match=r"80\.log"):
-        Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    assert not (tmp_path / "new" / "data" / "meta.properties").exists()
+    flip(tail, tail.stat().st_size - 20)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    first, second = new.report.partitions
+    assert (first.is_damaged, second.is_damaged, second.tail.whole) == (True, False, True)
+    assert str(new.root / "data" / "t-0") in first.tail.detail
+    with pytest.raises(CorruptBatch, match="below offset 100"):
+        new.broker.partition("t", 0)
+    assert new.broker.partition("t", 1).offsets().high_watermark == 20
+    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.action == "cut"
+    assert [record.offset for record in new.records("t")] == list(range(90))
+    assert new.produce("t", [b"next"]).base_offset == 90 + GAP
+    offload(new)
+    assert new.broker.verify("t", deep=True).ok
 
 
-def test_a_tail_that_is_bad_in_any_of_its_segments_is_refused_by_name(on_disk_alone, tmp_path):
+def test_a_tail_that_is_bad_in_the_midst_is_mended_where_it_was_taken_to(
+    on_disk_alone, tmp_path, opened
+):
     on_disk_alone.broker.close()
     bad = on_disk_alone.root / "data" / "t-0" / f"{30:020d}.log"
     bad.write_bytes(bad.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(CorruptBatch, match=r"30\.log"):
-        Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
+    new = Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
+    opened.append(new)
+    assert new.report.partitions[0].is_damaged
+    (step,) = new.broker.repair("t", deep=True, apply=True, accept_loss=True)
+    assert (step.action, step.done) == ("drop-batches", True)
+    kept = [record.offset for record in new.records("t")]
+    assert (len(kept), kept[-1]) == (90, 99)
 
 
 def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
@@ -775,8 +800,34 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(
             Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
     restore(store_of(lost), options)
-    with pytest.raises(ConfigurationError, match="not empty"):
+    with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
         restore(store_of(lost), options)
+
+
+def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next(
+    lost, tmp_path, opened, monkeypatch
+):
+    """The next takes no tail."""
+
+    class Crash(BaseException):
+        pass
+
+    def dies(path, pending):
+        raise Crash
+
+    new = Restored.__new__(Restored)
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring, "write_marker", dies)
+        with pytest.raises(Crash):
+            new.__init__(tmp_path / "new", lost, tail=lost.root / "data")
+    with pytest.raises(ConfigurationError, match="a restore into it has not ended: run"):
+        new.open()
+    restore(store_of(lost), RestoreOptions(new.root / "data", GAP, lambda: 0))
+    assert not list((new.root / "data").glob("*/*.log"))
+    opened.append(new)
+    new.broker = new.open()
+    assert [record.offset for record in new.records("t")] == list(range(80))
+    assert new.produce("t", [b"next"]).base_offset == 80 + GAP
 
 
 @pytest.mark.parametrize("call", ["open", "rename", "sync_folder"])
@@ -788,10 +839,37 @@ def test_a_restore_that_a_full_disk_broke_off_at_once_may_be_repeated(
 
     with monkeypatch.context() as disk:
         disk.setattr(Disk, call, full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ConfigurationError, match=r"data folder .*new/data: .*No space left"):
             Restored(tmp_path / "new", lost)
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0)
     assert len(restore(store_of(lost), options).partitions) == 2
+
+
+def test_a_disk_that_is_full_in_the_midst_of_a_tail_is_named_and_the_restore_repeated(
+    lost, tmp_path
+):
+    with small_disk(tmp_path / "small") as disk:
+        options = RestoreOptions(disk.path / "new", GAP, lambda: 0, lost.root / "data")
+        copy_tail = parting.copy_tail
+
+        def fills(*args):
+            disk.fill()
+            copy_tail(*args)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(parting, "copy_tail", fills)
+            with pytest.raises(ConfigurationError, match=r"t-0/0*80\.log: No space left"):
+                restore(store_of(lost), options)
+        (disk.path / "ballast").unlink()
+        first, _ = restore(store_of(lost), options).partitions
+        assert (first.tail.whole, first.tail.end_offset) == (True, 100)
+
+
+def test_a_tail_is_taken_off_a_disk_that_is_mounted_to_be_read_alone(lost, tmp_path):
+    with read_only(lost.root / "data", tmp_path / "rescued") as old:
+        options = RestoreOptions(tmp_path / "new", GAP, lambda: 0, old)
+        first, _ = restore(store_of(lost), options).partitions
+    assert (first.tail.whole, first.tail.end_offset) == (True, 100)
 
 
 def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, opened):

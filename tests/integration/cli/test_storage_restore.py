@@ -1,6 +1,7 @@
 """Repair, garbage, pins and restore as an operator types them; brokers in their own processes."""
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -8,6 +9,8 @@ import time
 import pytest
 
 from tests.fakes.command_line import Program, RunningBroker
+from tests.fakes.damage import flip
+from tests.fakes.forked import Forked
 
 
 class Served:
@@ -150,6 +153,49 @@ def test_a_lost_folder_is_restored_and_served(place):
     assert done.returncode == 3
     (left,) = json.loads(done.stdout)["others"]
     assert (left["name"], "is no sealed" in left["unreadable"]) == ("bad", True), left
+
+
+def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_until_then(place):
+    epochs, kept = place / "data" / "tierlog" / "epochs.json", place / "epochs.json"
+    epochs.rename(kept)
+    os.mkfifo(epochs)
+    flags = [*on(place, data_dir="new"), "--tail", place / "data"]
+    with (place / "said").open("wb") as said:
+        restore = Forked(
+            ["storage", "restore", *flags], stdout=said, stderr=said, env=Program().environment
+        )
+        try:
+            with epochs.open("wb"):  # once it is read
+                restore.send_signal(signal.SIGINT)
+                assert restore.wait(60) == 130
+        finally:
+            restore.kill()
+    assert "interrupted: the same command begins anew on" in (place / "said").read_text()
+    offline = Program()
+    refused = offline.fails(
+        1,
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        *on(place, data_dir="new")[:2],
+        "--data-dir",
+        place / "new",
+    )
+    assert "a restore into it has not ended: run `tierlog storage restore` on it again" in refused
+    epochs.unlink()
+    kept.rename(epochs)
+    report = json.loads(offline.ok("storage", "restore", *flags))
+    assert [one["tail"]["whole"] for one in report["partitions"]] == [True]
+
+
+def test_a_restore_names_what_is_bad_in_the_old_folder_and_ends_as_a_check_that_found_it(place):
+    with Served(place, "data") as run:
+        run.ok("produce", "t", stdin=b"four\n")
+    (tail,) = (place / "data" / "t-0").glob(f"{3:020d}.log")
+    flip(tail, tail.stat().st_size - 3)
+    done = Program().run("storage", "restore", *on(place, data_dir="new"), "--tail", place / "data")
+    assert done.returncode == 3
+    assert b"damaged: t-0: serve once, stop, `storage repair --deep` on" in done.stderr
 
 
 def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place):
