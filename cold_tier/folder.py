@@ -49,6 +49,7 @@ from record_format.errors import (
     CorruptObject,
     MissingObject,
     ObjectExists,
+    OutcomeUnknownError,
     StoreUnavailable,
 )
 
@@ -264,7 +265,14 @@ class FolderStore:
                 raise ObjectExists(key) from None
             except (NotADirectoryError, IsADirectoryError):
                 raise InvalidKey(f"key {key!r}: an object is in the way") from None
-            _sync_folder(path.parent)
+            try:
+                _sync_folder(path.parent)
+            except OSError as error:
+                if not if_absent:
+                    raise
+                raise OutcomeUnknownError(
+                    f"{key}: put: its folder was not synced: {error.strerror}"
+                ) from error
             return
         raise StoreUnavailable(f"{key}: its folder is deleted again and again")
 

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import time
@@ -17,6 +18,7 @@ from record_format.errors import (
     ConfigurationError,
     MissingObject,
     ObjectExists,
+    OutcomeUnknownError,
     StoreUnavailable,
 )
 
@@ -64,6 +66,25 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(StoreUnavailable, match="No space left"):
         store.put("a/k", b"body")
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_an_object_whose_folder_was_not_synced_may_be_there(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path)
+    store.put("a/before", b"")
+    real = os.fsync
+
+    def fails(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with monkeypatch.context() as bad:
+        bad.setattr(os, "fsync", fails)
+        with pytest.raises(OutcomeUnknownError, match="a/k: put: its folder was not synced: Input"):
+            store.put("a/k", b"body", if_absent=True)
+    with pytest.raises(ObjectExists):
+        store.put("a/k", b"other", if_absent=True)
+    assert store.get("a/k", max_bytes=9) == b"body"
 
 
 def test_old_temp_files_are_swept_and_new_ones_left(tmp_path):
