@@ -115,6 +115,7 @@ class ManifestStore:
         # The state known to be the newest at a time: what a commit may rest on without looking
         # again.
         self._newest: tuple[int, str, int] = (-1, "", 0)
+        self._sent = ""  # the nonce of the version that was put last, whatever became of it
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -232,8 +233,11 @@ class ManifestStore:
         Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
         with self._lock:
+            self._sent = ""
             for _ in range(COMMIT_ATTEMPTS):
                 before = self.load(at_least=at_least)
+                if before is not None and before.nonce == self._sent:
+                    return before  # its answer was lost, and what was read back arrived wrong
                 if before is None:
                     after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
                     if gap_end > after.end_offset:
@@ -386,7 +390,7 @@ class ManifestStore:
             stamped = altered(
                 folded.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
             )
-            started_ms = self._options.steady_clock()
+            self._sent, started_ms = stamped.nonce, self._options.steady_clock()
             created = self.versions.create(version, encode_manifest(stamped))
             if created is Created.LOST:
                 return None

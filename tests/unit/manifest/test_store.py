@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as altered
 
+from cold_tier.memory import MemoryStore
 from manifest.codec import encode_manifest
 from manifest.keys import version_key
 from manifest.store import DAY_MS, ManifestStore
@@ -16,6 +17,7 @@ from record_format.errors import (
     UnknownFormatVersion,
     UnknownManifestVersion,
 )
+from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
 from tests.fakes.manifests import KEYS, Clock, NoPages, claim, entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStore
 
@@ -52,6 +54,27 @@ def test_the_first_claim_makes_version_one(store: PlainStore) -> None:
     _manifests, state = owned(store)
     assert (state.version, state.owner, state.end_offset) == (1, "owner-a", 0)
     assert manifest_store(store).load() == state
+
+
+def test_a_first_claim_whose_answer_is_lost_and_whose_read_back_arrives_flipped_is_ours() -> None:
+    store = FaultyObjectStore(MemoryStore())
+    store.fail("put", FailsAfter())
+    store.fail("get", WrongBytes(150))
+    state = manifest_store(store).claim(claim(), log_start_offset=0)
+    assert (state.version, state.owner) == (1, "owner-a")
+    assert manifest_store(store).load() == state
+
+
+def test_a_first_claim_that_is_lost_to_a_twin_of_the_same_name_is_none() -> None:
+    """A copy of the whole disk takes the same numbers."""
+    store = FaultyObjectStore(MemoryStore())
+
+    def twin_first(_: object) -> None:
+        if not store.list(KEYS.versions, limit=1):
+            manifest_store(store, writer="twin").claim(claim(), log_start_offset=0)
+
+    with pytest.raises(FencedError, match="never recorded it"):
+        manifest_store(store).claim(claim(), log_start_offset=0, before_commit=twin_first)
 
 
 def test_a_commit_is_one_request(store: PlainStore) -> None:
