@@ -19,13 +19,14 @@ from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from hot_tier import parting
+from hot_tier.disk import is_refusal, refusal
 from hot_tier.file_names import LOG, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest.state import SegmentEntry
 from record_format.checkpoint_files import EpochEntry
-from record_format.errors import CorruptDataError, DiskFull
+from record_format.errors import CorruptDataError
 
 PIECE_BYTES = 8 << 20
 
@@ -49,7 +50,8 @@ def rebuilt_segment(
 ) -> Iterator[RebuiltSegment]:
     """`entry` of the partition of `log`, made of `pieces`; `scratch` is gone afterwards.
 
-    `snapshot`: the producers before it. Raises CorruptDataError, DiskFull, LogOfflineError.
+    `snapshot`: the producers before it. Raises CorruptDataError, DiskFull, LogOfflineError,
+    OSError.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -96,7 +98,9 @@ def _write_log(path: Path, entry: SegmentEntry, pieces: Iterable[bytes]) -> None
                 crc = crc32c_of(piece, crc)
                 file.write(piece)
     except OSError as error:
-        raise DiskFull(f"{path}: {error.strerror}", retry_after_s=5.0) from error
+        if not is_refusal(error):
+            raise
+        raise refusal(path, error) from error
     if crc != entry.log_crc32c:
         raise CorruptDataError(
             f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "

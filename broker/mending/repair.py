@@ -6,8 +6,8 @@
 | bad    | any        | the manifest's CRC-32C    | `upload-again`, under a new name              |
 | bad    | any        | what compaction made of   | `none`: they are going up in their place      |
 |        |            | them                      |                                               |
-| bad    | any        | not there, or other       | `drop`: the offsets are lost, and it says so  |
-|        |            | begin above the bucket's  | `drop`: the offsets between become a gap      |
+| bad    | any        | not there, or other       | `drop`: the offsets become a gap              |
+|        |            | begin above the bucket's  | `drop`: so do the offsets between             |
 |        |            | end                       |                                               |
 
 A manifest, page or pin that is bad is said (`none`), and nothing is done about it. Local segments
@@ -17,8 +17,9 @@ that rotted have their own table (`rotten_segments`).
 * A segment is put up again only when its bytes have the CRC-32C that the manifest holds: repair
   never changes a record. Nothing is overwritten; what is replaced goes after its grace.
 * Each step is one commit, and may be repeated; a step whose segment went meanwhile does nothing.
-* Before anything is dropped it is looked at once more, byte by byte: a store may have had a bad
-  moment.
+* A log that is there and bad may still be read in part: it is dropped only where that loss was
+  accepted. Before anything is dropped it is looked at once more, byte by byte: a store may have had
+  a bad moment.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ WHOLE_LOG_KINDS = frozenset(
 
 class Planned(NamedTuple):
     step: RepairStep
-    entry: SegmentEntry | None
-    before: SegmentEntry | None
+    entry: SegmentEntry | None = None
+    before: SegmentEntry | None = None
+    loses: bool = False
+    """It gives up records that could be read still."""
 
 
 class Repair:
@@ -100,24 +103,24 @@ class Repair:
         planned = []
         for problem in found.problems:
             if problem.base_offset is None:
-                planned.append(Planned(self._unrepaired(problem), None, None))
+                planned.append(Planned(self._unrepaired(problem)))
             else:
                 by_base.setdefault(problem.base_offset, []).append(problem)
         before: SegmentEntry | None = None
         for entry in entries:
             if problems := by_base.get(entry.base_offset):
-                planned.append(Planned(self._step(entry, problems), entry, before))
+                planned.append(self._planned(entry, problems, before))
             before = entry
         if manifest is not None and (hole := self._hole(manifest)) is not None:
-            planned.append(Planned(hole, None, None))
+            planned.append(Planned(hole))
         end_offset = manifest.end_offset if manifest else 0
         bucket = InBucket(end_offset, entries, frozenset(by_base))
         rotten = self._rotten.plan(bucket, deep=deep)
-        planned += [Planned(one, None, None) for one in rotten]
+        planned += [Planned(one) for one in rotten]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)
             if (step := self._collection(garbage)) is not None:
-                planned.append(Planned(step, None, None))
+                planned.append(Planned(step))
         return planned
 
     def _hole(self, manifest: Manifest) -> RepairStep | None:
@@ -149,8 +152,10 @@ class Repair:
             object_key=problem.object_key,
         )
 
-    def _step(self, entry: SegmentEntry, problems: list[Problem]) -> RepairStep:
-        log_key = self._store.full_key(entry.log_key)
+    def _planned(
+        self, entry: SegmentEntry, problems: list[Problem], before: SegmentEntry | None
+    ) -> Planned:
+        log_key, loses = self._store.full_key(entry.log_key), False
         kinds = ", ".join(sorted({problem.kind for problem in problems}))
         if not self._is_log_bad(entry, problems):
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
@@ -164,18 +169,23 @@ class Repair:
         else:
             lost = f"offsets {entry.base_offset} to {entry.last_offset} ({entry.record_count} "
             action, detail = Action.DROP, f"{kinds}: {lost}records) are lost"
-        return RepairStep(
+            loses = ProblemKind.OBJECT_MISSING not in self._kinds_of_log(entry, problems)
+        step = RepairStep(
             action=action,
             partition=self._partition.number,
-            detail=detail,
+            detail=f"{detail}; --accept-loss does it" if loses else detail,
             object_key=log_key,
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
+        return Planned(step, entry, before, loses)
 
     def _is_log_bad(self, entry: SegmentEntry, problems: list[Problem]) -> bool:
+        return not WHOLE_LOG_KINDS.isdisjoint(self._kinds_of_log(entry, problems))
+
+    def _kinds_of_log(self, entry: SegmentEntry, problems: list[Problem]) -> set[ProblemKind]:
         log_key = self._store.full_key(entry.log_key)
-        return any(p.object_key == log_key and p.kind in WHOLE_LOG_KINDS for p in problems)
+        return {problem.kind for problem in problems if problem.object_key == log_key}
 
     def _collection(self, garbage: GarbagePlan) -> RepairStep | None:
         count = len(garbage.objects) + len(garbage.orphans)
@@ -197,7 +207,9 @@ class Repair:
         try:
             if planned.step.action in RottenSegments.ACTIONS:
                 return self._rotten.apply(planned.step, accept_loss=accept_loss)
-            return self._apply(*planned)
+            if planned.loses and not accept_loss:
+                return planned.step
+            return self._apply(planned.step, planned.entry, planned.before)
         except CorruptDataError as bad:
             log.error("not repaired", partition=str(self._partition), error=str(bad))
             return msgspec.structs.replace(planned.step, detail=str(bad))

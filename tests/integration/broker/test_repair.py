@@ -1,5 +1,8 @@
 """What verification finds is mended where the bytes are still somewhere, and said where not."""
 
+import errno
+import os
+
 import pytest
 
 from broker.broker import Broker
@@ -98,6 +101,34 @@ def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
     cold = filled.broker.partition("t", 0).cold
     assert [(gap.start_offset, gap.end_offset) for gap in cold.manifest.gaps] == [(50, 100)]
     assert filled.records("t") == [one for one in before if not 50 <= one.offset < 100]
+
+
+def test_an_object_with_one_bad_byte_keeps_what_can_be_read_until_its_loss_is_accepted(filled):
+    entry, before = entries(filled)[1], filled.records("t")
+    flip(path_of(filled, entry.log_key), 99)
+    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    assert (step.action, step.done) == ("drop", False)
+    assert "--accept-loss" in step.detail
+    assert entry.log_key in [one.log_key for one in entries(filled)]
+    flip(path_of(filled, entry.log_key), 99)
+    assert filled.records("t") == before
+    flip(path_of(filled, entry.log_key), 99)
+    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    assert step.done
+    assert filled.broker.verify("t", deep=True).ok
+
+
+def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
+    path_of(filled, covered_locally(filled).log_key).unlink()
+
+    def fails(*_):
+        yield b""
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(repair.Repair, "_local", fails)
+    monkeypatch.setattr(repair.Repair, "_is_local", lambda *_: True)
+    with pytest.raises(OSError, match="Input/output error"):
+        filled.broker.repair("t", apply=True)
 
 
 def test_what_is_there_again_is_not_dropped(filled, monkeypatch):
