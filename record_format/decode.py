@@ -23,9 +23,8 @@ from record_format.batch import (
 from record_format.codecs import MAX_EXPANDED_BYTES, ExpandsTooFar, decompress
 from record_format.encode import NO_HEADERS, Headers
 from record_format.errors import CorruptBatch
-from record_format.record_walk import Walk, WalkRequest
+from record_format.record_walk import Walk, WalkRequest, walk
 from record_format.varint import read_varint
-from record_format.walker import walk
 
 
 class Record(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from record_format import batch_run, walker
+from record_format import batch_run, record_walk
 from record_format.batch import MIN_RECORD_SIZE
 from record_format.record_walk import WalkRequest
 
@@ -45,6 +45,6 @@ def load() -> bool:
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
     assert not warm.problem, warm
-    walker.use(walk_native)
+    record_walk.use(walk_native)
     batch_run.use(describe_native)
     return True

@@ -35,8 +35,7 @@ from record_format.errors import (
     RequestTooLarge,
     TooManyRecords,
 )
-from record_format.record_walk import Walk, WalkRequest
-from record_format.walker import walk
+from record_format.record_walk import Walk, WalkRequest, walk
 
 NO_KEY: Final = "a topic that is compacted takes no record without a key"
 _I64_MAX: Final = 2**63 - 1

@@ -2,8 +2,9 @@
 
 Rules that keep it honest:
 
-* There are two walks, this plain one and the compiled one in `native`; for every input, good or
-  bad, they give the same `Walk`. A test feeds both the same bytes.
+* There are two walks, this plain one and the compiled one in `native_walk`; for every input, good
+  or bad, they give the same `Walk`. A test feeds both the same bytes.
+* Which is in use is one switch for the process, thrown once, by `native.load`.
 * No length is followed before it was compared with the record, no record before the body.
 
 A record (Kafka's DefaultRecord; every length and delta a zig-zag varint):
@@ -97,8 +98,13 @@ class Walk(NamedTuple):
 Walker = Callable[[Buffer, WalkRequest], Walk]
 
 
+def walk(records: Buffer, request: WalkRequest) -> Walk:
+    """Walk all records of a batch; `records` is its body, uncompressed, and nothing else."""
+    return _in_use[0](records, request)
+
+
 def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PLR0912, PLR0915
-    """Walk all records of a batch; `records` is its body, uncompressed, and nothing else.
+    """As `walk`, step by step.
 
     One function, long for the sake of speed: a call a field would cost three times as much.
     One-byte varints, which most are, are read in line.
@@ -222,3 +228,10 @@ def _skip_headers(data: bytes, position: int, end: int) -> int:
     except CorruptBatch:
         return -1
     return position
+
+
+_in_use: Final[list[Walker]] = [walk_plain]
+
+
+def use(walker: Walker) -> None:
+    _in_use[0] = walker

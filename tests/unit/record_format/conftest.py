@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from record_format import native, walker
+from record_format import native, record_walk
 from record_format.record_walk import Walker, walk_plain
 
 # A failing example is printed with a line that repeats it; pytest prints the seed.
@@ -31,6 +31,6 @@ def walk(request: pytest.FixtureRequest) -> Iterator[Walker]:
         from record_format.native_walk import walk_native as chosen
     else:
         chosen = walk_plain
-    walker.use(chosen)
+    record_walk.use(chosen)
     yield chosen
-    walker.use(walk_plain)
+    record_walk.use(walk_plain)

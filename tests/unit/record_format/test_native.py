@@ -30,11 +30,10 @@ def test_nothing_imports_numba_before_load_and_load_switches_the_walk() -> None:
     assert (
         run(
             "import sys\n"
-            "from record_format import decode, native, produced, walker\n"
-            "from record_format.record_walk import walk_plain\n"
-            "assert walker._in_use == [walk_plain]\n"
+            "from record_format import decode, native, produced, record_walk\n"
+            "assert record_walk._in_use == [record_walk.walk_plain]\n"
             "assert 'numba' not in sys.modules and 'numpy' not in sys.modules\n"
-            "print(native.load(), walker._in_use[0].__name__)"
+            "print(native.load(), record_walk._in_use[0].__name__)"
         )
         == "True walk_native"
     )
@@ -46,8 +45,8 @@ def test_without_its_packages_the_plain_walk_stays() -> None:
             "import importlib.util\n"
             "real = importlib.util.find_spec\n"
             "importlib.util.find_spec = lambda n, *a: None if n == 'numba' else real(n, *a)\n"
-            "from record_format import native, walker\n"
-            "print(native.load(), walker._in_use[0].__name__)"
+            "from record_format import native, record_walk\n"
+            "print(native.load(), record_walk._in_use[0].__name__)"
         )
         == "False walk_plain"
     )
@@ -58,8 +57,8 @@ def test_without_a_folder_for_its_cache_the_plain_walk_stays() -> None:
         run(
             "from numba.core import caching\n"
             "caching.CacheImpl._locator_classes = []\n"
-            "from record_format import native, walker\n"
-            "print(native.load(), walker._in_use[0].__name__)"
+            "from record_format import native, record_walk\n"
+            "print(native.load(), record_walk._in_use[0].__name__)"
         )
         == "False walk_plain"
     )
@@ -71,8 +70,8 @@ def test_out_of_a_zip_without_a_folder_for_its_cache_the_plain_walk_stays(tmp_pa
     home.touch()  # as good as the `/` of a container's user
     assert (
         run(
-            "from record_format import key_table, native, walker\n"
-            "print(native.load(), walker._in_use[0].__name__)\n"
+            "from record_format import key_table, native, record_walk\n"
+            "print(native.load(), record_walk._in_use[0].__name__)\n"
             "print(type(key_table.make_key_table(1000)).__name__, native.__file__)",
             cwd=tmp_path,
             PYTHONPATH=path,
