@@ -17,28 +17,22 @@ from typing import Final
 
 import numpy as np
 
-from record_format.batch import (
-    CODEC_MASK,
-    HEADER_SIZE,
-    LOG_OVERHEAD,
-    MAGIC,
-    MIN_RECORD_SIZE,
-)
+from record_format.batch import HEADER_SIZE
 from record_format.compiled import compiled
-from record_format.kernel_bytes import big_endian, copy_bytes, pointer_to, varint, varlong
+from record_format.kernel_bytes import batch_header, copy_bytes, pointer_to, varint, varlong
 from record_format.record_walk import Problem
 
-# Columns of the header table, one row a batch.
+# Columns of the header table, one row a batch; SIZE to COUNT are those of `batch_header`.
 POSITION: Final = 0
 SIZE: Final = 1
 BASE_OFFSET: Final = 2
-ATTRIBUTES: Final = 3
-LAST_DELTA: Final = 4
-BASE_TIME: Final = 5
-MAX_TIME: Final = 6
-PRODUCER: Final = 7
-COUNT: Final = 8
-CRC: Final = 9
+CRC: Final = 3
+ATTRIBUTES: Final = 4
+LAST_DELTA: Final = 5
+BASE_TIME: Final = 6
+MAX_TIME: Final = 7
+PRODUCER: Final = 8
+COUNT: Final = 9
 START: Final = 10  # of the expanded records in the source, set by the caller
 END: Final = 11
 TABLE_WIDTH: Final = 12
@@ -83,26 +77,14 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     """
     source, count = pointer_to(data), 0
     while start + HEADER_SIZE <= end and count < table.shape[0]:
-        size = big_endian(source, start + 8, 4) + LOG_OVERHEAD
-        if data[start + 16] != MAGIC or size < HEADER_SIZE or size > end - start:
+        header = batch_header(source, start)
+        size, sound = header[0], header[9]
+        if not sound or size > end - start:
             break
         row = table[count]
         row[POSITION] = start
-        row[SIZE] = size
-        row[BASE_OFFSET] = big_endian(source, start, 8)
-        row[CRC] = big_endian(source, start + 17, 4) & 0xFFFFFFFF
-        row[ATTRIBUTES] = big_endian(source, start + 21, 2)
-        row[LAST_DELTA] = big_endian(source, start + 23, 4)
-        row[BASE_TIME] = big_endian(source, start + 27, 8)
-        row[MAX_TIME] = big_endian(source, start + 35, 8)
-        row[PRODUCER] = big_endian(source, start + 43, 8)
-        row[COUNT] = big_endian(source, start + 57, 4)
-        if row[BASE_OFFSET] < 0 or row[LAST_DELTA] < 0:
-            break
-        if row[COUNT] < 0 or row[COUNT] > row[LAST_DELTA] + 1:
-            break
-        if not row[ATTRIBUTES] & CODEC_MASK and row[COUNT] * MIN_RECORD_SIZE > size - HEADER_SIZE:
-            break
+        for column in range(9):
+            row[SIZE + column] = header[column]
         count += 1
         start += size
     return count, start

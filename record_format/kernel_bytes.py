@@ -1,4 +1,5 @@
-"""Bytes inside compiled code: arrays as plain pointers, and the numbers that lie in them.
+"""Bytes inside compiled code: arrays as plain pointers, and the numbers and batch headers that lie
+in them.
 
 numba counts the references of an array wherever a function takes it: two locked instructions a
 call, which took a third of the time in loops that read a varint a call. A pointer is not counted,
@@ -15,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from record_format.batch import CODEC_MASK, HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_RECORD_SIZE
 from record_format.compiled import compiled
 
 BYTES: Final = types.CPointer(types.uint8)
@@ -101,3 +103,35 @@ def big_endian(source, at, size):  # type: ignore[no-untyped-def]
     for index in range(1, size):
         value = (value << 8) | np.int64(source[at + index])
     return value
+
+
+@compiled(types.UniTuple(_I64, 10)(BYTES, _I64), inline="always")
+def batch_header(source, at):  # type: ignore[no-untyped-def]
+    """(size, base offset, CRC, attributes, last offset delta, base timestamp, max timestamp,
+    producer id, record count, sound) of the 61 bytes at `at`; sound where `parse_header` takes it.
+    """
+    base_offset = big_endian(source, at, 8)
+    size = big_endian(source, at + 8, 4) + LOG_OVERHEAD
+    attributes = big_endian(source, at + 21, 2)
+    delta = big_endian(source, at + 23, 4)
+    count = big_endian(source, at + 57, 4)
+    sound = (
+        source[at + 16] == MAGIC
+        and size >= HEADER_SIZE
+        and base_offset >= 0
+        and delta >= 0
+        and 0 <= count <= delta + 1
+        and (attributes & CODEC_MASK or count * MIN_RECORD_SIZE <= size - HEADER_SIZE)
+    )
+    return (
+        size,
+        base_offset,
+        big_endian(source, at + 17, 4) & 0xFFFFFFFF,
+        attributes,
+        delta,
+        big_endian(source, at + 27, 8),
+        big_endian(source, at + 35, 8),
+        big_endian(source, at + 43, 8),
+        count,
+        1 if sound else 0,
+    )

@@ -23,16 +23,13 @@ from record_format.batch import (
     CRC_START,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
-    LOG_OVERHEAD,
-    MAGIC,
-    MIN_RECORD_SIZE,
     TRANSACTIONAL_BIT,
     Buffer,
     parse_header,
 )
 from record_format.batch_run import BatchRun, describe_plain, least_timestamp
 from record_format.compiled import compiled
-from record_format.kernel_bytes import READ_ONLY, big_endian, pointer_to
+from record_format.kernel_bytes import READ_ONLY, batch_header, pointer_to
 from record_format.native_walk import NO_COLUMNS, walk_kernel
 from record_format.record_walk import I64_MAX, I64_MIN
 
@@ -45,7 +42,7 @@ START, END, CRC, TO_EXPAND = range(4)
 
 
 @compiled(types.UniTuple(_I64, 10)(READ_ONLY, _I64, _TABLE, _TABLE))
-def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]  # noqa: C901
+def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]
     """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
     fills `table`.
     """
@@ -54,18 +51,10 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
     minimum, maximum = I64_MAX, I64_MIN
     unsound = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     while len(data) - position >= HEADER_SIZE:
-        base_offset = big_endian(source, position, 8)
-        size = big_endian(source, position + 8, 4) + LOG_OVERHEAD
-        attributes = big_endian(source, position + 21, 2)
-        delta = big_endian(source, position + 23, 4)
-        base_timestamp = big_endian(source, position + 27, 8)
-        max_timestamp = big_endian(source, position + 35, 8)
-        record_count = big_endian(source, position + 57, 4)
-        if data[position + 16] != MAGIC or size < HEADER_SIZE or base_offset < 0 or delta < 0:
-            return unsound
-        if record_count < 0 or record_count > delta + 1:
-            return unsound
-        if not attributes & CODEC_MASK and record_count * MIN_RECORD_SIZE > size - HEADER_SIZE:
+        header = batch_header(source, position)
+        size, base_offset, crc, attributes, delta, base_timestamp, max_timestamp = header[:7]
+        record_count, sound = header[8:]
+        if not sound:
             return unsound
         if size > len(data) - position:
             break
@@ -74,7 +63,7 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
         end = position + size
         table[count, START] = position
         table[count, END] = end
-        table[count, CRC] = big_endian(source, position + 17, 4) & 0xFFFFFFFF
+        table[count, CRC] = crc
         table[count, TO_EXPAND] = 0
         if base_offset > next_offset or record_count != delta + 1:
             gap = 1
