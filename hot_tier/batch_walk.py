@@ -4,7 +4,7 @@
   the recovery point, or sealed). `checked_batches` reads all of it and believes nothing: recovery,
   compaction, and what has to be vouched for.
 * Neither knows offsets or indexes, or decides anything: they stop with CorruptBatch where the bytes
-  are no batch, and name the position in the file.
+  are no batch, and name the file and the position.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hot_tier.open_files import ReadAt, reader_of
-from record_format.batch import HEADER_SIZE, BatchHeader, check_crc, parse_header
+from hot_tier.open_files import FileReader
+from record_format.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    check_crc,
+    cut_batch,
+    parse_header,
+)
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
 
@@ -23,7 +29,7 @@ CHECK_CHUNK_BYTES = 1 << 20
 
 
 def headers_from(
-    read_at: ReadAt,
+    log: FileReader,
     position: int,
     *,
     end: int,
@@ -37,34 +43,30 @@ def headers_from(
     """
     window, window_start = b"", position
     size_bytes = first_bytes
-    while position < end:
-        relative = position - window_start
-        if relative + HEADER_SIZE > len(window):
-            window = read_at(min(size_bytes, end - position), position)
-            window_start, relative = position, 0
-        try:
+    try:
+        while position < end:
+            relative = position - window_start
+            if relative + HEADER_SIZE > len(window):
+                window = log.read(min(size_bytes, end - position), position)
+                window_start, relative = position, 0
             header = parse_header(window, relative, at=position)
-        except CorruptBatch as bad:
-            raise CorruptBatch(bad.detail, position=position) from None
-        if position + header.size_bytes > end:
-            raise CorruptBatch(
-                f"the batch takes {header.size_bytes} bytes, {end - position} are there",
-                position=position,
-                offset=header.base_offset,
-            )
-        yield header
-        size_bytes = WINDOW_BYTES if header.size_bytes < WINDOW_BYTES else ONE_HEADER_BYTES
-        position += header.size_bytes
+            if position + header.size_bytes > end:
+                raise cut_batch(header, end=end)
+            yield header
+            size_bytes = WINDOW_BYTES if header.size_bytes < WINDOW_BYTES else ONE_HEADER_BYTES
+            position += header.size_bytes
+    except CorruptBatch as bad:
+        raise bad.placed(file=log.name) from None
 
 
 def headers_of(log: Path) -> Iterator[BatchHeader]:
     """Every batch header of a `.log` that nobody has open. Raises CorruptBatch."""
-    return headers_from(reader_of(OpenFile(log)), 0, end=log.stat().st_size)
+    return headers_from(FileReader(OpenFile(log)), 0, end=log.stat().st_size)
 
 
 def batch_of(log: Path, header: BatchHeader) -> bytes:
     """The whole batch that `headers_of` gave."""
-    return reader_of(OpenFile(log))(header.size_bytes, header.position)
+    return FileReader(OpenFile(log)).read(header.size_bytes, header.position)
 
 
 def end_offset_of(log: Path, base_offset: int) -> int:
@@ -98,23 +100,26 @@ class CheckedBatch:
         return bad.placed(file=file, position=self.header.position, offset=self.header.base_offset)
 
 
-def checked_batches(read_at: ReadAt, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
+def checked_batches(log: FileReader, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
     """Every batch from `start`, where one begins, on, read and checked.
 
     Raises CorruptBatch at the first that is cut, is none, or fails its checksum.
     """
     position = start
-    while position < end:
-        chunk = read_at(min(CHECK_CHUNK_BYTES, end - position), position)
-        consumed = 0
-        for checked in checked_in(chunk, position):
-            yield checked
-            consumed = checked.start + checked.header.size_bytes
-        if consumed == 0:
-            batch = one_large_batch(read_at, position, end=end)
-            yield batch
-            consumed = batch.header.size_bytes
-        position += consumed
+    try:
+        while position < end:
+            chunk = log.read(min(CHECK_CHUNK_BYTES, end - position), position)
+            consumed = 0
+            for checked in checked_in(chunk, position):
+                yield checked
+                consumed = checked.start + checked.header.size_bytes
+            if consumed == 0:
+                batch = one_large_batch(log, position, end=end)
+                yield batch
+                consumed = batch.header.size_bytes
+            position += consumed
+    except CorruptBatch as bad:
+        raise bad.placed(file=log.name) from None
 
 
 def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator[CheckedBatch]:
@@ -132,19 +137,16 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
         start += header.size_bytes
 
 
-def one_large_batch(read_at: ReadAt, position: int, *, end: int) -> CheckedBatch:
+def one_large_batch(log: FileReader, position: int, *, end: int) -> CheckedBatch:
     """The batch at `position`, larger than a chunk or cut by the end of the file."""
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are no batch", position=position)
+    header = parse_header(log.read(HEADER_SIZE, position), at=position)
+    if header.end_position > end:
+        raise cut_batch(header, end=end)
+    batch = CheckedBatch(header, log.read(header.size_bytes, position), 0)
     try:
-        header = parse_header(read_at(HEADER_SIZE, position))
-        if position + header.size_bytes > end:
-            raise CorruptBatch(
-                f"the batch takes {header.size_bytes} bytes, {end - position} are there",
-                offset=header.base_offset,
-            )
-        chunk = read_at(header.size_bytes, position)
-        check_crc(chunk, header)
+        check_crc(batch.chunk, batch.at_start_of_chunk())
     except CorruptBatch as bad:
-        raise bad.placed(position=position) from None
-    return CheckedBatch(header.at(position), chunk, 0)
+        raise batch.placed(bad) from None
+    return batch

@@ -160,19 +160,16 @@ class Cleaner:
             if from_offset > segment.base_offset:
                 found = SegmentLookup(segment, self._state.files).find_offset(from_offset)
                 start = found.position if found else segment.end.size_bytes
-            read_at = segment.log_reader(self._state.files)
+            log = segment.log_reader(self._state.files)
         except (FileNotFoundError, OffsetTrimmed):
             if segment in self._state.segments.items:
                 raise  # none of us took its file
             raise Interrupted from None  # retention or a trim did
-        try:
-            for checked in checked_batches(read_at, start=start, end=segment.end.size_bytes):
-                if self._hooks.stopping():
-                    raise Interrupted
-                self._read_bytes += checked.header.size_bytes
-                yield checked
-        except CorruptBatch as bad:
-            raise bad.placed(file=segment.name(LOG)) from None
+        for checked in checked_batches(log, start=start, end=segment.end.size_bytes):
+            if self._hooks.stopping():
+                raise Interrupted
+            self._read_bytes += checked.header.size_bytes
+            yield checked
 
     def _aborted(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         try:

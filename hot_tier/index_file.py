@@ -17,7 +17,7 @@ from struct import Struct
 
 from hot_tier.disk import Disk, write_all
 from hot_tier.offset_columns import Entry
-from hot_tier.open_files import ReadAt
+from hot_tier.open_files import FileReader
 
 BLOCK_ENTRIES = 512
 
@@ -92,7 +92,7 @@ class IndexImage:
 
 
 def floor_on_disk(
-    read_at: ReadAt, layout: Struct, *, count: int, column: int, target: int
+    index: FileReader, layout: Struct, *, count: int, column: int, target: int
 ) -> Entry | None:
     """As `IndexImage.floor`, over the file of a sealed segment that has `count` entries.
 
@@ -102,7 +102,7 @@ def floor_on_disk(
     first, last = 0, (count - 1) // BLOCK_ENTRIES
     while first < last:
         middle = (first + last + 1) // 2
-        entry = layout.unpack(read_at(size, middle * BLOCK_ENTRIES * size))
+        entry = layout.unpack(index.read(size, middle * BLOCK_ENTRIES * size))
         if entry[column] <= target:
             first = middle
         else:
@@ -111,7 +111,7 @@ def floor_on_disk(
     in_block = min(BLOCK_ENTRIES, count - start)
     if in_block <= 0:
         return None
-    block = read_at(in_block * size, start * size)
+    block = index.read(in_block * size, start * size)
     if len(block) < in_block * size:
         raise EOFError("the index became shorter")
     return floor_in_image(block, layout, column=column, target=target)

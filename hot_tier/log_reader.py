@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_state import LogState, Segments
-from hot_tier.open_files import Files, ReadAt, reader_of
+from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
@@ -121,7 +121,7 @@ def _slice(
             end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
         if end is None:
             end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
-        piece = FileSlice(lookup.log, first.position, end.size_bytes - first.position)
+        piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
         return piece, first.base_offset, end.next_offset
 
     return with_good_indexes(state, segment, look_up, waits=files is state.files)
@@ -173,9 +173,9 @@ def file_of(state: LogState, segment: Segment) -> OpenFile:
         raise _gone(state, segment) from None
 
 
-def log_reader_of(state: LogState, segment: Segment) -> ReadAt:
+def log_reader_of(state: LogState, segment: Segment) -> FileReader:
     """As `Segment.log_reader`. Raises as `_gone`."""
-    return reader_of(file_of(state, segment), state.files.pread)
+    return FileReader(file_of(state, segment), state.files.pread)
 
 
 def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed | CorruptDataError:
@@ -263,7 +263,7 @@ def batch_bytes(
     state: LogState, segment: Segment, header: BatchHeader
 ) -> tuple[bytes, BatchHeader]:
     """A batch, checked, and its header as it lies in those bytes."""
-    data = segment.log_reader(state.files)(header.size_bytes, header.position)
+    data = segment.log_reader(state.files).read(header.size_bytes, header.position)
     try:
         here = parse_header(data)
         check_crc(data, here)

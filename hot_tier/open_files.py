@@ -18,7 +18,6 @@ from hot_tier.index_images import IndexImages
 from record_format.file_slice import OpenFile
 
 KEPT_OPEN_MAX = 64
-ReadAt = Callable[[int, int], bytes]  # (size, position), as os.pread without its descriptor
 
 
 class Files(Protocol):
@@ -110,10 +109,18 @@ class OpenFiles:
                 del self._pinned[name]
 
 
-def reader_of(file: OpenFile, pread: Callable[[int, int, int], bytes] = os.pread) -> ReadAt:
+class FileReader:
     """Reads of one file, which stays open as long as they are wanted."""
 
-    def read_at(size_bytes: int, position: int) -> bytes:
-        return pread(file.fd, size_bytes, position)
+    __slots__ = ("_pread", "file")
 
-    return read_at
+    def __init__(self, file: OpenFile, pread: Callable[[int, int, int], bytes] = os.pread) -> None:
+        self.file, self._pread = file, pread
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """As os.pread."""
+        return self._pread(self.file.fd, size_bytes, position)

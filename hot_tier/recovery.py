@@ -137,9 +137,9 @@ class Recovery:
         plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
-        read_at = segment.log_reader(state.files)
+        log = segment.log_reader(state.files)
         try:
-            for piece in BatchesInOrder(segment, read_at, limit=limit):
+            for piece in BatchesInOrder(segment, log, limit=limit):
                 if isinstance(piece, PlacedRun):
                     self._take_run(plan, piece)
                     position, next_offset = piece.end_position, piece.run.next_offset
@@ -198,9 +198,9 @@ class Recovery:
 
     def _has_records(self, segment: Segment) -> bool:
         """Whether it begins with a batch that checks."""
-        read_at = segment.log_reader(self._state.files)
+        log = segment.log_reader(self._state.files)
         with suppress(CorruptBatch):
-            return next(checked_batches(read_at, end=segment.end.size_bytes), None) is not None
+            return next(checked_batches(log, end=segment.end.size_bytes), None) is not None
         return False
 
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
-from hot_tier.open_files import ReadAt
+from hot_tier.open_files import FileReader
 from hot_tier.producer_state import REMEMBERED_BATCHES
 from hot_tier.segment import Segment
 from record_format.batch import BatchHeader
@@ -39,9 +39,9 @@ Piece = PlacedRun | CheckedBatch
 class BatchesInOrder:
     """Iterate once. Raises CorruptBatch behind the last good batch."""
 
-    def __init__(self, segment: Segment, read_at: ReadAt, *, limit: int | None) -> None:
+    def __init__(self, segment: Segment, log: FileReader, *, limit: int | None) -> None:
         """`limit`: the next segment begins there; runs end below it."""
-        self._read_at, self._end = read_at, segment.end.size_bytes
+        self._log, self._end = log, segment.end.size_bytes
         self._next_offset = segment.base_offset
         self._last_offset = segment.base_offset + MAX_RELATIVE_OFFSET
         self._last_of_run = self._last_offset
@@ -63,7 +63,7 @@ class BatchesInOrder:
     def _pieces(self) -> Iterator[Piece]:
         position = 0
         while position < self._end:
-            chunk = self._read_at(min(CHECK_CHUNK_BYTES, self._end - position), position)
+            chunk = self._log.read(min(CHECK_CHUNK_BYTES, self._end - position), position)
             consumed = 0
             run = header_run(
                 chunk,
@@ -79,7 +79,7 @@ class BatchesInOrder:
                 yield from self._hold(checked)
                 consumed = checked.start + checked.header.size_bytes
             if consumed == 0:
-                large = one_large_batch(self._read_at, position, end=self._end)
+                large = one_large_batch(self._log, position, end=self._end)
                 yield from self._hold(large)
                 consumed = large.header.size_bytes
             position += consumed

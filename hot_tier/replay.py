@@ -17,10 +17,10 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
     for segment in segments.items[number:]:
         if segment.base_offset >= end_offset:
             break
-        read_at = segment.log_reader(state.files)
+        log = segment.log_reader(state.files)
         for header in segment.headers(state.files):
             if states.end_offset <= header.base_offset < end_offset:
-                data = read_at(header.size_bytes, header.position) if header.is_control else b""
+                data = log.read(header.size_bytes, header.position) if header.is_control else b""
                 if (abort := take_batch(states, header, data, now_ms=state.clock())) is not None:
                     aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)

@@ -21,7 +21,7 @@ from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
 from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
-from hot_tier.open_files import ReadAt
+from hot_tier.open_files import FileReader
 from hot_tier.reaper import Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
@@ -49,8 +49,8 @@ class Lost(NamedTuple):
 class Pieces:
     """Goes through one sealed segment, once. Raises OSError."""
 
-    def __init__(self, segment: Segment, read_at: ReadAt, *, reaches_end: bool) -> None:
-        self._read_at, self._end_position = read_at, segment.end.size_bytes
+    def __init__(self, segment: Segment, log: FileReader, *, reaches_end: bool) -> None:
+        self._log, self._end_position = log, segment.end.size_bytes
         self._start, self._limit = segment.base_offset, segment.end.next_offset
         self._reaches_end = reaches_end
 
@@ -87,7 +87,7 @@ class Pieces:
         position = 0
         while position < self._end_position:
             try:
-                for batch in checked_batches(self._read_at, start=position, end=self._end_position):
+                for batch in checked_batches(self._log, start=position, end=self._end_position):
                     position = batch.header.end_position
                     if self._is_in_range(batch):
                         yield batch
@@ -101,7 +101,7 @@ class Pieces:
         """Where the next batch begins, behind the bad bytes at `position`; the end for none."""
         with suppress(CorruptBatch):
             size = min(HEADER_SIZE, self._end_position - position)
-            end = parse_header(self._read_at(size, position), at=position).end_position
+            end = parse_header(self._log.read(size, position), at=position).end_position
             if end == self._end_position or self._at(end) is not None:
                 return end
         for found in self._candidates(position + 1):
@@ -117,7 +117,7 @@ class Pieces:
     def _at(self, position: int) -> CheckedBatch | None:
         """The batch there, where it checks."""
         with suppress(CorruptBatch):
-            batch = one_large_batch(self._read_at, position, end=self._end_position)
+            batch = one_large_batch(self._log, position, end=self._end_position)
             return batch if self._is_in_range(batch) else None
         return None
 
@@ -127,7 +127,7 @@ class Pieces:
         same = next((n for n in range(8) if first[n] != last[n]), 8)
         prefix = first[:same]
         while position + HEADER_SIZE <= self._end_position:
-            window = self._read_at(min(SEARCH_BYTES, self._end_position - position), position)
+            window = self._log.read(min(SEARCH_BYTES, self._end_position - position), position)
             at = window.find(prefix)
             while 0 <= at <= len(window) - HEADER_SIZE:
                 if window[at + MAGIC_POSITION] == MAGIC and first <= window[at : at + 8] <= last:
@@ -157,8 +157,8 @@ class Salvage:
         self._reaches_end = reaches_end
 
     def _pieces(self) -> Pieces:
-        read_at = self._segment.log_reader(self._state.files)
-        return Pieces(self._segment, read_at, reaches_end=self._reaches_end)
+        log = self._segment.log_reader(self._state.files)
+        return Pieces(self._segment, log, reaches_end=self._reaches_end)
 
     def lost(self) -> list[Lost]:
         """What does not check; nothing where all does. Raises OSError."""

@@ -62,11 +62,11 @@ class SealedSegments:
 
     def _crc32c(self, segment: Segment) -> int:
         if segment.crc32c is None:
-            read_at = log_reader_of(self._state, segment)
+            log = log_reader_of(self._state, segment)
             value = 0
             for position in range(0, segment.end.size_bytes, READ_BYTES):
                 size = min(READ_BYTES, segment.end.size_bytes - position)
-                value = crc32c(read_at(size, position), value)
+                value = crc32c(log.read(size, position), value)
             segment.crc32c = value
         return segment.crc32c
 

@@ -23,7 +23,7 @@ from hot_tier.batch_walk import headers_from
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import IndexImage
-from hot_tier.open_files import Files, ReadAt, reader_of
+from hot_tier.open_files import FileReader, Files
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import (
@@ -87,8 +87,8 @@ class Segment:
         """As `path`, and cheaper."""
         return _name(self._folder_name, self.base_offset, suffix)
 
-    def log_reader(self, files: Files) -> ReadAt:
-        return reader_of(files.open(self.name(LOG)), files.pread)
+    def log_reader(self, files: Files) -> FileReader:
+        return FileReader(files.open(self.name(LOG)), files.pread)
 
     def headers(self, files: Files, *, start: int = 0) -> Iterator[BatchHeader]:
         """All batch headers from the position `start` on, as `headers_from` gives them.
@@ -107,9 +107,7 @@ class Segment:
                 next_offset = header.next_offset
                 yield header
         except CorruptBatch as bad:
-            raise CorruptBatch(
-                bad.detail, file=self.name(LOG), position=bad.position, offset=next_offset
-            ) from None
+            raise bad.placed(offset=next_offset) from None
 
     def first_timestamp(self, files: Files) -> int | None:
         """The largest of its first batch, as Kafka has a segment's first; None without one."""

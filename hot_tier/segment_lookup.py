@@ -16,11 +16,11 @@ from itertools import chain
 from struct import Struct
 
 from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
 from hot_tier.index_images import Image
 from hot_tier.offset_columns import Entry, OffsetColumns
-from hot_tier.open_files import Files, reader_of
+from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from record_format.errors import CorruptBatch, CorruptIndex
@@ -30,12 +30,11 @@ from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 class SegmentLookup:
     """One look-up, short-lived; holds the log file open. Raises FileNotFoundError when made."""
 
-    __slots__ = ("_columns", "_files", "_read_at", "_segment", "log")
+    __slots__ = ("_columns", "_files", "_segment", "log")
 
     def __init__(self, segment: Segment, files: Files) -> None:
         self._segment, self._files = segment, files
-        self.log = files.open(segment.name(LOG))
-        self._read_at = reader_of(self.log, files.pread)
+        self.log = segment.log_reader(files)
         self._columns: OffsetColumns | None = None  # of a sealed segment, once looked into
 
     def find_offset(self, offset: int) -> BatchHeader | None:
@@ -95,7 +94,7 @@ class SegmentLookup:
             if _is_beyond(found, stop=stop, end_offset=end_offset):
                 return SegmentEnd(found.position, found.base_offset)
             position = found.position + found.size_bytes
-        for header in self._headers(position, end=size_bytes):
+        for header in headers_from(self.log, position, end=size_bytes):
             if _is_beyond(header, stop=stop, end_offset=end_offset):
                 return SegmentEnd(header.position, header.base_offset)
         return self._segment.end
@@ -128,7 +127,7 @@ class SegmentLookup:
 
     def headers(self) -> Iterator[BatchHeader]:
         """All of them, up to the segment's end."""
-        return self._headers(0, end=self._segment.end.size_bytes)
+        return headers_from(self.log, 0, end=self._segment.end.size_bytes)
 
     def _headers_from(
         self, entry: Entry | None, *, end: int, first_bytes: int = ONE_HEADER_BYTES
@@ -139,8 +138,8 @@ class SegmentLookup:
         CorruptIndex.
         """
         if entry is None:
-            return self._headers(0, end=end)
-        headers = self._headers(entry[1], end=end, first_bytes=first_bytes)
+            return headers_from(self.log, 0, end=end)
+        headers = headers_from(self.log, entry[1], end=end, first_bytes=first_bytes)
         try:
             first = next(headers)
         except BlockingIOError:
@@ -155,7 +154,7 @@ class SegmentLookup:
         """The first of `_headers_from`, for who needs no other."""
         relative_offset, position = entry
         try:
-            header = parse_header(self._read_at(HEADER_SIZE, position), at=position)
+            header = parse_header(self.log.read(HEADER_SIZE, position), at=position)
         except BlockingIOError:
             raise
         except (CorruptBatch, OSError):
@@ -172,14 +171,6 @@ class SegmentLookup:
             f"no batch that ends in offset {indexed} begins at position {position}",
             file=self._segment.name(OFFSET_INDEX),
         )
-
-    def _headers(
-        self, position: int, *, end: int, first_bytes: int = ONE_HEADER_BYTES
-    ) -> Iterator[BatchHeader]:
-        try:
-            yield from headers_from(self._read_at, position, end=end, first_bytes=first_bytes)
-        except CorruptBatch as bad:
-            raise bad.placed(file=self.log.name) from None
 
     def _floor_offset(self, *, column: int, target: int) -> Entry | None:
         if self._columns is not None:
@@ -269,11 +260,11 @@ def _floor_in_file(
     size_bytes = os.fstat(file.fd).st_size
     if size_bytes % layout.size:
         raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
-    read_at = reader_of(file, files.pread)
+    index = FileReader(file, files.pread)
     if not files.images.is_wanted(name, size_bytes=size_bytes):
         count = size_bytes // layout.size
-        return floor_on_disk(read_at, layout, count=count, column=column, target=target)
-    data = read_at(size_bytes, 0)
+        return floor_on_disk(index, layout, count=count, column=column, target=target)
+    data = index.read(size_bytes, 0)
     if len(data) < size_bytes:
         raise CorruptIndex("the index became shorter", file=name)
     image = OffsetColumns(data) if layout is OFFSET_ENTRY else data

@@ -120,8 +120,8 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
     end = segment.end
     count, least = segment.record_count, segment.min_timestamp
     if count is None or (least is None and count):
-        read_at = log_reader_of(state, segment)
-        count, least = least_timestamp(read_at, size_bytes=end.size_bytes, file=segment.path(LOG))
+        log = log_reader_of(state, segment)
+        count, least = least_timestamp(log, size_bytes=end.size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least
     return SegmentFacts(

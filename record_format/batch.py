@@ -147,13 +147,14 @@ class BatchHeader(NamedTuple):
 def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> BatchHeader:
     """Parse the 61 bytes at `position`; the records behind them need not be in `buf`.
 
-    `at`: the position that the header says instead, where `buf` is a part of something. Raises
-    CorruptBatch where fewer than 61 bytes are left or a field is impossible.
+    `at`: the position that the header, or an error, says instead, where `buf` is a part of
+    something. Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
     """
+    place = position if at is None else at
     if position < 0 or len(buf) - position < HEADER_SIZE:
         raise CorruptBatch(
             f"a batch header takes {HEADER_SIZE} bytes, {max(len(buf) - position, 0)} are left",
-            position=position,
+            position=place,
         )
     # fmt: off
     (base_offset, length, epoch, magic, crc, attributes, last_delta, base_timestamp, max_timestamp,
@@ -163,7 +164,7 @@ def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> Ba
     header = _make(
         BatchHeader,
         (
-            position if at is None else at,
+            place,
             base_offset,
             size,
             epoch,
@@ -188,7 +189,7 @@ def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> Ba
         or not 0 <= count <= last_delta + 1
         or (count * MIN_RECORD_SIZE > size - HEADER_SIZE and not attributes & CODEC_MASK)
     ):
-        raise CorruptBatch(_impossible(header), position=position)
+        raise CorruptBatch(_impossible(header), position=place)
     return header
 
 
@@ -226,11 +227,16 @@ def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
 def check_whole(buf: Buffer, header: BatchHeader) -> None:
     """Raise CorruptBatch where the batch reaches beyond `buf`."""
     if header.position + header.size_bytes > len(buf):
-        raise CorruptBatch(
-            f"the batch takes {header.size_bytes} bytes, {len(buf) - header.position} are there",
-            position=header.position,
-            offset=header.base_offset,
-        )
+        raise cut_batch(header, end=len(buf))
+
+
+def cut_batch(header: BatchHeader, *, end: int) -> CorruptBatch:
+    """Of one that reaches beyond the position `end`."""
+    return CorruptBatch(
+        f"the batch takes {header.size_bytes} bytes, {end - header.position} are there",
+        position=header.position,
+        offset=header.base_offset,
+    )
 
 
 def compute_crc(buf: Buffer, header: BatchHeader) -> int:
