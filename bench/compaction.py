@@ -42,7 +42,6 @@ CONFIG: Final[dict[str, Any]] = {
 class Cleaned(NamedTuple):
     cpu_s: float
     rounds: int
-    read_bytes: int
     left_bytes: int
 
 
@@ -100,16 +99,15 @@ def _fill(folder: Path, batches: Iterator[bytes]) -> int:
 def _clean(folder: Path) -> Cleaned:
     log = open_log(folder, **CONFIG)
     table = make_key_table(TABLE_BYTES)
-    checkpoint, rounds, read_bytes = None, 0, 0
+    checkpoint, rounds = None, 0
     began = time.process_time()
     while (cleanable := log.sealed.cleanable(checkpoint)).dirty_bytes:
         done = log.sealed.clean(cleanable, table)
         checkpoint, rounds = done.end_offset, rounds + 1
-        read_bytes += done.read_bytes
     cpu_s = time.process_time() - began
     left = log.size_bytes
     log.close()
-    return Cleaned(cpu_s, rounds, read_bytes, left)
+    return Cleaned(cpu_s, rounds, left)
 
 
 def _bare(folder: Path, source: Path, left_bytes: int) -> float:

@@ -24,10 +24,10 @@ def texts(count: int, size_bytes: int, *, seed: int = 1) -> list[bytes]:
     return made
 
 
-def batch_of_size(size_bytes: int, *, record_bytes: int = 1024) -> bytes:
-    """One uncompressed batch of exactly `size_bytes`, of records of about `record_bytes`."""
-    count = max(1, (size_bytes - HEADER_SIZE) // (record_bytes + 12))
-    values = texts(min(count, 64), record_bytes, seed=size_bytes)
+def batch_of_size(size_bytes: int) -> bytes:
+    """One uncompressed batch of exactly `size_bytes`, of records of about 1 KiB."""
+    count = max(1, (size_bytes - HEADER_SIZE) // (1024 + 12))
+    values = texts(min(count, 64), 1024, seed=size_bytes)
     values = [values[number % len(values)] for number in range(count)]
     times = [START_MS + number for number in range(count)]
     batch = encode_batch(values, timestamps=times)

@@ -15,12 +15,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def interleave(
-    contenders: Mapping[str, Callable[[], T]], *, rounds: int, warm_up: bool = True
-) -> dict[str, list[T]]:
+def interleave(contenders: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
     """Call each in turn, `rounds` times over; every result by contender."""
     results: dict[str, list[T]] = {name: [] for name in contenders}
-    for number in range(-1 if warm_up else 0, rounds):
+    for number in range(-1, rounds):
         for name, run in contenders.items():
             result = run()
             if number >= 0:

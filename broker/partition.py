@@ -53,7 +53,6 @@ class Fetched(NamedTuple):
     end_offset: int
     log_start_offset: int
     high_watermark: int
-    last_stable_offset: int
     tier: Tier
     aborted: tuple[AbortedTxn, ...] = ()
     hot_offset: int = 0  # where the hot part of what is `mixed` begins
@@ -200,7 +199,6 @@ class Partition:
             end_offset=end_offset,
             log_start_offset=now.log_start_offset,
             high_watermark=now.high_watermark,
-            last_stable_offset=now.last_stable_offset,
             tier="cold",
         )
         hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
@@ -251,7 +249,6 @@ class Partition:
             end_offset=end_offset,
             log_start_offset=now.log_start_offset,
             high_watermark=now.high_watermark,
-            last_stable_offset=now.last_stable_offset,
             tier=tier,
             aborted=aborted,
             hot_offset=hot_offset,

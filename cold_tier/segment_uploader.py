@@ -99,10 +99,9 @@ class SegmentUploader:
         read_back_whole: bool = False,
         pace: Callable[[int], None] | None = None,
         notes: UploadNotes | None = None,
-        unique: Callable[[], str] = new_unique,
     ) -> None:
         self._store, self._limits, self._notes = store, limits, notes
-        self._read_back_whole, self._pace, self._unique = read_back_whole, pace, unique
+        self._read_back_whole, self._pace = read_back_whole, pace
 
     def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
         """Scan, upload, confirm. `folder` is the partition's `…/segments/` in the store.
@@ -133,7 +132,7 @@ class SegmentUploader:
             folder,
             base_offset=files.base_offset,
             leader_epoch=leader_epoch,
-            unique=self._unique(),
+            unique=new_unique(),
         )
         content = LogContent(
             size_bytes=size_bytes, crc32c=table.log_crc32c, part_bytes=self._limits.part_bytes

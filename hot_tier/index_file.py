@@ -42,11 +42,11 @@ def floor_entry(
 class IndexImage:
     """The index of an active segment: its entries in memory, and the file they are written to."""
 
-    __slots__ = ("_disk", "_fd", "_layout", "_written_bytes", "image", "path")
+    __slots__ = ("_disk", "_fd", "_layout", "_written_bytes", "image")
 
     def __init__(self, path: Path, layout: Struct, *, image: bytes, disk: Disk) -> None:
         """Open (or create) `path`, whose valid entries are `image`."""
-        self.path, self._layout, self._disk = path, layout, disk
+        self._layout, self._disk = layout, disk
         self.image = bytearray(image)
         self._written_bytes = len(image)
         self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)

@@ -55,7 +55,6 @@ class LogFolder:
         self.transaction_indexes: set[int] = set()
         self.went_offline = False
         self.unmirrored = False  # see `segment_swap`
-        self.tidied: list[str] = []
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk) -> LogFolder:
@@ -125,7 +124,6 @@ class LogFolder:
 
     def _drop(self, name: str) -> None:
         self._disk.unlink(self.path / name)
-        self.tidied.append(name)
 
     def _finish_swap(self, base_offset: int, suffixes: list[str]) -> None:
         """Compaction's last step: the new segment takes the place of those it was made of."""
@@ -137,7 +135,6 @@ class LogFolder:
         for suffix in sorted(suffixes, key=lambda suffix: suffix == LOG):  # the .log last
             target = path_of(self.path, base_offset, suffix)
             self._disk.rename(staged(target, SWAP), target)
-            self.tidied.append(staged(target, SWAP).name)
         self._disk.sync_folder(self.path)
 
     def remove_segment(self, base_offset: int, *, keep_snapshot: bool = False) -> None:

@@ -39,10 +39,9 @@ MAX_SLICES = 64
 
 
 class LogRead(NamedTuple):
-    """Whole batches from that of `base_offset` on, up to `next_offset`. May be empty."""
+    """Whole batches up to `next_offset`. May be empty."""
 
     slices: tuple[FileSlice, ...]
-    base_offset: int
     next_offset: int
 
 
@@ -58,8 +57,7 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
     _check_range(state, segments, offset, end_offset)
     number = segments.number_of(offset)
     slices: list[FileSlice] = []
-    base_offset, next_offset = offset, offset
-    left_bytes = max_bytes
+    next_offset, left_bytes = offset, max_bytes
     for segment in segments.items[number : number + MAX_SLICES]:
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
@@ -75,15 +73,14 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
                 # No batch here: the segment ends in offsets that compaction, or a gap, left out.
                 next_offset = max(next_offset, segment.end.next_offset)
             continue
-        piece, first, end = found
+        piece, end = found
         if slices and piece.size_bytes > left_bytes:
             break
-        base_offset = base_offset if slices else first
         slices.append(piece)
         next_offset, left_bytes = end, left_bytes - piece.size_bytes
         if next_offset < segment.end.next_offset:
             break  # a limit was met within the segment
-    return LogRead(tuple(slices), base_offset, next_offset)
+    return LogRead(tuple(slices), next_offset)
 
 
 def _check_range(state: LogState, segments: Segments, offset: int, end_offset: int) -> None:
@@ -104,14 +101,14 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
 
 def _slice(
     state: LogState, files: Files, segment: Segment, offset: int, limits: tuple[int, int]
-) -> tuple[FileSlice, int, int] | None:
-    """(slice, first offset, next offset) of what the segment has; None where it has nothing.
+) -> tuple[FileSlice, int] | None:
+    """What the segment has, and the offset behind it; None where it has nothing.
 
     `limits`: bytes, and the offset to end at.
     """
     max_bytes, end_offset = limits
 
-    def look_up() -> tuple[FileSlice, int, int] | None:
+    def look_up() -> tuple[FileSlice, int] | None:
         lookup = SegmentLookup(segment, files)
         first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
@@ -122,7 +119,7 @@ def _slice(
         if end is None:
             end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
         piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
-        return piece, first.base_offset, end.next_offset
+        return piece, end.next_offset
 
     return with_good_indexes(state, segment, look_up, waits=files is state.files)
 

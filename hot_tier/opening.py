@@ -13,7 +13,7 @@
 | segment above it that ends before the next begins (and no compaction, | later segments go |
 | or no record behind it) | |
 | two segments that overlap | refused (CorruptDataError) |
-| log ends below the recovery point | the point is lowered, and the report says so: see `broker` |
+| log ends below the recovery point | the point is lowered: whether it may be, `broker` knows |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
 | `.txnindex` empty, short, unordered, garbage | made anew from the batches at the open |
 | snapshot missing or bad | an older one, or none, and a longer replay; made anew for an upload |
@@ -44,7 +44,7 @@ from record_format.errors import CorruptIndex, CorruptSnapshot
 
 def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
     """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
-    report = RecoveryReport(clean=request.clean, tidied=folder.tidied)
+    report = RecoveryReport(clean=request.clean)
     state.unmirrored = folder.unmirrored
     epochs_were_lost = not _load_epochs(state)
     if not folder.log_sizes:
@@ -125,7 +125,6 @@ def _settle(
     start = first if request.log_start_offset is None else request.log_start_offset
     state.log_start_offset = start
     folder.drop_stray_snapshots(end_offset=end_offset)
-    report.recovery_point_was_ahead = request.recovery_point > end_offset
     segment = state.active.segment
     state.flushed = Flushed(end_offset, segment.base_offset, segment.end.size_bytes)
     if folder.went_offline:

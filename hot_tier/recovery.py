@@ -42,9 +42,7 @@ class RecoveryReport:
     cut_bytes: int = 0
     cut_reason: str = ""
     removed_segments: list[int] = field(default_factory=list)
-    tidied: list[str] = field(default_factory=list)
     rewritten_bytes: int = 0
-    recovery_point_was_ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,6 @@ class OpenedSegment(NamedTuple):
 class SegmentFacts(NamedTuple):
     """`min_timestamp` is over the records; None for an empty segment."""
 
-    base_offset: int
-    last_offset: int
-    size_bytes: int
     record_count: int
     min_timestamp: int | None
     max_timestamp: int
@@ -117,18 +114,10 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
     if number < 0 or segments.bases[number] != base_offset:
         raise UnknownSegment(f"{state.name} has no segment {base_offset}")
     segment = segments.items[number]
-    end = segment.end
     count, least = segment.record_count, segment.min_timestamp
     if count is None or (least is None and count):
-        log = log_reader_of(state, segment)
-        count, least = least_timestamp(log, size_bytes=end.size_bytes)
+        size_bytes = segment.end.size_bytes
+        count, least = least_timestamp(log_reader_of(state, segment), size_bytes=size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least
-    return SegmentFacts(
-        base_offset=base_offset,
-        last_offset=end.next_offset - 1,
-        size_bytes=end.size_bytes,
-        record_count=count,
-        min_timestamp=least,
-        max_timestamp=largest_timestamp(state, segment),
-    )
+    return SegmentFacts(count, least, largest_timestamp(state, segment))

@@ -220,10 +220,10 @@ def changes(before: Manifest, after: Manifest) -> list[str]:
     return found or ["nothing that shows here"]
 
 
-def live_topics(broker: Broker, *, internal: bool = False) -> list[Topic]:
+def live_topics(broker: Broker) -> list[Topic]:
     """By name; those that were deleted meanwhile are left out."""
     found = []
-    for one in broker.list_topics(internal=internal):
+    for one in broker.list_topics():
         with suppress(UnknownTopic):
             found.append(broker.topic(one.name))
     return found

@@ -155,8 +155,8 @@ def _server(
     app: FastAPI,
     settings: HttpSettings,
     *,
-    tls: Tls | None = None,
-    on_started: Callable[[], None] | None = None,
+    tls: Tls | None,
+    on_started: Callable[[], None] | None,
     loop: str = "auto",
 ) -> Iterator[_Server]:
     with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:

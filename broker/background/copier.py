@@ -81,9 +81,8 @@ class Copier:
         *,
         concurrency: int,
         holes: Holes,
-        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._partitions, self._holes, self._jitter = partitions, holes, jitter
+        self._partitions, self._holes = partitions, holes
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -184,7 +183,7 @@ class Copier:
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:
-                    work.not_before = time.monotonic() + self._backoff_s(work.failures)
+                    work.not_before = time.monotonic() + _backoff_s(work.failures)
                 self._changed.notify_all()
         if failure is not None and not isinstance(failure, ShuttingDown):
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
@@ -236,9 +235,10 @@ class Copier:
             work.uploaded_bytes += entry.size_bytes
         return True
 
-    def _backoff_s(self, failures: int) -> float:
-        ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
-        return ceiling * (0.5 + self._jitter() / 2)
+
+def _backoff_s(failures: int) -> float:
+    ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+    return ceiling * (0.5 + random.random() / 2)
 
 
 def _has_work(partition: Partition) -> bool:

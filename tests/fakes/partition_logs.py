@@ -77,6 +77,11 @@ def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> B
     return found
 
 
+def first_offset(read: LogRead) -> int:
+    """Where the first batch of a read begins."""
+    return parse_header(read.slices[0].read()).base_offset
+
+
 def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> list[Record]:
     return [record for _, records in batches_of(log, offset, **limits) for record in records]
 

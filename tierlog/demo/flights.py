@@ -50,9 +50,9 @@ def load_flights() -> pa.Table:
     return table.sort_by([(_TIME, "ascending")])
 
 
-def as_records(flights: pa.Table, *, batch_rows: int = 1000) -> Iterator[list[NewRecord]]:
+def as_records(flights: pa.Table) -> Iterator[list[NewRecord]]:
     """The rows as JSON records, in requests."""
-    for batch in flights.to_batches(max_chunksize=batch_rows):
+    for batch in flights.to_batches(max_chunksize=1000):
         rows = batch.to_pylist()
         yield [_record(row) for row in rows]
 

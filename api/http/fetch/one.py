@@ -189,7 +189,6 @@ def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found
         end_offset=end,
         log_start_offset=now.log_start_offset,
         high_watermark=now.high_watermark,
-        last_stable_offset=now.last_stable_offset,
         tier="hot",
     )
     return Found(partition, end, fetched)

@@ -28,7 +28,7 @@ def fetched(path: Path, *batches: bytes, aborted: tuple[AbortedTxn, ...] = ()) -
     path.write_bytes(data)
     end = list(iter_headers(data))[-1].next_offset
     slices = (FileSlice(OpenFile(path), 0, len(data)),)
-    return Fetched(slices, end, end, 0, end, end, "hot", aborted)
+    return Fetched(slices, end, end, 0, end, "hot", aborted)
 
 
 def batch(
