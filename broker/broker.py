@@ -41,12 +41,7 @@ from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
-from record_format.errors import (
-    OffsetPastEnd,
-    TierlogError,
-    TopicExists,
-    UnknownTopic,
-)
+from record_format.errors import TierlogError, TopicExists, UnknownTopic
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
@@ -214,10 +209,8 @@ class Broker:
         target.check_leadership()
         now = target.offsets()
         if before_offset > now.high_watermark:
-            raise OffsetPastEnd(
-                f"offset {before_offset} is above the high watermark {now.high_watermark}",
-                log_start_offset=now.log_start_offset,
-                high_watermark=now.high_watermark,
+            raise now.past_end(
+                f"offset {before_offset} is above the high watermark {now.high_watermark}"
             )
         if before_offset <= now.log_start_offset:
             return now.log_start_offset

@@ -28,7 +28,6 @@ from record_format.errors import (
     CorruptDataError,
     FencedError,
     LogOfflineError,
-    OffsetPastEnd,
     OffsetTrimmed,
     UnknownSegment,
     UnknownTopic,
@@ -238,11 +237,7 @@ class Partition:
         if committed and self._seen() != seen:
             # Compaction, and who lets a segment go, forget an aborted transaction together with its
             # records, which these slices may still hold.
-            raise OffsetTrimmed(
-                f"{self}: segments went, or were replaced, meanwhile",
-                log_start_offset=now.log_start_offset,
-                high_watermark=now.high_watermark,
-            )
+            raise now.trimmed(f"{self}: segments went, or were replaced, meanwhile")
         return Fetched(
             slices=slices,
             next_offset=next_offset,
@@ -340,14 +335,6 @@ class Partition:
 
 def _check_range(offset: int, now: Offsets) -> None:
     if offset < now.log_start_offset:
-        raise OffsetTrimmed(
-            f"offset {offset} is below the log start {now.log_start_offset}",
-            log_start_offset=now.log_start_offset,
-            high_watermark=now.high_watermark,
-        )
+        raise now.trimmed(f"offset {offset} is below the log start {now.log_start_offset}")
     if offset > now.high_watermark:
-        raise OffsetPastEnd(
-            f"offset {offset} is above the high watermark {now.high_watermark}",
-            log_start_offset=now.log_start_offset,
-            high_watermark=now.high_watermark,
-        )
+        raise now.past_end(f"offset {offset} is above the high watermark {now.high_watermark}")

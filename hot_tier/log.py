@@ -42,7 +42,7 @@ from hot_tier.segment_views import SegmentFacts, SegmentView, facts_of, views_of
 from hot_tier.start_at import start_at
 from hot_tier.steady import steady
 from record_format.checkpoint_files import EpochEntry
-from record_format.errors import ConfigurationError, OffsetPastEnd
+from record_format.errors import ConfigurationError
 from record_format.index_layouts import AbortedTxn
 
 NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
@@ -365,10 +365,8 @@ class PartitionLog:
         with self._state.lock:
             self._state.check_shut()
             if before_offset > self.high_watermark:
-                raise OffsetPastEnd(
-                    f"{self}: offset {before_offset} is above the high watermark",
-                    log_start_offset=self.log_start_offset,
-                    high_watermark=self.high_watermark,
+                raise self.offsets.past_end(
+                    f"{self}: offset {before_offset} is above the high watermark"
                 )
             self._state.log_start_offset = max(before_offset, self._state.log_start_offset)
             return self._state.log_start_offset

@@ -27,7 +27,6 @@ from record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     CorruptIndex,
-    OffsetPastEnd,
     OffsetTrimmed,
 )
 from record_format.file_slice import FileSlice, OpenFile
@@ -86,17 +85,9 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
 def _check_range(state: LogState, segments: Segments, offset: int, end_offset: int) -> None:
     start = max(segments.bases[0], state.log_start_offset)
     if offset < start:
-        raise OffsetTrimmed(
-            f"offset {offset} is below the local log start {start}",
-            log_start_offset=state.log_start_offset,
-            high_watermark=state.flushed.offset,
-        )
+        raise state.offsets.trimmed(f"offset {offset} is below the local log start {start}")
     if offset > end_offset:
-        raise OffsetPastEnd(
-            f"offset {offset} is above {end_offset}",
-            log_start_offset=state.log_start_offset,
-            high_watermark=state.flushed.offset,
-        )
+        raise state.offsets.past_end(f"offset {offset} is above {end_offset}")
 
 
 def _slice(
@@ -181,11 +172,7 @@ def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed
     """
     if segment in state.segments.items and not state.shut:
         return CorruptDataError("is missing: the file was lost", file=segment.name(suffix))
-    return OffsetTrimmed(
-        f"segment {segment.base_offset} was deleted",
-        log_start_offset=state.log_start_offset,
-        high_watermark=state.flushed.offset,
-    )
+    return state.offsets.trimmed(f"segment {segment.base_offset} was deleted")
 
 
 # --- by time --------------------------------------------------------------------------------------

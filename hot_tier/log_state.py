@@ -24,7 +24,7 @@ from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
 from hot_tier.producer_state import ProducerStates
 from hot_tier.segment import Segment
-from record_format.errors import LogOfflineError
+from record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
 
 Clock = Callable[[], int]
 
@@ -67,6 +67,16 @@ class Offsets(NamedTuple):
     high_watermark: int
     log_end_offset: int
     leader_epoch: int
+
+    def trimmed(self, detail: str) -> OffsetTrimmed:
+        return OffsetTrimmed(
+            detail, log_start_offset=self.log_start_offset, high_watermark=self.high_watermark
+        )
+
+    def past_end(self, detail: str) -> OffsetPastEnd:
+        return OffsetPastEnd(
+            detail, log_start_offset=self.log_start_offset, high_watermark=self.high_watermark
+        )
 
 
 class LogState:

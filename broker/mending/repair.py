@@ -284,11 +284,7 @@ class Repair:
                 yield FileSlice(whole.file, start, size_bytes).read()
             return
         if offset < log_.local_log_start_offset or entry.next_offset > log_.high_watermark:
-            raise OffsetTrimmed(
-                f"{self._partition}: offset {offset} is not on local disk",
-                log_start_offset=log_.log_start_offset,
-                high_watermark=log_.high_watermark,
-            )
+            raise log_.offsets.trimmed(f"{self._partition}: offset {offset} is not on local disk")
         while offset < entry.next_offset:
             read = log_.read(offset, max_bytes=PIECE_BYTES, end_offset=entry.next_offset)
             if not read.slices:
