@@ -72,7 +72,7 @@ class Tail:
         self.at_end = False
 
     async def start(self, partitions: list[Partition], resumed: Mapping[int, int]) -> None:
-        """Find every partition's first offset. Raises OffsetTrimmed, OffsetPastEnd."""
+        """Find every partition's first offset. Raises OffsetTrimmed, OffsetPastEnd, FencedError."""
         position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
         for partition in partitions:
             offset = resumed.get(partition.number)
@@ -245,7 +245,11 @@ def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> b
 
 
 def check_within(partition: Partition, offset: int) -> None:
-    """Raise OffsetTrimmed or OffsetPastEnd, before the stream begins."""
+    """Raise OffsetTrimmed or OffsetPastEnd, before the stream begins.
+
+    FencedError first: of a partition that was taken over this folder does not know the end.
+    """
+    partition.check_leadership()
     now = partition.offsets()
     if now.log_start_offset <= offset <= now.high_watermark:
         return

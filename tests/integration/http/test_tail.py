@@ -1,13 +1,17 @@
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
+from broker.broker import Broker
+from broker.settings import BrokerSettings
 from tests.fakes.waiting import until, until_waiting
-from tests.integration.http.conftest import Api, problem, records_path
+from tests.integration.http.conftest import Api, api_of, problem, records_path
 
 
 class Events:
@@ -109,6 +113,25 @@ def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
     problem(api.get(path, headers={"last-event-id": "0"}), 410, "offset-trimmed")
     problem(api.get(path, params={"offset": "9"}), 416, "offset-past-end")
     problem(api.get(path, headers={"last-event-id": "x"}), 400, "invalid-request")
+
+
+def test_the_tail_of_a_partition_that_was_taken_over_is_409_at_the_start(tmp_path: Path) -> None:
+    with api_of(tmp_path) as api:
+        topic = api.topic()
+        api.values(topic, "a", "b", "c")
+        api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
+        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+        copy = Broker.open(
+            BrokerSettings(data_dir=tmp_path / "copy", disk_reserve_bytes=0), store=api.store
+        )
+        until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
+        copy.close()
+        api.broker.chores.fences.look()
+        path = f"/v1/topics/{topic}/partitions/0/tail"
+        problem(api.get(path), 409, "leadership-lost")
+        # Not 416: it read on from the new owner, and this one no longer knows the end.
+        problem(api.get(path, headers={"last-event-id": "9"}), 409, "leadership-lost")
+        problem(api.get(f"/v1/topics/{topic}/tail"), 409, "leadership-lost")
 
 
 def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
