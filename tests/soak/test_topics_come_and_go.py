@@ -33,7 +33,7 @@ import tierlog
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import S3Options, open_store
 from record_format.batch import iter_headers
-from record_format.decode import Record, decode_batch
+from record_format.decode import decode_batch
 from record_format.errors import (
     InvalidConfig,
     OffsetPastEnd,
@@ -46,8 +46,9 @@ from record_format.errors import (
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cut_line import CutLine
 from tests.fakes.soaking import MINUTES, client_of, restored, soaked, told_seed, trouble
+from tests.fakes.topic_life import PartitionLife, once
 from tests.fakes.waiting import until
-from tierlog.client.answers import TopicDescription
+from tierlog.client.answers import FetchedRecords, TopicDescription
 from tierlog.client.calls import Limits, Sequenced
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
@@ -68,6 +69,7 @@ CHANGES = (
     {"cleanup.policy": "delete"},
     {"local.retention.bytes": 0},
     {"remote.storage.enable": False},
+    {},  # another partition
 )
 FLAGS = (
     *("--retention-check-interval", "0.5", "--log-cleaner-backoff-ms", "500"),
@@ -75,6 +77,13 @@ FLAGS = (
 )
 THREADS_MAX, DESCRIPTORS_MAX = 120, 400  # pools, and chunks and connections that are kept
 GONE = (UnknownTopic, OffsetTrimmed, OffsetPastEnd, OutcomeUnknownError, httpx.TransportError)
+GLANCES = (
+    *("/metrics", "/readyz", "/v1/storage", "/v1/topics", "/v1/topics/{}", "/v1/groups"),
+    *("/console/overview", "/console/summary", "/console/topics", "/console/groups"),
+    *("/console/store", "/console/topics/{}", "/console/topics/{}/partitions/{}/records"),
+    *("/console/topics/{}/partitions/{}/segments", "/console/topics/{}/partitions/{}/manifest"),
+    "/v1/topics/{}/partitions/{}/manifest",
+)
 OFFSETS = "__consumer_offsets"
 OF_THE_STORE = frozenset(("store-unavailable", "starting", "shutting-down"))  # and of a stop
 
@@ -84,84 +93,43 @@ class Life:
 
     def __init__(self, made: TopicDescription) -> None:
         self.name, self.topic_id = made.name, made.topic_id
-        self.compacts = "cleanup.policy" in made.config
-        self.acknowledged: list[dict[int, bytes]] = [{} for _ in range(PARTITIONS)]
-        self.shown: list[dict[int, bytes]] = [{} for _ in range(PARTITIONS)]
-        self.keys: list[dict[int, bytes]] = [{} for _ in range(PARTITIONS)]
+        compacts = "cleanup.policy" in made.config
+        self.partitions = [
+            PartitionLife(f"{made.name}-{number} ({made.topic_id})", compacts=compacts)
+            for number in range(PARTITIONS)
+        ]
 
-    def acknowledge(
-        self, partition: int, base_offset: int, records: list[tierlog.NewRecord]
-    ) -> None:
-        for offset, record in enumerate(records, start=base_offset):
-            value = self.acknowledged[partition].setdefault(offset, record.value)
-            assert value is record.value, f"{self.name}-{partition}: {offset} was given twice"
-            self.keys[partition][offset] = record.key
-
-    def see(self, partition: int, offset: int, value: bytes) -> None:
-        for known in (self.shown, self.acknowledged):
-            before = known[partition].get(offset, value)
-            where = f"{self.name}-{partition} ({self.topic_id}) @{offset}"
-            assert before == value, f"{where}: {before[:40]!r} became {value[:40]!r}"
-        self.shown[partition][offset] = value
-
-    def see_all(self, partition: int, records: list[Record]) -> None:
-        for record in records:
-            self.see(partition, record.offset, record.value)
+    def may_compact(self) -> None:
+        for one in self.partitions:
+            one.compacts = True
 
     def check(self, client: tierlog.Client) -> None:
-        """What was acknowledged before this is there, while more is written."""
-        for partition in range(PARTITIONS):
-            wanted, read, newest = set(self.acknowledged[partition]), set(), {}
-            counts: dict[bytes, int] = {}
-            offset = start = client.offsets(self.name, partition).log_start_offset
-            end = max(wanted, default=-1) + 1
-            while offset < end:
-                try:
-                    fetched = client.fetch(self.name, partition, offset=offset)
-                except OffsetTrimmed:
-                    offset = start = client.offsets(self.name, partition).log_start_offset
-                    counts.clear()
-                    continue
-                assert fetched.topic_id == self.topic_id
-                assert fetched.next_offset > offset, f"{self.name}-{partition}: ends at {offset}"
-                self.see_all(partition, fetched.records)
-                for record in fetched.records:
-                    read.add(record.offset)
-                    newest[record.key] = record.offset
-                    self.count(counts, record.value)
-                offset = fetched.next_offset
-                end = max(end, fetched.high_watermark if self.compacts else 0)
-            start = max(start, client.offsets(self.name, partition).log_start_offset)
-            keys, kept = self.keys[partition], self.compacts and newest
-            lost = sorted(
-                offset
-                for offset in wanted - read
-                if offset >= start and not (kept and newest.get(keys[offset], -1) > offset)
-            )
-            assert not lost, f"{self.name}-{partition} ({self.topic_id}): lost {lost[:9]}"
+        for number, one in enumerate(self.partitions):
 
-    def count(self, counts: dict[bytes, int], value: bytes) -> None:
-        """Each idempotent producer's records, of the oldest that is left on: one by one."""
-        if not value.startswith(b"once "):
-            return
-        _, producer, number, _ = value.split(b" ", 3)
-        expected = counts.get(producer, int(number))
-        in_order = int(number) >= expected if self.compacts else int(number) == expected
-        assert in_order, f"{self.name} ({self.topic_id}): {value[:40]!r}, not {expected}"
-        counts[producer] = int(number) + 1
+            def log_start(number: int = number) -> int:
+                return client.offsets(self.name, number).log_start_offset
+
+            def read(offset: int, number: int = number) -> FetchedRecords:
+                fetched = client.fetch(self.name, number, offset=offset)
+                assert fetched.topic_id == self.topic_id
+                return fetched
+
+            one.check(log_start, read)
 
 
 class Name:
     """A name of topics, one after the other, and the threads that use it."""
 
     def __init__(self, storm: "Storm", number: int) -> None:
-        self.storm, self.name, self.life = storm, f"topic-{number}", None
+        self.storm, self.name = storm, f"topic-{number}"
+        self.life: Life | None = None
+        self.compactions = 0  # that were asked for; odd while one is
         self.lives: dict[str, Life] = {}
         self.group, self.committed = f"group-{number}", 0
         self.url = f"{storm.broker.url}/v1/topics/{self.name}"
         works = (
             *(self.live, self.write, self.write_once, self.follow, self.tail),
-            *(self.look, self.commit, self.meddle),
+            *(self.look, self.glance, self.commit, self.meddle),
         )
         self.threads = [
             storm.thread(work, random.Random(f"{storm.seed}-{number}-{work.__name__}"))
@@ -170,11 +138,14 @@ class Name:
 
     def live(self, client: tierlog.Client, dice: random.Random) -> None:
         config = {"segment.bytes": dice.choice((1 << 14, 1 << 17)), **dice.choice(CONFIGS)}
+        compactions = self.compactions
         try:
             made = client.create_topic(self.name, partitions=PARTITIONS, config=config)
         except (TopicExists, OutcomeUnknownError):  # nobody else makes it: an answer was lost
             made = client.describe_topic(self.name)
         self.life = self.lives[made.topic_id] = Life(made)
+        if compactions % 2 or compactions != self.compactions:
+            self.life.may_compact()
         self.storm.over.wait(dice.choice((0.1, 1, 4, 12)))
         if dice.random() < 0.5:
             self.life.check(client)
@@ -189,7 +160,7 @@ class Name:
         records = [tierlog.NewRecord(v, key=k) for v, k in zip(values, keys, strict=True)]
         placed = client.produce(self.name, records, partition=partition).results[0]
         if life is not None and self.life is life:  # else it may be of the next
-            life.acknowledge(partition, placed.base_offset, records)
+            life.partitions[partition].acknowledge(placed.base_offset, records)
 
     def write_once(self, client: tierlog.Client, dice: random.Random) -> None:
         """A few requests of one producer, each as often as it takes, and now and then once more."""
@@ -198,7 +169,7 @@ class Name:
         while life is not None and self.life is life and sequence < 100:
             records = [
                 tierlog.NewRecord(
-                    b"once %d %d " % (producer.producer_id, number) + dice.randbytes(50),
+                    once(producer.producer_id, number, dice.randbytes(50)),
                     key=b"key-%d" % dice.randrange(KEYS),
                 )
                 for number in range(sequence, sequence + dice.choice((1, 5, 20)))
@@ -211,16 +182,16 @@ class Name:
                     sequenced=Sequenced(producer, sequence),
                 ).results[0]
                 if self.life is life:
-                    life.acknowledge(partition, placed.base_offset, records)
+                    life.partitions[partition].acknowledge(placed.base_offset, records)
             sequence += len(records)
 
     def follow(self, client: tierlog.Client, dice: random.Random) -> None:
         life, partition = self.life, dice.randrange(PARTITIONS)
-        shown = life.shown[partition] if life is not None else {}
+        shown = life.partitions[partition].shown if life is not None else {}
         offset = dice.choice((max(shown, default=-1) + 1, "earliest"))
         fetched = client.fetch(self.name, partition, offset=offset, limits=Limits(wait_ms=200))
         if (life := self.lives.get(fetched.topic_id)) is not None:
-            life.see_all(partition, fetched.records)
+            life.partitions[partition].see_all(fetched.records)
 
     def tail(self, _: tierlog.Client, dice: random.Random) -> None:
         """Server-sent events, for a while, or until the topic goes."""
@@ -240,7 +211,8 @@ class Name:
                         allowed = OF_THE_STORE | {"unknown-topic", "offset-trimmed"}
                         assert told["code"] in allowed, told
                     elif life is not None:
-                        life.see(partition, told["offset"], b64decode(told["value_base64"]))
+                        value = b64decode(told["value_base64"])
+                        life.partitions[partition].see(told["offset"], value)
                 if time.monotonic() > end:
                     return
 
@@ -258,7 +230,26 @@ class Name:
             assert (len(data), crc32c(data)) == (int(size_or_base, 16), int(crc_or_size, 16)), etag
         life = self.lives.get(topic_id)
         for header in iter_headers(data) if life is not None else ():
-            life.see_all(partition, decode_batch(data, header))
+            life.partitions[partition].see_all(decode_batch(data, header))
+
+    def glance(self, client: tierlog.Client, dice: random.Random) -> None:
+        """At what tells of all topics, or of all that a topic has."""
+        self.storm.over.wait(dice.random())
+        if dice.random() < 0.3:
+            wanted = [
+                {"topic": f"topic-{number}", "partition": partition, "offset": "latest"}
+                for number in range(NAMES)
+                for partition in range(PARTITIONS)
+            ]
+            body = {"partitions": wanted, "wait_ms": 500}
+            answer = httpx.post(f"{self.storm.broker.url}/v1/fetch", json=body, timeout=20)
+            found = answer.json()["partitions"] if is_answered(answer) else []
+            refusals = {one["error"]["code"] for one in found if "error" in one}
+            assert refusals <= OF_THE_STORE | {"unknown-topic", "offset-trimmed"}, refusals
+            return
+        path = dice.choice(GLANCES).format(self.name, dice.randrange(PARTITIONS))
+        answer = httpx.get(f"{self.storm.broker.url}{path}", timeout=20)
+        assert answer.status_code in (200, 404, 503), answer.text
 
     def commit(self, client: tierlog.Client, dice: random.Random) -> None:
         self.storm.over.wait(dice.random())
@@ -290,11 +281,16 @@ class Name:
             client.offset_for_timestamp(self.name, partition, int(time.time() * 1000) - 5000)
 
     def alter(self, client: tierlog.Client, change: dict[str, object]) -> None:
-        if change.get("cleanup.policy") == "compact":
-            for life in list(self.lives.values()):  # it may be any of them
-                life.compacts = True
-        with suppress(InvalidConfig):  # what is only in the bucket is not compacted
-            client.alter_topic(self.name, config=change)
+        compacts = change.get("cleanup.policy") == "compact"
+        self.compactions += compacts
+        for life in list(self.lives.values()) if compacts else ():  # it may be any of them
+            life.may_compact()
+        try:
+            client.alter_topic(self.name, config=change or None, partitions=None if change else 3)
+        except InvalidConfig:
+            pass  # what is only in the bucket is not compacted
+        finally:
+            self.compactions += compacts
 
 
 def is_answered(answer: httpx.Response) -> bool:
