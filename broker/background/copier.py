@@ -190,12 +190,12 @@ class Copier:
 
     def claim(self, partition: Partition) -> None:
         """Become the owner in the bucket, now. Raises FencedError, StoreUnavailable."""
-        cold, log_start = partition.cold, partition.log.log_start_offset
+        cold, log = partition.cold, partition.log
         assert cold is not None, "there is nothing to claim without a bucket"
         if cold.ownership.claim(
-            log_start_offset=log_start, log_end_offset=partition.log.log_end_offset
+            log_start_offset=log.log_start_offset, log_end_offset=log.log_end_offset
         ):
-            cold.follow_log_start(log_start)
+            cold.follow_log_start(log.log_start_offset)  # a trim before the claim left it behind
 
     def _copy_next(self, partition: Partition, work: _Work) -> bool:
         """What comes before any upload, and the oldest segment; whether there may be another."""

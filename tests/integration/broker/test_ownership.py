@@ -244,3 +244,21 @@ def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house
     broker.bucket.settle(broker.registry)
     assert broker.partition("t", 0).cold.ownership.claimed
     assert not broker.registry.by_name("t").dirty
+
+
+def test_a_trim_while_a_partition_is_claimed_is_told_to_the_bucket(house, monkeypatch):
+    """It comes too early to be told by itself, and too late for what the claim says."""
+    house.broker.close()
+    store = open_store(f"file://{house.root / 'bucket'}")
+    broker = house.broker = Broker.open_idle(house.broker.settings, store=store)
+    broker.create_topic("t")
+    house.produce("t", [b"v"] * 10)
+    claim, partition = Ownership.claim, broker.partition("t", 0)
+
+    def trim_and_claim(ownership, **given):
+        broker.trim("t", 0, 7)
+        return claim(ownership, **given)
+
+    monkeypatch.setattr(Ownership, "claim", trim_and_claim)
+    broker.chores.copier.claim(partition)
+    assert partition.cold.manifest.log_start_offset == 7
