@@ -1,0 +1,352 @@
+"""The long run of the threads of one broker, without HTTP between: what races in it takes its turns
+as often as the interpreter changes threads, a million times a second here.
+
+Topics of a few names are made, deleted and made again, while they are written and read, looked up,
+trimmed, offloaded, altered and verified, and groups commit on them; the broker is closed under all
+of it, and opened again; the store fails, and loses answers, for a while in each of its lives. What
+must hold is in `PartitionLife`; and nothing is logged as an error, nor raised but refusals.
+"""
+
+import random
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import pytest
+from crc32c import crc32c
+from structlog.testing import capture_logs
+
+from broker.broker import Broker
+from broker.groups.requests import NewOffset
+from broker.partition import Partition
+from broker.segment_listing import iter_segments, open_segment, slices_of, try_open_segment
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
+from hot_tier.append import Acks
+from record_format.decode import Record
+from record_format.encode import encode_batch
+from record_format.errors import (
+    InvalidConfig,
+    LogOfflineError,
+    ManifestConflict,
+    OffsetOutOfRange,
+    OutcomeUnknownError,
+    ShuttingDown,
+    StoreUnavailable,
+    Throttled,
+    TopicExists,
+    UnknownGroup,
+    UnknownSegment,
+    UnknownTopic,
+)
+from record_format.produced import ProduceLimits, check_produced
+from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore, ShortRead
+from tests.fakes.records import iter_records
+from tests.fakes.soaking import MINUTES, told_seed
+from tests.fakes.topic_life import PartitionLife, once
+
+pytestmark = pytest.mark.soak
+
+NAMES, KEYS = 3, 20
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "segment.ms": 100}
+CONFIGS = (
+    {"retention.ms": -1, "local.retention.bytes": 2048},
+    {"retention.ms": -1, "local.retention.bytes": 0, "offload.max.lag.ms": 300},
+    {"retention.bytes": 40_000, "local.retention.bytes": 4096},
+    {"retention.bytes": 10_000, "remote.storage.enable": False},
+    COMPACTED,
+    {**COMPACTED, "remote.storage.enable": False},
+)
+CHANGES = (
+    {"segment.bytes": 1024},
+    {"segment.bytes": 4096},
+    {"retention.ms": 500},
+    {"retention.ms": -1},
+    COMPACTED,
+    {"cleanup.policy": "delete"},
+    {"local.retention.bytes": 0},
+    {"remote.storage.enable": False},
+    {"remote.storage.enable": True},
+)
+FAULTS = (
+    *[("put", FailsBefore()), ("put", FailsAfter()), ("put_file", FailsAfter(StoreUnavailable))],
+    *[(call, FailsBefore()) for call in ("put_file", "get", "list", "head", "delete")],
+    ("get_range", ShortRead(10)),
+)
+REFUSALS = (
+    *(UnknownTopic, UnknownSegment, OffsetOutOfRange, TopicExists, InvalidConfig, Throttled),
+    *(StoreUnavailable, OutcomeUnknownError, ManifestConflict, ShuttingDown),
+)
+
+
+class Sent(NamedTuple):
+    key: bytes
+    value: bytes
+
+
+class Page(NamedTuple):
+    records: list[Record]
+    next_offset: int
+    high_watermark: int
+
+
+def read(partition: Partition, offset: int, *, max_bytes: int = 8192) -> Page:
+    fetched = partition.try_read(offset, max_bytes=max_bytes)
+    if fetched is None:
+        fetched = partition.read(offset, max_bytes=max_bytes)
+    data = b"".join(piece.read() for piece in fetched.slices)
+    records = list(iter_records(data, from_offset=offset))
+    return Page(records, fetched.next_offset, fetched.high_watermark)
+
+
+def append(partition: Partition, sent: list[Sent], acks: Acks, **producer: int) -> int:
+    """Base offset."""
+    now_ms = int(time.time() * 1000)
+    batch = encode_batch(
+        [one.value for one in sent],
+        keys=[one.key for one in sent],
+        timestamps=[now_ms] * len(sent),
+        **producer,
+    )
+    limits = ProduceLimits(max_message_bytes=1 << 20, now_ms=now_ms)
+    produced = check_produced(bytearray(batch), limits)
+    return partition.append(produced, acks=acks).result(60).base_offset
+
+
+class Storm:
+    """`lives`: by topic id. `closing`: the broker is, and while it is not `paused` under way."""
+
+    def __init__(self, root, seed: int) -> None:
+        self.root, self.seed = root, seed
+        self.over, self.failures = threading.Event(), []
+        self.lives: dict[str, PartitionLife] = {}
+        self.turn, self.working, self.paused = threading.Condition(), 0, False
+        self.closing = False
+        self.open()
+        works = (
+            *(self.live, self.write, self.write_once, self.follow, self.look),
+            *(self.commit, self.meddle),
+        )
+        self.threads = [
+            threading.Thread(target=self.go_on, args=(work, number), daemon=True)
+            for work in works
+            for number in range(NAMES)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def open(self) -> None:
+        self.store = FaultyObjectStore(open_store(f"file://{self.root / 'bucket'}"))
+        settings = BrokerSettings(
+            data_dir=self.root / "data",
+            cache_bytes=8 << 20,
+            disk_reserve_bytes=0,
+            retention_check_interval_ms=50,
+            log_cleaner_backoff_ms=50,
+            recovery_checkpoint_ms=50,
+            gc_grace_ms=2000,
+        )
+        self.broker = Broker.open(settings, store=self.store)
+        assert not list(self.broker.damaged_partitions())
+        assert all(one.log.recovery.clean for one in self.broker.partitions()), "after a stop"
+
+    def close(self, *, under_way: bool) -> None:
+        """`under_way`: while the threads go on."""
+        with self.turn:
+            self.paused = not under_way
+        self.closing = True
+        self.broker.close()
+        with self.turn:
+            self.paused = True
+            assert self.turn.wait_for(lambda: not self.working, 60), "a thread does not end"
+        self.closing = False
+
+    def go_on(self, work, number: int) -> None:
+        dice = random.Random(f"{self.seed}-{number}-{work.__name__}")
+        while not self.over.is_set():
+            with self.one_turn(), suppress(*REFUSALS):
+                try:
+                    work(number, dice)
+                except LogOfflineError:
+                    if not self.closing:  # its log was closed
+                        raise
+
+    @contextmanager
+    def one_turn(self):
+        with self.turn:
+            self.turn.wait_for(lambda: not self.paused)
+            self.working += 1
+        try:
+            yield
+        except BaseException as failure:
+            self.failures.append(failure)
+            self.over.set()
+        finally:
+            with self.turn:
+                self.working -= 1
+                self.turn.notify_all()
+
+    def partition(self, number: int) -> Partition:
+        return self.broker.partition(f"t{number}", 0)
+
+    def life_of(self, partition: Partition) -> PartitionLife:
+        """Of a topic that was just made `live` may not know yet."""
+        name = f"{partition} ({partition.log.topic_id})"
+        compacts = partition.log.config.compacts
+        life = PartitionLife(name, compacts=compacts)
+        return self.lives.setdefault(partition.log.topic_id, life)
+
+    # --- what the threads do ----------------------------------------------------------------------
+
+    def live(self, number: int, dice: random.Random) -> None:
+        sizes = {"segment.bytes": dice.choice((1024, 4096)), "file.delete.delay.ms": 0}
+        with suppress(TopicExists):
+            self.broker.create_topic(f"t{number}", config={**sizes, **dice.choice(CONFIGS)})
+        self.over.wait(dice.choice((0.02, 0.1, 0.5, 2)))
+        if dice.random() < 0.6:
+            self.check(number)
+        if dice.random() < 0.8 and not self.over.is_set():
+            self.broker.delete_topic(f"t{number}")
+
+    def check(self, number: int) -> None:
+        partition = self.partition(number)
+        self.life_of(partition).check(
+            lambda: partition.offsets().log_start_offset, lambda offset: read(partition, offset)
+        )
+
+    def write(self, number: int, dice: random.Random) -> None:
+        partition = self.partition(number)
+        sent = [
+            Sent(b"key-%d" % dice.randrange(KEYS), dice.randbytes(dice.randrange(8, 200)))
+            for _ in range(dice.choice((1, 3, 10)))
+        ]
+        base_offset = self.append(partition, sent, Acks.ALL)
+        self.life_of(partition).acknowledge(base_offset, sent)
+
+    def write_once(self, number: int, dice: random.Random) -> None:
+        partition, producer_id = self.partition(number), dice.randrange(2**33, 2**50)
+        for sequence in range(10):
+            sent = [Sent(b"key-%d" % dice.randrange(KEYS), once(producer_id, sequence, b"x" * 20))]
+            offsets = {
+                self.append(
+                    partition,
+                    sent,
+                    dice.choice((Acks.ALL, Acks.LEADER)),
+                    producer_id=producer_id,
+                    producer_epoch=0,
+                    base_sequence=sequence,
+                )
+                for _ in range(dice.choice((1, 2, 3)))
+            }
+            assert len(offsets) == 1, (producer_id, sequence, offsets)
+
+    def append(self, partition: Partition, *what: object, **producer: int) -> int:
+        try:
+            return append(partition, *what, **producer)
+        except LogOfflineError:
+            partition.check_leadership()  # its topic was deleted meanwhile
+            raise
+
+    def follow(self, number: int, dice: random.Random) -> None:
+        partition, life = self.partition(number), self.life_of(self.partition(number))
+        now, news = partition.offsets(), max(life.shown, default=-1) + 1
+        offset = dice.choice((news, now.log_start_offset, now.local_log_start_offset))
+        life.see_all(read(partition, offset, max_bytes=dice.choice((1, 4096, 1 << 16))).records)
+
+    def look(self, number: int, dice: random.Random) -> None:
+        partition = self.partition(number)
+        partition.offset_for_timestamp(int(time.time() * 1000) - dice.randrange(3000))
+        bases = [one.base_offset for one in iter_segments(partition)] or [0]
+        base_offset = dice.choice(bases)
+        found = try_open_segment(partition, base_offset) or open_segment(partition, base_offset)
+        slices = slices_of(partition, found, start=0, end=found.size_bytes)
+        data = b"".join(piece.read() for piece in slices)
+        assert len(data) == found.size_bytes
+        if found.etag is not None:
+            assert found.etag.endswith(f'-{crc32c(data):08x}"')
+        self.life_of(partition).see_all(iter_records(data))
+
+    def commit(self, number: int, dice: random.Random) -> None:
+        self.over.wait(dice.random() / 10)
+        partition, groups, group = self.partition(number), self.broker.groups, f"g{number}"
+        wanted = [(f"t{number}", 0, dice.randrange(1000))]
+        groups.commit(group, [NewOffset(*one) for one in wanted])
+        with suppress(UnknownGroup):
+            found = [(one.topic, one.partition, one.offset) for one in groups.group(group)]
+            assert found == wanted or partition.is_deleted, (str(partition), found, wanted)
+            return
+        assert partition.is_deleted, f"{partition}: what {group} committed is lost"
+
+    def meddle(self, number: int, dice: random.Random) -> None:
+        name, broker, kind = f"t{number}", self.broker, dice.randrange(7)
+        self.over.wait(dice.random() / 50)
+        if kind == 0:
+            now = self.partition(number).offsets()
+            to = dice.randint(now.log_start_offset, max(now.high_watermark, now.log_start_offset))
+            broker.trim(name, 0, to)
+        elif kind == 1:
+            broker.offload(name, wait_ms=dice.choice((None, 200)))
+        elif kind == 2:
+            report = broker.verify(name, deep=dice.random() < 0.5)
+            assert report.ok, report
+        elif kind == 3:
+            self.alter(number, dice.choice(CHANGES))
+        elif kind == 4:
+            broker.storage_report()
+            broker.readiness()
+        elif kind == 5:
+            broker.collect_garbage(name, apply=dice.random() < 0.5)
+        else:
+            broker.chores.janitor.relieve_disk(1000)
+
+    def alter(self, number: int, change: dict[str, object]) -> None:
+        for life in list(self.lives.values()) if change is COMPACTED else ():
+            life.compacts = True
+        self.broker.alter_topic(f"t{number}", config=change)
+        if change is COMPACTED:  # one that was not known yet
+            self.life_of(self.partition(number)).compacts = True
+
+
+def trouble(storm: Storm, dice: random.Random) -> None:
+    for _ in range(dice.randrange(10)):
+        storm.over.wait(dice.uniform(0.02, 0.5))
+        storm.store.fail(*dice.choice(FAULTS), times=dice.choice((1, 1, 3)))
+    storm.close(under_way=dice.random() < 0.7)
+
+
+@pytest.fixture
+def many_turns():
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+def test_threads_of_a_broker(tmp_path, many_turns):
+    seed = told_seed()
+    dice, end = random.Random(seed), time.monotonic() + MINUTES * 60
+    with capture_logs() as lines:
+        storm = Storm(tmp_path, seed)
+        while time.monotonic() < end and not storm.failures:
+            trouble(storm, dice)
+            storm.open()
+            with storm.turn:
+                storm.paused = False
+                storm.turn.notify_all()
+        storm.over.set()
+        for thread in storm.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert not storm.failures, storm.failures
+        storm.store.heal()
+        for topic in storm.broker.list_topics():
+            storm.check(int(topic.name[1:]))
+            assert storm.broker.verify(topic.name, deep=True).ok
+        storm.broker.close()
+    faults = [one for one in lines if one["log_level"] in ("error", "critical")]
+    assert not faults, faults
+    waits = [one for one in lines if one["event"] == "compaction waits"]
+    assert not waits, waits  # it asks the store for nothing
+    print(f"{len(storm.lives)} topics")
