@@ -282,9 +282,11 @@ class Groups:
             )
 
     def _shown(self, found: Iterable[tuple[TopicPartition, Committed]]) -> list[GroupOffset]:
-        """Without partitions that went in this moment."""
+        """Without partitions that went in this moment, be there others of the name by now."""
         shown = []
         for (topic, number), (commit, _) in found:
+            if self._is_gone(topic, commit):
+                continue
             try:
                 end, lag = self._end_and_lag(topic, number, commit.offset)
             except UnknownTopicOrPartition:

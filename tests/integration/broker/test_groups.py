@@ -166,6 +166,15 @@ def test_a_commit_on_a_new_topic_of_a_name_outlives_the_deletion_of_the_old_one(
         house.restart()
 
 
+def test_offsets_on_the_old_topic_are_not_shown_while_they_are_being_forgotten(house, topic):
+    """A name may be used again as soon as the old topic is gone, a moment before its offsets."""
+    groups = house.broker.groups
+    groups.commit("g", [NewOffset(topic, 0, 7)])
+    house.broker._topics.delete(topic)
+    house.broker.create_topic(topic)
+    assert groups.group("g") == []
+
+
 def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, topic):
     commit(house, "g", t0=9)
     write_raw(
