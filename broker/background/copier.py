@@ -205,6 +205,8 @@ class Copier:
             return False
         self.claim(partition)
         cold.settle()
+        # Who moves it tells the bucket himself; but what lies below may be gone from here by now.
+        cold.follow_log_start(partition.log.log_start_offset)
         pending = _pending(partition)
         if not partition.log.sealed.mirrored and (not pending or _may_follow(partition, work)):
             follow_compaction(partition, stopping=lambda: self._stopping)

@@ -62,6 +62,20 @@ def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copie
     assert set(offloaded[:2]) == {"a-0", "b-0"}
 
 
+def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house, copier_of):
+    """The log start is moved, the files below are gone, and who moved it waits for the bucket."""
+    copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
+    copier.claim(partition)
+    start = partition.log.base_offsets[1]
+    house.broker.chores.checkpoints.move_log_start(partition, start)
+    partition.log.delete_local(start)
+    with capture_logs() as lines:
+        copier.run_round()
+        assert copier.wait_until_done([partition], timeout_s=20)
+    assert not [line for line in lines if line["event"] == "offload waits"]
+    assert partition.cold.manifest.log_start_offset == start
+
+
 def test_an_upload_that_hangs_does_not_hold_up_the_other_partitions(house, copier_of, monkeypatch):
     copier, goes_on = copier_of(2), threading.Event()
     (stuck,) = partitions(house, "a")
