@@ -2,12 +2,13 @@
 
 * Where to begin: an offset, a keyword, or a time; a time without an offset from UTC is taken as UTC
   (the API refuses it; a person sees what was understood).
-* `latest` shows the newest page, not the empty end.
+* `latest` shows the newest page, not the empty end. Offsets that a restore left out are no pages.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from api.http.fetch.positions import EARLIEST, LATEST, parse_position, resolve
 from api.http.fetch.reading import read
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition, Tier
+from manifest.state import OffsetGap
 
 _PAGE: Final = FetchQuery(max_bytes=MIB)
 MAX_HEADER: Final = 2000  # characters
@@ -77,8 +79,22 @@ async def _first_offset(context: Context, partition: Partition, query: RecordsQu
         position = parse_position(at, UNSET, default=EARLIEST)
     if position.keyword == LATEST:
         now = partition.offsets()
-        return max(now.log_start_offset, now.high_watermark - query.limit)
+        before = page_before(now.high_watermark, _gaps(partition), limit=query.limit)
+        return max(now.log_start_offset, before)
     return await resolve(context, partition, position, committed=False)
+
+
+def _gaps(partition: Partition) -> Sequence[OffsetGap]:
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    return manifest.gaps if manifest is not None else ()
+
+
+def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
+    """Where `limit` offsets begin that end below `offset`, and below the gap that it ends."""
+    for gap in gaps:
+        if gap.start_offset < offset <= gap.end_offset:
+            offset = gap.start_offset
+    return offset - limit
 
 
 def in_utc(text: str) -> str:
@@ -114,11 +130,11 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
         for columns in page.batches
         for at, timestamp, key, value, headers in zip(*columns, strict=True)
     ]
-    start = fetched.log_start_offset
+    start, before = fetched.log_start_offset, page_before(offset, _gaps(partition), limit=limit)
     return RecordPage(
         lines=lines,
         offset=offset,
         tier=_tier_of(lines) or fetched.tier,  # more may have been fetched than is shown
-        previous_offset=max(start, offset - limit) if offset > start else None,
+        previous_offset=max(start, before) if offset > start else None,
         next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
     )

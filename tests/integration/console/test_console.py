@@ -8,6 +8,8 @@ import pytest
 
 from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
+from broker.mending.restore import RestoreOptions, restore
+from cold_tier.open import open_store
 from cold_tier.store_ledger import FREE, PriceTable
 from tests.fakes.damage import flip
 from tests.fakes.waiting import until
@@ -610,3 +612,18 @@ def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_pa
     browser.run(TICK)
     browser.until("document.querySelector('#notice').innerText.includes('does not answer')")
     assert "hello" in browser.text()
+
+
+def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.two_tiers("flights")
+    new = tmp_path / "new"
+    options = RestoreOptions(data_dir=new / "data", gap=1_000_000_000, clock=lambda: 0)
+    restore(open_store(f"file://{tmp_path / 'bucket'}"), options)
+    (new / "bucket").symlink_to(tmp_path / "bucket")
+    with open_house(new) as house:
+        newest = house.get("/console/topics/flights/partitions/0/records?limit=20").text
+        assert all(f"key {n}<" in newest for n in range(180, 200))
+        house.produce("flights", {"key": "after"})
+        newest = house.get("/console/topics/flights/partitions/0/records?limit=20").text
+        assert (">after<" in newest, "?at=180&amp;" in newest) == (True, True)
