@@ -27,6 +27,8 @@ from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
 Http = TypeVar("Http")
 
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
+_NO_TLS: Final = re.compile("WRONG_VERSION_NUMBER|record layer failure")  # by OpenSSL's version
+_HUNG_UP: Final = "Server disconnected without sending a response"
 # Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
 # request that waits for one, whenever an answer comes.
 AT_A_TIME: Final = 32
@@ -138,10 +140,19 @@ def to_reply(response: httpx.Response) -> Reply:
 
 def to_outcome(error: httpx.RequestError) -> Outcome:
     """Also of an answer that came and cannot be expanded, as a proxy's that was cut."""
-    reason = _ERRNO.sub("", str(error)) or type(error).__name__
+    reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _other_scheme(error)
     if isinstance(error, _NEVER_LEFT):
         return Unsent(f"{error.request.url.netloc.decode()}: {reason}")
     return Broken(reason)
+
+
+def _other_scheme(error: httpx.RequestError) -> str:
+    """What to try where the server seems to speak the other one."""
+    if _NO_TLS.search(str(error)):
+        return " (without TLS its address begins with http://)"
+    if _HUNG_UP in str(error) and error.request.url.scheme == "http":
+        return " (with TLS its address begins with https://)"
+    return ""
 
 
 def _server_url(server: str) -> httpx.URL:

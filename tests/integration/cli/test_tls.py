@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import tierlog
-from tests.fakes.command_line import ENVIRONMENT, Program
+from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
 from tests.fakes.forked import Forked
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
@@ -66,6 +66,18 @@ def _listening(process, log):
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.02)
     return log.read_text().split("listens on ")[1].split(",")[0]
+
+
+def test_an_address_of_the_other_scheme_is_told(secured, tmp_path):
+    url, _ = secured
+    said = Program(url.replace("https", "http")).fails(1, "topic", "list")
+    assert "with TLS its address begins with https://" in said
+    plain = RunningBroker("dev", "--data-dir", tmp_path / "data", "--port", "0", cwd=tmp_path)
+    try:
+        said = Program(plain.server.replace("http", "https")).fails(1, "topic", "list")
+    finally:
+        assert plain.stop() == 0
+    assert "without TLS its address begins with http://" in said
 
 
 def test_the_command_line_works_by_an_authority_of_ones_own(secured):
