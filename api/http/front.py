@@ -52,6 +52,10 @@ _TELL_EVERY_S: Final = 60.0
 _BEGUN: Final = "tierlog.begun"  # in the scope: what came of the request's first steps
 
 
+class CutShort(ConnectionAbortedError):
+    """An answer ended before its announced length. It is logged already."""
+
+
 class RequestIds:
     """Unique in this process, and with a random part between processes."""
 
@@ -196,7 +200,7 @@ class TierlogApp(FastAPI):
             await send_answer(exchange, answer)
         except (TierlogError, EOFError, OSError) as error:
             self._log(exchange, error, "cut-short")
-            raise ConnectionAbortedError("the answer was cut short") from error
+            raise CutShort("the answer was cut short") from error
 
     def _find(self, exchange: Exchange) -> Call | None:
         scope = exchange.scope

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import resource
 import secrets
 import socket
@@ -25,6 +26,7 @@ from fastapi import FastAPI
 
 from api.http import problems
 from api.http.context import Context
+from api.http.front import CutShort
 from api.http.settings import HttpSettings
 from api.protocol.at_once import AtOnceProtocol
 from api.protocol.limited_protocol import ConnectionLimits
@@ -97,6 +99,11 @@ def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Of what uvicorn logs: it tells of all that ends an answer."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], CutShort)
+
+
 class _Server(uvicorn.Server):
     """Says when it listens; leaves signals to whoever runs it in a thread (uvicorn's own rule)."""
 
@@ -159,6 +166,7 @@ def _server(
     on_started: Callable[[], None] | None,
     loop: str = "auto",
 ) -> Iterator[_Server]:
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:
         config = uvicorn.Config(
             app,

@@ -4,12 +4,16 @@ import errno
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from hot_tier.disk import Disk
 from tests.fakes.small_disk import small_disk
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, Api, api_of, problem
+
+OCTETS = {"content-type": "application/octet-stream"}
 
 
 class TroubledDisk(Disk):
@@ -131,3 +135,20 @@ def test_what_finds_no_descriptor_left_may_be_asked_again(
     disk.number = 0
     assert api.values(topic, 5)["base_offset"] == 4
     assert len(api.fetch(topic).json()["records"]) == 5
+
+
+def test_an_answer_that_its_file_is_too_short_for_is_told_once(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = api.topic(max_message_bytes=2 << 20, retention_ms=-1)
+    for _ in range(32):
+        api.post(f"/v1/topics/{topic}/records", content=bytes(1 << 20), headers=OCTETS)
+    (log,) = (api.broker.folder.path / f"{topic}-0").glob("*.log")
+    path = f"/v1/topics/{topic}/partitions/0/segments/0"
+    with capture_logs() as told, api.stream("GET", path) as answer:
+        os.truncate(log, 4096)
+        with pytest.raises(httpx.RemoteProtocolError):
+            answer.read()
+    until(lambda: told)
+    assert [(one["event"], one["code"]) for one in told] == [("request failed", "cut-short")]
+    assert [one for one in caplog.records if one.name == "uvicorn.error"] == []
