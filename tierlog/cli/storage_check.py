@@ -50,7 +50,8 @@ def verify(
     elif (bucket := BucketOptions.named(store, endpoint, region)) is not None:
         report = _verify_offline(topic, bucket, deep=deep)
     else:
-        report = client.verify(topic, deep=deep)
+        with progress_bar(f"verify {topic}, by the broker"):
+            report = client.verify(topic, deep=deep)
     if output.is_json:
         print_json(report)
     else:

@@ -1,6 +1,9 @@
 """`tierlog storage verify`, through a broker and on the bucket alone."""
 
 import json
+import os
+
+from tests.fakes.forked import Forked
 
 
 def test_verify_exits_0_where_all_is_there_and_3_where_an_object_is_lost(broker, tierlog, offline):
@@ -28,3 +31,20 @@ def test_verify_exits_0_where_all_is_there_and_3_where_an_object_is_lost(broker,
 def test_verify_of_an_unknown_topic_is_one_line(offline, tmp_path):
     said = offline.fails(1, "storage", "verify", "nobody", "--store", f"file://{tmp_path}")
     assert "nobody" in said
+
+
+def test_a_terminal_sees_that_a_broker_verifies(broker, tierlog):
+    tierlog.ok("topic", "create", "watched")
+    seen, terminal = os.openpty()
+    try:
+        process = Forked(
+            ["storage", "verify", "watched", "--deep"],
+            stdout=terminal,
+            stderr=terminal,
+            env=tierlog.environment | {"TERM": "xterm"},
+        )
+        assert process.wait(60) == 0
+        assert b"verify watched, by the broker" in os.read(seen, 4096)
+    finally:
+        os.close(terminal)
+        os.close(seen)
