@@ -56,11 +56,15 @@ class ManifestCheck:
         """The one in force; None where there is none, or it cannot be read."""
         self.findings.checked.partitions += 1
         try:
-            return self._manifests.load(at_least=self._at_least)
+            manifest = self._manifests.load(at_least=self._at_least)
+            if manifest is None:
+                self._manifests.check_none_was()
         except MissingObject as bad:
             self._add(ProblemKind.MANIFEST_MISSING, bad.detail, key=bad.file)
         except CorruptDataError as bad:
             self._add(ProblemKind.MANIFEST_CORRUPT, bad.detail, key=bad.file)
+        else:
+            return manifest
         return None
 
     def entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:

@@ -31,7 +31,7 @@ from manifest.codec import (
     encode_manifest,
 )
 from manifest.invariants import where
-from manifest.keys import PartitionKeys
+from manifest.keys import PartitionKeys, base_offset_of
 from manifest.paging import PageCache, find_entry, fold, iter_entries, mergeable, packed_page
 from manifest.state import (
     Manifest,
@@ -51,6 +51,7 @@ from manifest.transitions import (
     take_claim,
 )
 from manifest.versions import (
+    LIST_LIMIT,
     Created,
     Objects,
     VersionChain,
@@ -141,6 +142,18 @@ class ManifestStore:
                 self._newest = (manifest.version, manifest.nonce, started_ms)
             return manifest
         raise ManifestConflict(f"{self.keys.folder}: versions go away faster than they can be read")
+
+    def check_none_was(self) -> None:
+        """For who found no manifest: raises MissingObject where segments lie there. They go up once
+        a first version is committed, so it was lost, and a new one would make garbage of them.
+        """
+        there = self.objects.list(self.keys.segments, limit=LIST_LIMIT)
+        if any(base_offset_of(stat.key) is not None for stat in there):
+            raise MissingObject(
+                "no manifest is there, though segments are: put its objects back from a copy, or "
+                "give up those segments by deleting them",
+                file=self.keys.versions,
+            )
 
     def _in_force(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
         """The newest version that is not void; None where all versions from the first on are."""
@@ -239,6 +252,7 @@ class ManifestStore:
                 if before is not None and before.nonce == self._sent:
                     return before  # its answer was lost, and what was read back arrived wrong
                 if before is None:
+                    self.check_none_was()
                     after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
                     if gap_end > after.end_offset:
                         after = record_gap(after, end_offset=gap_end)

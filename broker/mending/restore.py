@@ -56,7 +56,12 @@ from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects, load_cluster, restorable
 from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptManifest
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    CorruptManifest,
+    MissingObject,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +198,7 @@ class _Restore:
                 whole, of_topic = self._restored(topic)
                 partitions += of_topic
                 restored.append(whole)
-            except CorruptManifest as bad:
+            except (CorruptManifest, MissingObject) as bad:
                 self._leave(topic.name, topic.topic_id, bad)
         self._write_folder(cluster_id, [*map(_record, restored), *self._deletions])
         left = [
@@ -236,7 +241,7 @@ class _Restore:
         self._deletions.append(record)
         return True
 
-    def _leave(self, name: str, topic_id: str, bad: CorruptManifest) -> None:
+    def _leave(self, name: str, topic_id: str, bad: CorruptDataError) -> None:
         log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
         self._unreadable.append(OtherTopic(name=name, topic_id=topic_id, unreadable=str(bad)))
 
@@ -247,6 +252,9 @@ class _Restore:
         if untold is not None:
             loaded += self._loaded(untold, range(topic.partitions, untold.partitions))
             topic = untold
+        for manifests, manifest in loaded:
+            if manifest is None:
+                manifests.check_none_was()
         return topic, [self._partition(topic, *one) for one in loaded]
 
     def _loaded(self, topic: TopicObject, numbers: range) -> list[_Loaded]:

@@ -12,13 +12,14 @@ from broker.groups.requests import NewOffset
 from broker.mending import restore as restoring
 from broker.mending import restore_tail
 from broker.mending.restore import RestoreOptions, restore
+from broker.mending.verify import verify_bucket
 from broker.ownership import take_over
 from cold_tier.open import open_store
 from hot_tier import parting
 from hot_tier.disk import Disk
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.errors import ConfigurationError, CorruptBatch, FencedError
+from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.house import House, tidy
@@ -442,6 +443,33 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
     opened.append(new)
     assert "it ends at offset 80, and had 160" in new.report.partitions[0].tail.detail
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
+
+
+def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segments(
+    lost, tmp_path, opened
+):
+    """They would be garbage to a first manifest."""
+    (manifests,) = (lost.root / "bucket").glob("topics/t/*/0/manifest")
+    shutil.copytree(manifests, tmp_path / "kept")
+    shutil.rmtree(manifests)
+    store = store_of(lost)
+    (problem,) = verify_bucket(
+        store, TopicObjects(store).find("t"), deep=False, clock=lambda: 0
+    ).problems
+    assert problem.kind == "manifest-missing"
+    report = restore(store, RestoreOptions(tmp_path / "other", GAP, lambda: 0))
+    (left,) = [one for one in report.others if one.name == "t"]
+    assert "no manifest is there, though segments are" in left.unreadable
+    for note in (lost.root / "data" / "tierlog" / "manifests").iterdir():
+        note.unlink()
+    lost.broker = lost.open()
+    with pytest.raises(MissingObject, match="though segments are"):
+        lost.broker.chores.copier.claim(lost.broker.partition("t", 0))
+    lost.broker.close()
+    shutil.copytree(tmp_path / "kept", manifests)
+    new = Restored(tmp_path / "new", lost)
+    opened.append(new)
+    assert len(new.records("t")) == 80
 
 
 def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_restored(
