@@ -175,11 +175,14 @@ def restore(
         print_json(msgspec.to_builtins(report))
     else:
         _print_restored(report)
-        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} goes on from there")
-    unreadable = any(other.unreadable for other in report.others)
     damaged = [f"{one.topic}-{one.partition}" for one in report.partitions if one.is_damaged]
+    unreadable = any(other.unreadable for other in report.others)
     if unreadable:
-        note("before anything is served: put what is unreadable back from a copy, restore again")
+        note(
+            "before anything is served: put back what is unreadable, and restore into a new folder"
+        )
+    elif not output.is_json:
+        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} goes on from there")
     if damaged:
         places = ", ".join(damaged)
         note(f"damaged: {places}: serve once, stop, `storage repair --deep` on {data_dir}")

@@ -151,7 +151,10 @@ def test_a_lost_folder_is_restored_and_served(place):
     bad.write_text("rotten")
     done = offline.run("storage", "restore", *on(place, data_dir="another"))
     assert done.returncode == 3
+    assert b"restore into a new folder" in done.stderr
     (left,) = json.loads(done.stdout)["others"]
+    text = offline.run("storage", "restore", *on(place, data_dir="third"), "--output", "text")
+    assert b"goes on from there" not in text.stderr, "not before that"
     assert (left["name"], "is no sealed" in left["unreadable"]) == ("bad", True), left
 
 
