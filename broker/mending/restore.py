@@ -182,6 +182,7 @@ class _Restore:
         self._log_starts: dict[TopicPartition, int] = {}
         self._cleaned_before: dict[TopicPartition, int] = {}
         self._unreadable: list[OtherTopic] = []
+        self._nameless: list[OtherTopic] = []  # they keep none of their name from being restored
         self._deletions: list[TopicRecord] = []  # to be finished
         self._manifest_options = StoreOptions(clock=options.clock)
 
@@ -206,7 +207,9 @@ class _Restore:
             for one in (*others, *older)
         ]
         return RestoreReport(
-            cluster_id=cluster_id, partitions=partitions, others=[*left, *self._unreadable]
+            cluster_id=cluster_id,
+            partitions=partitions,
+            others=[*left, *self._nameless, *self._unreadable],
         )
 
     def _topics(self) -> list[TopicObject]:
@@ -224,7 +227,15 @@ class _Restore:
             if topic is not None:
                 found.append(topic)
                 untold.pop(topic_id, None)
+            elif topic_id not in untold and self._has_manifest(name, topic_id):
+                lost = "its topic object is gone, which says how many partitions it has"
+                self._nameless.append(OtherTopic(name=name, topic_id=topic_id, unreadable=lost))
         return found + [record.as_object() for record in untold.values()]
+
+    def _has_manifest(self, name: str, topic_id: str) -> bool:
+        """A topic that was deleted has none: its topic object goes last."""
+        keys = PartitionKeys(name, topic_id, 0)
+        return ManifestStore(self._store, keys, self._manifest_options).versions.newest() > 0
 
     def _take_deletion(self, topic_id: str) -> bool:
         """Whether the old folder deleted the topic: then the new one finishes that."""

@@ -472,6 +472,19 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
     assert len(new.records("t")) == 80
 
 
+def test_a_topic_whose_object_was_lost_is_named(house, tmp_path):
+    house.broker.create_topic("t", config=CONFIG)
+    fill(house, 40)
+    offload(house)
+    old_id = topic_id_of(house)
+    house.broker.close()
+    (objects,) = (house.root / "bucket").glob("topics/t/*/topic")
+    shutil.rmtree(objects)
+    report = restore(store_of(house), RestoreOptions(tmp_path / "other", GAP, lambda: 0))
+    (left,) = [one for one in report.others if one.name == "t"]
+    assert (left.topic_id, "its topic object is gone" in left.unreadable) == (old_id, True)
+
+
 def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_restored(
     lost, tmp_path, opened
 ):
