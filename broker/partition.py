@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -166,8 +167,8 @@ class Partition:
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
         """As `read`, where that needs no disk and no bucket; None where it would."""
         now = self.offsets()
-        if now.log_start_offset <= offset < now.local_log_start_offset:
-            return None if committed else self._try_read_cold(offset, now, max_bytes=max_bytes)
+        if committed and offset < now.local_log_start_offset:
+            return None  # what was aborted there the bucket's indexes say
         try:
             return self._read(offset, now, max_bytes=max_bytes, committed=committed, waits=False)
         except BlockingIOError:
@@ -180,33 +181,10 @@ class Partition:
             self.check_leadership()
             raise
 
-    def _try_read_cold(self, offset: int, now: Offsets, *, max_bytes: int) -> Fetched | None:
-        """What cached chunks have of it; None also where the hot tier would have to add some."""
-        self.check_leadership()
-        end_offset = now.high_watermark
-        cold_end = min(now.local_log_start_offset, end_offset)
-        if self.cold is None or offset >= cold_end:
-            return None
-        cold = self.cold.try_read(offset, max_bytes=max_bytes, end_offset=cold_end)
-        if cold is None or not cold.slices:
-            return None
-        if offset < self.log.log_start_offset:
-            return None
-        fetched = Fetched(
-            slices=cold.slices,
-            next_offset=cold.next_offset,
-            end_offset=end_offset,
-            log_start_offset=now.log_start_offset,
-            high_watermark=now.high_watermark,
-            tier="cold",
-        )
-        hot_has_more = now.local_log_start_offset <= cold.next_offset < end_offset
-        return None if hot_has_more and fetched.size_bytes < max_bytes else fetched
-
     def _read(
         self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
     ) -> Fetched:
-        """BlockingIOError where it may not wait for the disk and would have to."""
+        """BlockingIOError where it may not wait, and would have to."""
         self.check_leadership()
         seen = self._seen() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
@@ -216,10 +194,12 @@ class Partition:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end)
+            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, waits=waits)
             slices, next_offset = cold.slices, cold.next_offset
-            max_bytes -= sum(piece.size_bytes for piece in slices)
-        if now.local_log_start_offset <= next_offset < end_offset and (max_bytes > 0 or not slices):
+        hot_has_more = now.local_log_start_offset <= next_offset < end_offset
+        if hot_has_more:
+            max_bytes -= sum([piece.size_bytes for piece in slices])
+        if hot_has_more and (max_bytes > 0 or not slices):
             hot = self.log.read(
                 next_offset, max_bytes=max_bytes, end_offset=end_offset, waits=waits
             )
@@ -249,11 +229,14 @@ class Partition:
             hot_offset=hot_offset,
         )
 
-    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
+    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, waits: bool) -> ColdRead:
         if self.cold is not None:
-            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset)
-            if cold.slices or cold.next_offset > offset:
+            read = self.cold.read if waits else self.cold.try_read
+            cold = read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            if cold is not None and (cold.slices or cold.next_offset > offset):
                 return cold
+        if not waits:
+            raise BlockingIOError(errno.EAGAIN, "not all of it is cached")
         _check_range(offset, self.offsets())
         raise CorruptDataError(
             f"{self}: offsets {offset} to {end_offset - 1} are in neither tier: files were lost; "
