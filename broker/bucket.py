@@ -118,10 +118,8 @@ class Bucket:
             self.reader,
             self._upload,
             notes=self._notes_of(manifests.keys),
-            full_key=self.store.full_key,
+            standing=self.standing,
             clock=self._clock,
-            on_unavailable=self.standing.note_unavailable,
-            is_ours=lambda: self.standing.is_ours,
         )
 
     def _manifests(self, record: TopicRecord, partition: int) -> ManifestStore:

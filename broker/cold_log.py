@@ -19,6 +19,7 @@ from broker.bucket_notes import BucketNotes
 from broker.cold_reads import ColdReads
 from broker.disk_reserve import told_when_full
 from broker.ownership.ownership import Ownership
+from broker.store_standing import StoreStanding
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.log_config import LogConfig
@@ -28,7 +29,7 @@ from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore
-from record_format.errors import CorruptDataError, InvalidConfig, StoreUnavailable
+from record_format.errors import CorruptDataError, InvalidConfig
 
 
 class Upload(Protocol):
@@ -47,19 +48,10 @@ class ColdLog(ColdReads):
         upload: Upload,
         *,
         notes: BucketNotes,
-        full_key: Callable[[str], str],
+        standing: StoreStanding,
         clock: Callable[[], int],
-        on_unavailable: Callable[[StoreUnavailable], None],
-        is_ours: Callable[[], bool],
     ) -> None:
-        super().__init__(
-            manifests,
-            reader,
-            notes,
-            full_key=full_key,
-            on_unavailable=on_unavailable,
-            is_ours=is_ours,
-        )
+        super().__init__(manifests, reader, notes=notes, standing=standing)
         self._upload, self._clock = upload, clock
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, notes, clock=clock)

@@ -13,6 +13,7 @@ from functools import partial
 import structlog
 
 from broker.bucket_notes import BucketNotes
+from broker.store_standing import StoreStanding
 from cold_tier.cold_reader import ColdRead, ColdReader
 from cold_tier.index_bundle import parse_bundle
 from hot_tier.log_config import LogConfig
@@ -33,20 +34,16 @@ log = structlog.get_logger(__name__)
 
 
 class ColdReads:
-    """`is_ours`: whether the bucket is known to be the one that the partition was written to."""
-
     def __init__(
         self,
         manifests: ManifestStore,
         reader: ColdReader,
-        notes: BucketNotes,
         *,
-        full_key: Callable[[str], str],
-        on_unavailable: Callable[[StoreUnavailable], None],
-        is_ours: Callable[[], bool],
+        notes: BucketNotes,
+        standing: StoreStanding,
     ) -> None:
         self._manifests, self._reader, self.notes = manifests, reader, notes
-        self._full_key, self._on_unavailable, self._is_ours = full_key, on_unavailable, is_ours
+        self._standing = standing
         self._oldest: tuple[PageRef | LoosePage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
@@ -88,10 +85,10 @@ class ColdReads:
                 following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
             )
         except StoreUnavailable as error:
-            self._on_unavailable(error)
+            self._standing.note_unavailable(error)
             raise
         except MissingObject as error:
-            if self._is_ours():
+            if self._standing.is_ours:
                 raise
             # Not known to be ours: an empty mount point lacks everything and lost nothing.
             raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
@@ -203,7 +200,7 @@ class ColdReads:
         return self._manifests.history(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
-        return self._full_key(key)
+        return self._standing.store.full_key(key)
 
     def _manifest_for_reading(self) -> Manifest:
         if self.manifest is None:
