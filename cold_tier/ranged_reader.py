@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -200,12 +201,13 @@ class RangedReader:
         self._hedging.earn()
         began = self._monotonic()
         stop = threading.Event()
-        first = self._submit(chunk, new_temp, stop, deadline=deadline)
+        get = partial(self._get, chunk, new_temp, stop, deadline=deadline)
+        first = self._requests.submit(get)
         gets, done = [first], set[Future[Path]]()
         try:
             done, _ = wait(gets, timeout=self._hedging.delay_s())
             if not done and self._hedging.spend():
-                gets.append(self._submit(chunk, new_temp, stop, deadline=deadline))
+                gets.append(self._requests.submit(get))
             path = _first_right(gets, stop)
             if len(gets) == 1:
                 self._hedging.record(self._monotonic() - began)
@@ -213,16 +215,6 @@ class RangedReader:
         finally:
             # An error that holds its own future keeps alive what its frames hold: open files.
             del first, gets, done
-
-    def _submit(
-        self,
-        chunk: ChunkRef,
-        new_temp: Callable[[], Path],
-        stop: threading.Event,
-        *,
-        deadline: float,
-    ) -> Future[Path]:
-        return self._requests.submit(self._get, chunk, new_temp, stop, deadline=deadline)
 
     def _get(
         self,
