@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 FILES = 256
+
+
+def no_room(*_: object) -> NoReturn:
+    """In the place of a call that a full disk refuses."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class SmallDisk:

@@ -18,6 +18,7 @@ from hot_tier.open_files import OpenFiles
 from hot_tier.reaper import FIRST_REPLACED_IN_ORDER
 from record_format.errors import DiskFull, LogOfflineError
 from record_format.key_table import PlainKeyTable
+from tests.fakes.compacted_topics import last_of
 from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import batch, produced
 
@@ -64,10 +65,6 @@ def fill(log, seed: int, count: int = 25) -> dict:
             last[key] = (result.base_offset + number, value)
     log.roll()
     return last
-
-
-def last_of(records) -> dict:
-    return {record.key: (record.offset, record.value) for record in records}
 
 
 def clean(log, checkpoint=None):

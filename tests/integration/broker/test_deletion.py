@@ -1,5 +1,4 @@
 import errno
-import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.file_slice import OpenFile
+from tests.fakes.small_disk import no_room
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
@@ -240,10 +240,6 @@ def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
     assert [one.name for one in house.broker.list_topics()] == ["t"]
     assert [record.value for record in house.records("t")] == [b"1", b"2", b"3"]
     change(house.broker)
-
-
-def no_room(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:

@@ -15,6 +15,7 @@ from broker.background.copier import Copier
 from hot_tier.log import PartitionLog
 from record_format.errors import DiskFull, InvalidConfig, ShuttingDown
 from tests.fakes.house import tidy
+from tests.fakes.small_disk import no_room
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
@@ -125,11 +126,8 @@ def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, m
     partition, janitor = house.broker.partition("a", 0), house.broker.chores.janitor
     before = [one.base_offset for one in partition.log.segments()]
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as disk:
-        disk.setattr(house.broker.folder, "write_checkpoint", full)
+        disk.setattr(house.broker.folder, "write_checkpoint", no_room)
         with pytest.raises(DiskFull):
             house.broker.trim("a", 0, before[1])
         assert not janitor.relieve_disk(1)
@@ -162,10 +160,7 @@ def test_a_configuration_is_altered_by_one_write(house, monkeypatch):
     house.broker.create_topic("a", config=SMALL)
     house.wait_for(lambda: not house.broker.registry.by_name("a").dirty)
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(house.broker.folder, "write", full)
+    monkeypatch.setattr(house.broker.folder, "write", no_room)
     house.broker.alter_topic("a", config={"segment.bytes": 2048})
     assert house.broker.topic("a").config.segment_bytes == 2048
 

@@ -23,6 +23,7 @@ from record_format.errors import (
     UnknownFormatVersion,
 )
 from record_format.produced import build_produced
+from tests.fakes.small_disk import no_room
 
 OPEN = """
 import sys
@@ -175,10 +176,6 @@ def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, mon
     house.broker = house.open()
     assert len(house.records("t")) == 20
     assert house.produce("t", [b"taken"]).base_offset == 20
-
-
-def no_room(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):

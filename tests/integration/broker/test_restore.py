@@ -1,7 +1,5 @@
 """A broker is made out of the bucket alone, and of what an old disk still has."""
 
-import errno
-import os
 import shutil
 
 import msgspec
@@ -23,7 +21,7 @@ from record_format.errors import ConfigurationError, CorruptBatch, FencedError, 
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.house import House, tidy
-from tests.fakes.small_disk import read_only, small_disk
+from tests.fakes.small_disk import no_room, read_only, small_disk
 from tests.integration.broker.test_adopt import copied
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -875,11 +873,8 @@ def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next
 def test_a_restore_that_a_full_disk_broke_off_at_once_may_be_repeated(
     lost, tmp_path, monkeypatch, call
 ):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as disk:
-        disk.setattr(Disk, call, full)
+        disk.setattr(Disk, call, no_room)
         with pytest.raises(ConfigurationError, match=r"data folder .*new/data: .*No space left"):
             Restored(tmp_path / "new", lost)
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0)
