@@ -109,7 +109,7 @@ def _recompress_one(
     position = len(target)
     if header.codec == codec:
         target += source[header.position : header.end_position]
-        return header._replace(position=position)
+        return header.at(position)
     records = codecs.compress(codec, expand(source, header))
     changed = header._replace(
         size_bytes=HEADER_SIZE + len(records), attributes=header.attributes & ~CODEC_MASK | codec

@@ -122,10 +122,7 @@ class LogFile:
         """Of whole batches. Raises CorruptBatch at the first bytes that are none, OSError."""
         position = 0
         while position < self.size_bytes:
-            try:
-                header = parse_header(self._read(position, HEADER_SIZE))._replace(position=position)
-            except CorruptBatch as bad:
-                raise bad.placed(position=position) from None
+            header = parse_header(self._read(position, HEADER_SIZE), at=position)
             if header.end_position > self.size_bytes:
                 raise CorruptBatch("the batch is cut", position=position)
             yield header
@@ -146,7 +143,7 @@ def _log_items(path: Path, log: LogFile, *, with_records: bool) -> Iterator[Item
     try:
         for header in log.headers():
             data = log.batch(header)
-            yield BatchItem(header, _crc_matches(data, header._replace(position=0)))
+            yield BatchItem(header, _crc_matches(data, header.at(0)))
             if with_records:
                 for item in _record_items(path, data, header):
                     gaps.see(item)
@@ -199,7 +196,7 @@ def _said(error: CorruptDataError, path: Path) -> str:
 
 def _record_items(path: Path, data: bytes, header: BatchHeader) -> Iterator[Item]:
     try:
-        records = decode_batch(data, header._replace(position=0))
+        records = decode_batch(data, header.at(0))
     except CorruptBatch as error:
         where = f"position {header.position}: offset {header.base_offset}"
         yield Problem(path.name, f"{where}: {error.detail}")
