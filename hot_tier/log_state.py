@@ -116,10 +116,10 @@ class LogState:
 
     @property
     def offsets(self) -> Offsets:
-        high_watermark = self.flushed.offset
-        segments = self.segments
-        log_start, local_start = self.log_start_offset, segments.bases[0]
-        last_stable = high_watermark
+        """In order whatever moves meanwhile: each is read before those that are never below it."""
+        log_start = self.log_start_offset
+        local_start = self.segments.bases[0]
+        last_stable = high_watermark = self.flushed.offset
         if self.producers.open_transactions:
             unstable = self.producers.first_unstable_offset()
             if unstable is not None and unstable < high_watermark:
@@ -129,7 +129,7 @@ class LogState:
             local_start if local_start > log_start else log_start,
             last_stable,
             high_watermark,
-            segments.items[-1].end.next_offset,
+            self.log_end_offset,
             self.leader_epoch,
         )
 

@@ -127,3 +127,33 @@ def test_a_look_at_all_segments_outlasts_one_that_is_deleted_meanwhile(open_log,
         (1, NOW_MS),
         (2, -1),
     ]
+
+
+@pytest.mark.parametrize("read", ["log_start_offset", "segments", "flushed", "leader_epoch"])
+def test_offsets_are_in_order_whatever_moves_while_they_are_read(
+    open_log, append_values, monkeypatch, read
+):
+    log = open_log(config={"segment.bytes": 1024})
+    append_values(log, b"a")
+    log.flush()
+    state, moves = log._state, [1]
+
+    def move_all() -> None:
+        for _ in range(20):
+            append_values(log, b"b" * 200)
+        log.trim(log.flush())
+        log.delete_local(log.log_start_offset)
+
+    def read_late(self):
+        if moves:
+            moves.pop()
+            move_all()
+        return self.__dict__[read]
+
+    def write(self, value):
+        self.__dict__[read] = value
+
+    monkeypatch.setattr(type(state), read, property(read_late, write), raising=False)
+    start, local_start, last_stable, high_watermark, log_end, _ = log.offsets
+    assert not moves
+    assert start <= local_start <= last_stable <= high_watermark <= log_end
