@@ -153,10 +153,12 @@ def test_a_broker_that_was_there_is_waited_for():
 @pytest.mark.parametrize("try_s", [0.5, 30])
 def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_old(try_s):
     """A try takes long where the broker is frozen: it is counted by time, not by tries."""
-    broker, now_s = TinyBroker(None, *["lost"] * 1000), [0.0]
+    broker, now_s, all_sent = TinyBroker(None, *["lost"] * 1000), [0.0], threading.Event()
 
     def timed(request: httpx.Request) -> httpx.Response:
-        now_s[0] += try_s if broker.faults[0] else 0
+        if broker.faults[0]:
+            assert all_sent.wait(60), "they are all as old"
+            now_s[0] += try_s
         return broker(request)
 
     policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
@@ -164,6 +166,7 @@ def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_o
     with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
         producer = Producer(c, batching, clock=lambda: int(now_s[0] * 1000))
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(6)]
+        all_sent.set()
         assert producer.flush()
         assert 120 <= now_s[0] <= 120 + try_s
         del broker.faults[:-1]
