@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import islice
 from typing import Annotated, Final
 
@@ -14,7 +13,7 @@ from api.http import strict_json
 from api.http.answers import Answer, json_answer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET, time_of
+from api.http.fetch.positions import MAX_OFFSET, find_time, time_of
 from api.http.plain_requests import json_body, no_body
 from api.http.settings import MAX_WAIT_MS
 from api.http.shapes import (
@@ -72,8 +71,7 @@ async def get_offsets(context: Context, exchange: Exchange) -> Answer:
     if isinstance(query.timestamp, UnsetType):
         return json_answer(OffsetsState(**partition.offsets()._asdict()))
     timestamp = time_of(query.timestamp, loc="timestamp")
-    look = partial(partition.offset_for_timestamp, timestamp)
-    found = await context.read_at(partition, partition.offsets().log_start_offset, look)
+    found = await find_time(context, partition, timestamp)
     return json_answer(OffsetAtTime(*(found or (None, None))))
 
 

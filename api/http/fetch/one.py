@@ -27,7 +27,7 @@ from api.http.fetch.positions import (
     LATEST,
     Position,
     end_of,
-    offset_at_time,
+    find_time,
     parse_position,
     resolve,
 )
@@ -163,10 +163,10 @@ async def read_first(
     for attempt in range(_ATTEMPTS):
         if position.timestamp >= 0:
             now = partition.offsets()
-            at_time = await offset_at_time(context, partition, position.timestamp)
-            if at_time is None:
+            first = await find_time(context, partition, position.timestamp)
+            if first is None:
                 return _nothing_yet(partition, now, query)
-            offset = at_time
+            offset = first[0]
         else:
             offset = await resolve(context, partition, position, committed=query.committed)
         try:

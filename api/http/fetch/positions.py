@@ -68,9 +68,9 @@ async def resolve(
         return position.offset
     now = partition.offsets()  # before the lookup: what comes during it is not passed over
     if position.timestamp >= 0:
-        found = await offset_at_time(context, partition, position.timestamp)
+        found = await find_time(context, partition, position.timestamp)
         if found is not None:
-            return found
+            return found[0]
     if position.keyword == EARLIEST:
         return now.log_start_offset
     if position.keyword == EARLIEST_LOCAL:
@@ -78,11 +78,12 @@ async def resolve(
     return end_of(now, committed=committed)
 
 
-async def offset_at_time(context: Context, partition: Partition, timestamp: int) -> int | None:
-    """The first record's at or after it; None past the last one."""
+async def find_time(
+    context: Context, partition: Partition, timestamp: int
+) -> tuple[int, int] | None:
+    """As `Partition.offset_for_timestamp`, by a thread of the tier that the log begins in."""
     look = partial(partition.offset_for_timestamp, timestamp)
-    found = await context.read_at(partition, partition.offsets().log_start_offset, look)
-    return None if found is None else found[0]
+    return await context.read_at(partition, partition.offsets().log_start_offset, look)
 
 
 def end_of(offsets: Offsets, *, committed: bool) -> int:
