@@ -310,24 +310,6 @@ def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeyp
     assert log.first_local_offset == log.active_base_offset
 
 
-def test_a_trim_that_takes_all_that_a_round_is_to_read_puts_nothing_off(house, monkeypatch):
-    house.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": False})
-    fill(house, "t", 300)
-    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
-    log.roll()
-    clean = type(log.sealed).clean
-
-    def trimmed_first(sealed, *how):
-        house.broker.trim("t", 0, log.high_watermark)
-        return clean(sealed, *how)
-
-    monkeypatch.setattr(type(log.sealed), "clean", trimmed_first)
-    with capture_logs() as lines:
-        compactor.run_round()
-    assert not [line for line in lines if line["event"] == "compaction waits"]
-    assert not compactor._waits
-
-
 def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     """Else the value that it deleted is alone in the bucket, and comes back with the disk's
     tail.
@@ -432,19 +414,28 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     assert last_of(house.records("t")) == last
 
 
-def test_a_topic_that_is_deleted_while_it_is_compacted_puts_nothing_off(house, monkeypatch):
-    """The next of its name would wait for a minute."""
-    house.broker.create_topic("t", config=COMPACT)
+@pytest.mark.parametrize(
+    ("remote", "overtake"),
+    [
+        pytest.param(True, lambda broker, log: broker.delete_topic("t"), id="deletion"),
+        pytest.param(False, lambda broker, log: broker.trim("t", 0, log.high_watermark), id="trim"),
+    ],
+)
+def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
+    house, monkeypatch, remote, overtake
+):
+    """It, or the next of its name, would wait for a minute."""
+    house.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": remote})
     fill(house, "t", 300)
     log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
     log.roll()
     clean = type(log.sealed).clean
 
-    def deleted_first(sealed, *how):
-        house.broker.delete_topic("t")
+    def overtaken(sealed, *how):
+        overtake(house.broker, log)
         return clean(sealed, *how)
 
-    monkeypatch.setattr(type(log.sealed), "clean", deleted_first)
+    monkeypatch.setattr(type(log.sealed), "clean", overtaken)
     with capture_logs() as lines:
         compactor.run_round()
     assert not [line for line in lines if line["event"] == "compaction waits"]

@@ -1,6 +1,7 @@
 """A broker is made out of the bucket alone, and of what an old disk still has."""
 
 import shutil
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -824,19 +825,30 @@ def test_a_folder_in_use_or_not_empty_and_a_bucket_of_nobody_are_refused(lost, t
         restore(empty, RestoreOptions(tmp_path / "x", GAP, lambda: 0))
 
 
-def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(
-    lost, tmp_path, opened, monkeypatch
-):
-    class Crash(BaseException):
-        pass
+class Crash(BaseException):
+    pass
+
+
+@pytest.fixture
+def crash(monkeypatch):
+    """A restore within it ends right before it would be done."""
 
     def dies(path, pending):
         raise Crash
 
-    with monkeypatch.context() as patched:
-        patched.setattr(restoring, "write_marker", dies)
-        with pytest.raises(Crash):
-            Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    @contextmanager
+    def crashes():
+        with monkeypatch.context() as patched:
+            patched.setattr(restoring, "write_marker", dies)
+            with pytest.raises(Crash):
+                yield
+
+    return crashes
+
+
+def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_path, crash):
+    with crash():
+        Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
     restore(store_of(lost), options)
     with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
@@ -844,21 +856,12 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(
 
 
 def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next(
-    lost, tmp_path, opened, monkeypatch
+    lost, tmp_path, opened, crash
 ):
     """The next takes no tail."""
-
-    class Crash(BaseException):
-        pass
-
-    def dies(path, pending):
-        raise Crash
-
     new = Restored.__new__(Restored)
-    with monkeypatch.context() as patched:
-        patched.setattr(restoring, "write_marker", dies)
-        with pytest.raises(Crash):
-            new.__init__(tmp_path / "new", lost, tail=lost.root / "data")
+    with crash():
+        new.__init__(tmp_path / "new", lost, tail=lost.root / "data")
     with pytest.raises(ConfigurationError, match="a restore into it has not ended: run"):
         new.open()
     restore(store_of(lost), RestoreOptions(new.root / "data", GAP, lambda: 0))
