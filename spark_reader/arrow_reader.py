@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -42,12 +43,13 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
-    `store` is the bucket's URL, or a path where it is a folder; `server` is the broker's URL:
-    without it only what is in the bucket is read. `options` are those of the Spark source under the
-    same names (`startingTimestamp=`, `endingOffsets={"flights": {"0": 500}}`, `pin=`), times also
-    as datetimes with their offset from UTC, files as paths. `columns` are among those of its
-    schema, by default all, `headers` with `includeHeaders`. With `failOnDataLoss=False`,
-    `on_data_loss` is told what is gone (default: to standard error).
+    `store` is the bucket's URL, or a `Path` where it is a folder; `server` is the broker's URL:
+    without it `tier="cold"` says that what is in the bucket is all that is wanted. `options` are
+    those of the Spark source under the same names (`startingTimestamp=`, `pin=`,
+    `endingOffsets={"flights": {"0": 500}}`), times also as datetimes with their offset from UTC,
+    files as paths. `columns` are among those of its schema, by default all, `headers` with
+    `includeHeaders`. With `failOnDataLoss=False`, `on_data_loss` is told what is gone (default: to
+    standard error).
 
     The plan is made now and reads what there is now; rows come as the reader is read. Raises
     InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
@@ -75,14 +77,12 @@ def _texts(
     options: Mapping[str, Option],
 ) -> dict[str, str]:
     """As Spark would hand them over."""
-    given = {name: _text(value) for name, value in options.items()}
+    given = {name: _text(name, value) for name, value in options.items()}
     given["subscribe"] = ",".join(_each(topics))
     if store is not None:
         given["store"] = store if isinstance(store, str) else Path(store).absolute().as_uri()
     if server is not None:
         given["server"] = server
-    else:
-        given.setdefault("tier", "cold")
     return given
 
 
@@ -91,12 +91,18 @@ def _each(names: str | Sequence[str]) -> Sequence[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _text(value: Option) -> str:
+def _text(name: str, value: Option) -> str:
     if isinstance(value, (str, PathLike)):
         return os.fspath(value)
     if isinstance(value, datetime):
-        return value.isoformat()
-    return json.dumps(value, default=datetime.isoformat)
+        return _time(name, value)
+    return json.dumps(value, default=partial(_time, name))
+
+
+def _time(name: str, value: datetime) -> str:
+    if value.utcoffset() is None:
+        raise InvalidOption(f"option {name}: {value} needs its offset from UTC, as tzinfo=UTC")
+    return value.isoformat()
 
 
 def _batches(

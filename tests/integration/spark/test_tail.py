@@ -23,6 +23,7 @@ from spark_reader.reading import ReadRequest, read_split
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.two_tiers import START_MS, two_tiers
+from tests.unit.record_format import golden
 from tierlog.client import Client
 
 
@@ -243,8 +244,8 @@ def test_what_is_said_of_a_partition_that_is_not_read_was_meant_for_another(tier
 
 
 def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):
-    committed = json.loads((FIXTURES / "txn-0.read_committed.offsets.json").read_text())
-    everything = (FIXTURES / "txn-0.records.jsonl").read_text().splitlines()
+    committed = golden.committed(FIXTURES / "txn-0")
+    everything = golden.expected_records(FIXTURES / "txn-0")
     with two_tiers(tmp_path, adopted=[FIXTURES / "txn-0"]) as tiers:
         for offloaded in (False, True):
             if offloaded:

@@ -22,11 +22,11 @@ def url(tmp_path_factory):
 
 
 def test_reads_a_topic_from_the_bucket_in_order(url):
-    table = read_arrow("many", store=url).read_all()
+    table = read_arrow("many", store=url, tier="cold").read_all()
     assert table.column_names == [
         *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
     ]
-    with_headers = read_arrow("many", store=url, includeHeaders=True)
+    with_headers = read_arrow("many", store=url, tier="cold", includeHeaders=True)
     assert with_headers.schema.names == [*table.column_names, "headers"]
     places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
     assert places == [(0, n) for n in range(177)] + [(1, n) for n in range(260)]
@@ -36,6 +36,7 @@ def test_takes_the_options_of_the_spark_source(url):
     reader = read_arrow(
         ["many"],
         store=url,
+        tier="cold",
         columns=["offset"],
         startingOffsets={"many": {"0": 100, "1": 250}},
         endingOffsets={"many": {"0": 110}},
@@ -50,24 +51,36 @@ def test_takes_the_options_of_the_spark_source(url):
         {"startingOffsetsByTimestamp": {"many": {"0": moment, "1": moment}}},
     ):
         assert (
-            read_arrow("many", store=url, tokenFile=Path("t"), **times).read_all().num_rows == 437
+            read_arrow("many", store=url, tier="cold", tokenFile=Path("t"), **times)
+            .read_all()
+            .num_rows
+            == 437
         )
-    with pytest.raises(InvalidOption, match="option startingTimestamp: '1970-01-01T00:00:00' is"):
-        read_arrow("many", store=url, startingTimestamp=moment.replace(tzinfo=None))
+    with pytest.raises(
+        InvalidOption, match=r"startingTimestamp: 1970-.* needs its offset from UTC"
+    ):
+        read_arrow("many", store=url, tier="cold", startingTimestamp=moment.replace(tzinfo=None))
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
-        read_arrow("many", store=url, startingOffset=1)
+        read_arrow("many", store=url, tier="cold", startingOffset=1)
     with pytest.raises(InvalidOption, match="there is no option 'limit'"):
-        read_arrow("many", store=url, limit=10)
-    read_arrow("many", store=url, **{"kafka.group.id": "a", "groupIdPrefix": "b"})
+        read_arrow("many", store=url, tier="cold", limit=10)
+    read_arrow("many", store=url, tier="cold", **{"kafka.group.id": "a", "groupIdPrefix": "b"})
     with pytest.raises(InvalidOption, match="columns offsets: there are key"):
-        read_arrow("many", store=url, columns="offsets")
+        read_arrow("many", store=url, tier="cold", columns="offsets")
 
 
 def test_a_folder_may_be_a_path_and_one_column_a_name(url):
     folder = Path(url.removeprefix("file://"))
-    assert read_arrow("many", store=folder, columns="offset").read_all().column_names == ["offset"]
+    assert read_arrow(
+        "many", store=folder, tier="cold", columns="offset"
+    ).read_all().column_names == ["offset"]
     with pytest.raises(ConfigurationError, match=f"this folder is written file://{folder}"):
-        read_arrow("many", store=str(folder))
+        read_arrow("many", store=str(folder), tier="cold")
+
+
+def test_nobody_loses_the_tail_without_having_asked_for_it(url):
+    with pytest.raises(InvalidOption, match=r"option server: the tail .* or tier=cold"):
+        read_arrow("many", store=url)
 
 
 def test_needs_no_pyspark():
@@ -87,7 +100,7 @@ def test_readers_side_by_side_do_not_write_over_each_other(tmp_path):
         made = write_segment(tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed)
         put_partition(store, topic, 0, [made.files], chunk_bytes=8 << 20)
         values[topic] = [record.value for record in decode_fetched(made.body)]
-    a, b = (read_arrow(topic, store=url, columns="value") for topic in values)
+    a, b = (read_arrow(topic, store=url, tier="cold", columns="value") for topic in values)
     begun = {"a": a.read_next_batch(), "b": b.read_next_batch()}
     for topic, reader in (("a", a), ("b", b)):
         read = [*begun[topic].column(0), *reader.read_all().column(0)]

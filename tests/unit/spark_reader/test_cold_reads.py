@@ -30,6 +30,7 @@ from tests.fakes.bucket import (
 )
 from tests.fakes.damage import flip
 from tests.fakes.manifests import entry
+from tests.unit.record_format import golden
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +70,12 @@ class Read:
         return [row["offset"] for row in self.rows if row["partition"] == partition]
 
 
-def records(fixture):
-    lines = (FIXTURES / f"{fixture}.records.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def offsets(fixture, low=0, high=10**9):
-    return [one["offset"] for one in records(fixture) if low <= one["offset"] < high]
+    return [
+        one["offset"]
+        for one in golden.expected_records(FIXTURES / fixture)
+        if low <= one["offset"] < high
+    ]
 
 
 def test_reads_all_of_a_topic_in_many_splits(url):
@@ -117,9 +117,10 @@ def test_starting_and_ending_offsets_may_name_some_partitions_only(url):
 @pytest.mark.parametrize("fixture", ["many-segments-0", "codec-lz4-0", "mixed-time-0"])
 def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, fixture):
     partition = ["many-segments-0", "codec-lz4-0", "mixed-time-0"].index(fixture)
-    facts = json.loads((FIXTURES / f"{fixture}.offsets.json").read_text())
+    facts = golden.offsets(FIXTURES / fixture)
+    alone = json.dumps({"many": [partition]})
+    bounds = {"assign": alone, "startingOffsetsByTimestampStrategy": "latest"}
     for timestamp, offset, *_ in facts["offset_for_timestamp"]:
-        bounds = {"subscribe": "many", "startingOffsetsByTimestampStrategy": "latest"}
         by_time = json.dumps({"many": {str(partition): timestamp}})
         start = Read(url, startingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
         end = Read(url, endingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
@@ -132,8 +133,7 @@ def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, fixture
 def test_read_committed_sees_what_kafkas_consumer_saw(url):
     read = Read(url, subscribe="txn", isolationLevel="read_committed")
     for partition, fixture in enumerate(("txn-0", "compacted-txn-0")):
-        committed = json.loads((FIXTURES / f"{fixture}.read_committed.offsets.json").read_text())
-        assert read.offsets(partition) == committed
+        assert read.offsets(partition) == golden.committed(FIXTURES / fixture)
 
 
 def test_compaction_gaps_and_trimmed_starts(url):
@@ -150,7 +150,7 @@ def test_splits_obey_minimum_and_records(url):
 
 
 def test_a_time_filter_skips_chunks_and_then_rows(url):
-    wanted = records("many-segments-0")
+    wanted = golden.expected_records(FIXTURES / "many-segments-0")
     times = sorted(one["timestamp"] for one in wanted)
     low, high = times[50], times[60]
     filters = NO_FILTERS._replace(

@@ -35,7 +35,6 @@ def test_offset_filters_cut_by_offset(one, start, end):
     assert (cut.start_offset, cut.end_offset) == (start, end)
 
 
-@pytest.mark.parametrize("micros", [-2001, -2000, -1999, 0, 1, 999, 1000, 1001, 123_456_789])
 @pytest.mark.parametrize(
     ("kind", "passes"),
     [
@@ -46,10 +45,12 @@ def test_offset_filters_cut_by_offset(one, start, end):
         (spark.LessThanOrEqual, lambda a, b: a <= b),
     ],
 )
-def test_a_time_filter_keeps_exactly_the_milliseconds_that_pass_it(kind, passes, micros):
-    cut = taken(kind(("timestamp",), at(micros))).cut
-    for ms in range(micros // 1000 - 3, micros // 1000 + 4):
-        assert (cut.start_timestamp <= ms <= cut.last_timestamp) == passes(ms * 1000, micros), ms
+def test_a_time_filter_keeps_exactly_the_milliseconds_that_pass_it(kind, passes):
+    for micros in (-2001, -2000, -1999, 0, 1, 999, 1000, 1001, 123_456_789):
+        cut = taken(kind(("timestamp",), at(micros))).cut
+        for ms in range(micros // 1000 - 3, micros // 1000 + 4):
+            kept = cut.start_timestamp <= ms <= cut.last_timestamp
+            assert kept == passes(ms * 1000, micros), (ms, micros)
 
 
 def test_partitions_and_topics_are_chosen_by_equality():
