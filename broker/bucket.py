@@ -199,5 +199,5 @@ class Bucket:
         self._pace.stop()
 
     def close(self) -> None:
+        self.store.close()  # first: who is at work ends with the request under way
         self.reader.close()
-        self.store.close()

@@ -55,6 +55,11 @@ class ColdReads:
         return self.notes.manifest
 
     @property
+    def store_answers(self) -> bool:
+        """As far as is known; asks nobody."""
+        return self._standing.unavailable is None
+
+    @property
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
         manifest = self.notes.manifest

@@ -1,8 +1,8 @@
 """Repeating what may be repeated: few attempts, growing delays with full jitter, one deadline.
 
 * One layer repeats, and one alone: whoever calls something that repeats does not repeat it again.
-* No attempt begins after the deadline, and no delay goes beyond it; the last error is what is
-  raised.
+* No attempt begins that would end after the deadline if it took as long as the one before: a store
+  that takes connections and says nothing is waited for no longer. The last error is what is raised.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class RetryPolicy:
         """
         deadline = self.monotonic() + self.deadline_s
         for number in range(1, self.attempts + 1):
+            began = self.monotonic()
             try:
                 return attempt()
             except StoreUnavailable as error:
                 if number == self.attempts or is_final(error):
                     raise
-                delay_s = self.delay_s(number)
-                if self.monotonic() + delay_s >= deadline:
+                delay_s, now = self.delay_s(number), self.monotonic()
+                if now + delay_s + (now - began) >= deadline:
                     raise
                 self.sleep(delay_s)
         raise AssertionError("a policy has at least one attempt")

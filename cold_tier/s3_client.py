@@ -138,6 +138,8 @@ def answer_of(error: Exception) -> Answer:
         return Answer(0, "never-connected", str(error))
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Answer(0, "bad-setting", f"its certificate is not trusted: {error}")
+    if isinstance(error, BlockingIOError | TimeoutError):  # as the kernel names it, and TLS
+        return Answer(0, "broke-off", "no answer in time")
     if isinstance(error, HTTPClientError | HTTPError | OSError | ResponseParserError):
         return Answer(0, "broke-off", str(error))
     return Answer(0, "bad-setting", str(error))

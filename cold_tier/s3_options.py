@@ -30,5 +30,7 @@ class S3Options:
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 20.0
     """Longest silence on a connection, not the length of a transfer."""
+    range_timeout_s: float = 10.0
+    """The same of a ranged GET: somebody waits for it, and another attempt may be luckier."""
     deadline_s: float = 60.0
     """Within it a call with all its repeats ends; parts of a large upload have one each."""

@@ -147,7 +147,7 @@ class Ranges:
                 origin,
                 lambda: self._trust,
                 connect_timeout_s=options.connect_timeout_s,
-                read_timeout_s=options.read_timeout_s,
+                read_timeout_s=options.range_timeout_s,
             )
         except ssl.SSLCertVerificationError as error:
             raise NotPlain(f"its certificate is not trusted: {error}") from error

@@ -139,6 +139,7 @@ class Chores:
             task.stop(0)
         for task in reversed(self._tasks):
             task.stop(max(0.0, deadline_s - time.monotonic()))
+        self.copier.wait_until_idle(timeout_s=max(0.0, deadline_s - time.monotonic()))
 
     def copy_round(self) -> None:
         if self._bucket is not None and self._bucket.settle(self._registry):

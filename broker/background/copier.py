@@ -95,6 +95,7 @@ class Copier:
             for gone in self._work.keys() - live:
                 if self._work[gone].running is None:
                     del self._work[gone]
+                    self._changed.notify_all()
             for partition in live:
                 work = self._work.setdefault(partition, _Work())
                 due = work.running is None and now >= work.not_before and not self._stopping
@@ -133,8 +134,8 @@ class Copier:
         )
 
     def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
-        """Wait until nothing rolled is local only; False when the time, or the copier's, is over
-        first.
+        """Wait until nothing rolled is local only, or the topic is deleted; False when the time, or
+        the copier's, is over first.
         """
         partitions = list(partitions)
 
@@ -265,6 +266,8 @@ def _may_follow(partition: Partition, work: _Work) -> bool:
 
 
 def _is_done(partition: Partition) -> bool:
+    if partition.is_deleted:
+        return True
     return not _pending(partition) and (partition.cold is None or partition.log.sealed.mirrored)
 
 
@@ -281,10 +284,9 @@ def _pending(partition: Partition) -> list[int]:
     return [
         segment.base_offset
         for segment in partition.log.segments()
-        if segment.sealed
+        if segment.sealed  # and flushed
         # By its end: a trim into the middle of a segment moves the bucket's end into it.
         and segment.last_offset >= max(end_offset, segment.base_offset)
-        and segment.last_offset < partition.log.high_watermark
     ]
 
 

@@ -5,7 +5,9 @@
   `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects go: a crash in between leaves something to delete again, never something that is missing.
-* What may ask the store has rounds of its own: one that hangs keeps no disk from being tidied.
+* What may ask the store has rounds of its own: one that hangs keeps no disk from being tidied. As
+  long as it is known not to answer it is not asked, for each partition would wait for it: the log
+  start moves on disk, and the bucket follows later.
 """
 
 from __future__ import annotations
@@ -108,6 +110,9 @@ class Janitor:
     def _look_after_bucket(self, partition: Partition) -> None:
         if partition.is_over or partition.cold is None:
             return
+        if not partition.cold.store_answers:
+            self._retain(partition)
+            return
         try:
             partition.cold.follow_log_start(partition.log.log_start_offset)
             self._retain(partition)
@@ -195,7 +200,8 @@ class Janitor:
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
         cold = partition.cold
-        self._advance(partition, start, in_bucket=cold.drop_expired if cold else None)
+        tells = cold is not None and cold.store_answers
+        self._advance(partition, start, in_bucket=cold.drop_expired if cold and tells else None)
 
     def _retain_local(self, partition: Partition) -> None:
         config = partition.log.config
@@ -285,8 +291,8 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
         return sum(fact.size_bytes for fact in segments)
     newest = (*manifest.pages, *manifest.segments)[-1:]
     counted_end = newest[0].next_offset if newest else 0
-    not_counted = (f for f in local if f.base_offset >= counted_end or f.end_offset <= log_start)
-    return live_size_bytes(manifest) + sum(fact.size_bytes for fact in not_counted)
+    not_counted = (fact.size_bytes for fact in local if fact.base_offset >= counted_end)
+    return live_size_bytes(manifest) + sum(not_counted)
 
 
 def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:

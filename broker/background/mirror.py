@@ -37,8 +37,6 @@ def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> 
     for view in partition.log.segments():
         if stopping():
             return replaced
-        if sealed.replacements != replacements:
-            return replaced  # what is looked at below may be newer than what was done above
         if view.sealed and view.last_offset < cold.end_offset:
             replaced += _follow(partition, view, replacements=replacements)
     sealed.note_mirrored(replacements=replacements)
@@ -50,7 +48,7 @@ def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bo
     sealed = partition.log.sealed
     with sealed.lock:  # nothing is replaced within
         if sealed.replacements != replacements:
-            return False
+            return False  # this may be newer than what was done before it
         try:
             return _replace(partition, view)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):

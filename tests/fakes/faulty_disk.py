@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Fault(NamedTuple):
     suffix: str | None
     after: int  # calls that go well first
     bytes_first: int  # what a failing write still writes
+    left: int  # calls that fail
 
 
 class FaultyDisk(Disk):
@@ -46,9 +48,10 @@ class FaultyDisk(Disk):
         suffix: str | None = None,
         after: int = 0,
         bytes_first: int = 0,
+        times: int = sys.maxsize,
     ) -> None:
         """Make calls of `name` (on files with `suffix`) fail from the one after `after` on."""
-        self.faults.append(Fault(name, number, suffix, after, bytes_first))
+        self.faults.append(Fault(name, number, suffix, after, bytes_first, times))
 
     def heal(self) -> None:
         self.faults.clear()
@@ -102,5 +105,8 @@ class FaultyDisk(Disk):
         for number, fault in enumerate(self.faults):
             if fault.name == name and fault.suffix in (None, Path(path).suffix):
                 if fault.after == 0:
-                    raise OSError(fault.number, os.strerror(fault.number), path)
+                    self.faults[number] = fault._replace(left=fault.left - 1)
+                    if fault.left > 0:
+                        raise OSError(fault.number, os.strerror(fault.number), path)
+                    continue
                 self.faults[number] = fault._replace(after=fault.after - 1)

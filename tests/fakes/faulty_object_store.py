@@ -86,6 +86,11 @@ class FaultyObjectStore:
     def fail(self, call: str, fault, *, times: int = 1, when=lambda key: True) -> None:
         self._faults.append([call, fault, times, when])
 
+    def go_down(self) -> None:
+        """Every call fails, until `heal`."""
+        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
+            self.fail(call, FailsBefore(), times=10**9)
+
     def heal(self) -> None:
         """No planned fault is left."""
         with self._lock:

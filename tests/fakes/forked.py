@@ -165,7 +165,9 @@ def _become(told: bytes, standard: Sequence[int]) -> list[str]:
         os.dup2(fd, target)
         os.close(fd)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the one before is of another file
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it: `nohup`
+    # Who runs the tests may ignore these: `nohup`, a shell's `&`.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

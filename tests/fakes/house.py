@@ -1,10 +1,13 @@
 """A broker without a server, and what its tests ask of it."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from broker.background.copier import OffloadProgress
 from broker.broker import Broker
+from broker.partition import Partition
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks, AppendResult
@@ -12,7 +15,7 @@ from record_format.decode import Record
 from record_format.encode import encode_batch
 from record_format.errors import TierlogError
 from record_format.produced import ProduceLimits, build_produced, check_produced
-from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 
@@ -39,11 +42,10 @@ class House:
 
     def set_down(self, down: bool) -> None:
         """From now on every call to the store fails, or none does."""
-        if not down:
+        if down:
+            self.store.go_down()
+        else:
             self.store.heal()
-            return
-        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
-            self.store.fail(call, FailsBefore(), times=10**9)
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
         """What the broker does in the background has no call to await."""
@@ -53,6 +55,12 @@ class House:
         self.broker.close()
         self.broker = self.open(**settings)
         return self.broker
+
+    def copy_to(self, root: Path) -> Path:
+        """`root`, made with a copy of the data folder and the same bucket."""
+        shutil.copytree(self.root / "data", root / "data")
+        (root / "bucket").symlink_to(self.root / "bucket")
+        return root
 
     def produce(
         self, topic: str, values: list[bytes], *, partition: int = 0, at: int = 0
@@ -65,6 +73,46 @@ class House:
         )
         future = self.broker.partition(topic, partition).append(batches, acks=Acks.ALL)
         return future.result(10)
+
+    def fill(
+        self, count: int, topic: str = "t", *, mark: bytes = b"record", partition: int = 0
+    ) -> list[bytes]:
+        """Numbered records in batches of ten, of times that rise with their offsets; their values,
+        of some hundred bytes each.
+        """
+        start = self.broker.partition(topic, partition).offsets().log_end_offset
+        values = [b"%s %d " % (mark, start + n) * 9 for n in range(count)]
+        for at in range(0, count, 10):
+            self.produce(topic, values[at : at + 10], partition=partition, at=start + at)
+        return values
+
+    def offload(self, topic: str = "t") -> OffloadProgress:
+        """All that the topic has, the active segments too, is in the bucket behind it."""
+        progress = self.broker.offload(topic, wait_ms=20_000)
+        assert progress.remaining_segments == 0
+        return progress
+
+    def claim(self) -> None:
+        """A round of what the copier does in the background, which begins with claims."""
+        self.broker.chores.copy_round()
+        assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
+
+    def stop_copying(self) -> None:
+        """Nothing goes up any more but by a call, and what was on its way has ended: a topic that
+        was just made is being claimed, and what is sealed meanwhile would go along.
+        """
+        self.broker.chores.copying.stop(10)
+        assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
+
+    def copy_sealed(self) -> Partition:
+        """What is sealed goes up, at once, also where nothing copies in the background. What fails
+        is left; gives the first partition of `t`.
+        """
+        copier = self.broker.chores.copier
+        copier.hurry(self.broker.partitions())
+        copier.run_round()
+        assert copier.wait_until_idle(timeout_s=20)
+        return self.broker.partition("t", 0)
 
     def produce_idempotent(self, *, sequence: int) -> AppendResult:
         """One record of one producer to the first partition of `t`."""

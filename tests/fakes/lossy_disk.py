@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -31,8 +32,12 @@ class Content:
 
     @classmethod
     def of(cls, path: Path) -> Content:
-        data = path.read_bytes()
-        return cls(data.rstrip(b"\0"), len(data))
+        with path.open("rb") as file:
+            fd, size_bytes, end = file.fileno(), os.fstat(file.fileno()).st_size, 0
+            with suppress(OSError):  # behind the last that was written
+                while end < size_bytes:
+                    end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+            return cls(os.pread(fd, end, 0).rstrip(b"\0"), size_bytes)
 
     def is_like(self, other: Content) -> bool:
         zeros = b"\0"

@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from api.http.app import create_app
-from api.http.server import RunningServer
-from api.http.settings import HttpSettings
 from broker.broker import Broker
-from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from manifest.keys import PartitionKeys
 from manifest.store import ManifestStore, StoreOptions
 from record_format.produced import build_produced
+from tests.fakes.served_broker import served_broker
 from tierlog.client import Client
 
 START_MS = 1_700_000_000_000
@@ -88,11 +85,5 @@ def two_tiers(root: Path, *, adopted: Sequence[Path] = ()) -> Iterator[TwoTiers]
     data = root / "data"
     for folder in adopted:
         shutil.copytree(folder, data / folder.name)
-    settings = BrokerSettings(data_dir=data, cache_bytes=64 << 20, disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=open_store(store_url))
-    http = HttpSettings()
-    try:
-        with RunningServer(create_app(broker, http), http) as server:
-            yield TwoTiers(broker, server.url, store_url)
-    finally:
-        broker.close()
+    with served_broker(data, store=open_store(store_url), cache_bytes=64 << 20) as one:
+        yield TwoTiers(one.broker, one.server.url, store_url)

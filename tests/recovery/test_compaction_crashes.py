@@ -7,6 +7,7 @@ can find; each is opened as after a crash, and cleaned again.
 import errno
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,9 @@ def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key
     after = records_of(log)
     assert last_of(after) == last
     assert len(disk.steps) > 20
-    assert any(step.endswith(".swap") for step in disk.steps)
+    for step, then in pairwise(disk.steps):
+        if step.endswith(".swap") and not then.endswith(".swap"):
+            assert then == "sync", "the names are durable before the old ones go"
     for number, step in enumerate(disk.steps):
         copy = copies / str(number)
         again = open_log(copy, config=CONFIG, clean=False, recovery_point=recovery_point)
@@ -102,6 +105,8 @@ def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key
         assert all(before[record.offset] == record.value for record in found), step
         assert not leftovers(copy), step
         assert again.log_end_offset == log.log_end_offset
+        for left, right in pairwise(again.segments()):
+            assert left.last_offset + 1 == right.base_offset, step
         clean(again)
         assert records_of(again) == after, step
         again.close()

@@ -9,6 +9,7 @@ import pytest
 
 from hot_tier import reaper
 from hot_tier.append import Append, AppendResult
+from hot_tier.file_names import LEADER_EPOCHS
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import (
     ConfigurationError,
@@ -67,7 +68,7 @@ def test_a_tail_cut_at_every_byte_keeps_every_whole_batch(
     base_offset, headers = last
     log_file = file_of(folder, base_offset, ".log")
     size = log_file.stat().st_size
-    for length in range(headers[-3].position, size + 1):
+    for length in range(headers[-2].position, size + 1):
         copy = tmp_path / "copy"
         shutil.copytree(folder, copy)
         with file_of(copy, base_offset, ".log").open("r+b") as file:
@@ -197,13 +198,24 @@ def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, 
     log_file = file_of(folder, base_offset, ".log")
     flip(log_file, headers[1].position + 70)
     bad = log_file.read_bytes()
-    with pytest.raises(CorruptBatch, match="tierlog storage repair") as refusal:
-        open_log(config=CONFIG, clean=False, recovery_point=120)
-    assert refusal.value.file == str(log_file)
-    assert refusal.value.position == headers[1].position
-    assert log_file.read_bytes() == bad
+    for recovery_point in (headers[1].base_offset + 1, 120):
+        with pytest.raises(CorruptBatch, match="tierlog storage repair") as refusal:
+            open_log(config=CONFIG, clean=False, recovery_point=recovery_point)
+        assert refusal.value.file == str(log_file)
+        assert refusal.value.position == headers[1].position
+        assert log_file.read_bytes() == bad
     log = open_log(config=CONFIG, clean=False, recovery_point=headers[1].base_offset)
     assert log.log_end_offset == headers[1].base_offset
+
+
+def test_a_bad_header_in_front_of_the_recovery_point_cuts_nothing(open_log, written, folder):
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    log_file = file_of(folder, bases[1], ".log")
+    flip(log_file, list(iter_headers(log_file.read_bytes()))[1].position + 16)
+    bad = log_file.read_bytes()
+    with pytest.raises(CorruptBatch, match="magic"):
+        open_log(config=CONFIG, clean=False, recovery_point=bases[2])
+    assert log_file.read_bytes() == bad
 
 
 def test_a_recovery_point_beyond_the_end_is_lowered(open_log, written):
@@ -233,10 +245,13 @@ def test_an_empty_last_segment_is_taken_up(open_log, append_values, folder, writ
 
 
 def test_an_empty_folder_begins_where_it_is_told(open_log, append_values, folder):
+    folder.mkdir()
+    (folder / LEADER_EPOCHS).write_bytes(b"0\n2\n1 0\n2 1000\n")  # the last wrote above that
     log = open_log(start_offset=1000, log_start_offset=3, clean=False)
     assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (3, 1000, 1000)
     assert append_values(log, b"x").base_offset == 1000
     assert file_of(folder, 1000, ".log").exists()
+    assert (folder / LEADER_EPOCHS).read_bytes() == b"0\n1\n1 0\n"
 
 
 # --- indexes --------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """`POST /v1/fetch`: many partitions in one long poll.
 
 * A partition that refuses is answered in its place with its problem; the others go on.
+* A store that does not answer, and room in a chunk cache that others hold, are waited for by one
+  request for a while, not for each partition: what is neither local nor in memory is then refused
+  as the one before it.
 * A partition that named no offset and is trimmed meanwhile is read on from where it begins then.
 * `max_bytes` of the request is shared in the order of the partitions, what is read of the log and
   what is shown of it: one that finds nothing left is answered empty, at its offset, and comes first
@@ -9,6 +12,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
@@ -35,9 +39,11 @@ from api.http.fetch.record_json import Page
 from api.http.plain_requests import json_body
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
-from record_format.errors import TierlogError
+from record_format.errors import StoreUnavailable, Throttled, TierlogError
 
 MAX_PARTITIONS: Final = 1000
+IN_VAIN: Final = (StoreUnavailable, Throttled)
+IN_VAIN_MAX_S: Final = 5.0
 
 
 class WantedPartition(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,11 +144,18 @@ async def _place(
 async def _read_all(
     context: Context, places: Sequence[Place | Refused], wanted: FetchMany
 ) -> list[Place | Refused]:
-    room = wanted.max_bytes
+    room, in_vain_s = wanted.max_bytes, 0.0
+    impatience: TierlogError | None = None
     found: list[Place | Refused] = []
     for place in places:
         if isinstance(place, Place):
-            place = await _read_one(context, place, wanted, room)
+            began_s = time.monotonic()
+            place = await _read_one(context, place, wanted, room, impatience=impatience)
+            if isinstance(place, Refused) and isinstance(place.error, IN_VAIN):
+                in_vain_s += time.monotonic() - began_s
+                if in_vain_s > IN_VAIN_MAX_S:
+                    kind = Throttled if isinstance(place.error, Throttled) else StoreUnavailable
+                    impatience = kind("not waited for: the partitions before did so in vain")
             if isinstance(place, Place) and place.fetched is not None:
                 room -= place.fetched.size_bytes
         found.append(place)
@@ -150,19 +163,34 @@ async def _read_all(
 
 
 async def _read_one(
-    context: Context, place: Place, wanted: FetchMany, room: int
+    context: Context,
+    place: Place,
+    wanted: FetchMany,
+    room: int,
+    *,
+    impatience: TierlogError | None,
 ) -> Place | Refused:
-    """With no room left only the offsets are told."""
+    """With no room left only the offsets are told; `impatience` is what to say instead of waiting
+    for the store.
+    """
     page_bytes = max(1, min(place.max_bytes, room))
     query = FetchQuery(max_bytes=page_bytes, isolation=wanted.isolation)
     partition, position = place.partition, place.position
     try:
+        if impatience is not None and _waits_for_store(place):
+            raise impatience
         _, offset, fetched = await read_on(context, partition, position, place.offset, query)
     except TierlogError as error:
         return Refused(partition.topic, partition.number, error)
     if room <= 0:
         fetched = fetched._replace(slices=(), next_offset=offset)
     return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
+
+
+def _waits_for_store(place: Place) -> bool:
+    partition, offset = place.partition, place.offset
+    is_cold = offset < partition.offsets().local_log_start_offset
+    return is_cold and partition.try_read(offset, max_bytes=1) is None
 
 
 def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:

@@ -1,17 +1,16 @@
 """A data folder that a real Kafka wrote, taken over as it is."""
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from record_format.errors import ConfigurationError
 from tests.fakes.house import House
+from tests.unit.record_format import golden
 from tierlog.dump.checks import find_problems
 
-KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
+KAFKA = golden.ROOT
 
 
 def copied(tmp_path, *names, clean):
@@ -53,8 +52,7 @@ def assert_as_kafka_served(house, name):
     """What its consumer saw of a partition, and what came since; gives all records."""
     topic, _, number = name.rpartition("-")
     start = house.broker.partition(topic, int(number)).offsets().log_start_offset
-    lines = (KAFKA / f"{name}.records.jsonl").read_text().splitlines()
-    expected = [(line["offset"], line["timestamp"]) for line in map(json.loads, lines)]
+    expected = [(one["offset"], one["timestamp"]) for one in golden.expected_records(KAFKA / name)]
     records = house.records(topic, partition=int(number), offset=start)
     assert [(r.offset, r.timestamp) for r in records][: len(expected)] == expected, name
     return records

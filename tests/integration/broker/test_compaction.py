@@ -56,6 +56,24 @@ def test_the_bucket_follows_and_both_tiers_agree(house):
     assert not report.problems
 
 
+def test_nothing_takes_the_place_of_files_that_are_going_up(house, monkeypatch):
+    house.broker.create_topic("t", config=COMPACT)
+    sealed, put_file, held = house.broker.partition("t", 0).log.sealed, house.store.put_file, []
+
+    def put_and_look(*given, **options):
+        held.append(sealed.lock.locked())
+        return put_file(*given, **options)
+
+    monkeypatch.setattr(house.store, "put_file", put_and_look, raising=False)
+    fill(house, "t", 200)
+    offload(house, "t")
+    fill(house, "t", 200, seed=2)
+    compacted(house, "t")
+    offload(house, "t")
+    assert len(held) > 4
+    assert all(held)
+
+
 def test_the_next_rounds_keep_both_tiers_together(house):
     house.broker.create_topic("t", config=COMPACT)
     last = {}
@@ -230,7 +248,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     tombstone behind them: the value that it deleted must go from the bucket first.
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"kept", b"k" * 2000)])
     sealed(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
@@ -276,7 +294,7 @@ def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house,
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 400)
     offload(house, "t")
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     log = compacted(house, "t")
     put_file = house.store.put_file
 
@@ -315,7 +333,7 @@ def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     tail.
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.bucket.settle(house.broker.registry)
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
@@ -388,7 +406,7 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
 def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypatch):
     """Else nothing would go up any more of a topic that is no longer compacted."""
     house.broker.create_topic("t", config=COMPACT)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     last = fill(house, "t", 800, keys=300)
     house.broker.partition("t", 0).log.roll()
 
@@ -403,7 +421,7 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     monkeypatch.setattr(compactor, "_note", stopped)
     compactor.run_round()
     house.restart()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     partition = house.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
@@ -445,7 +463,7 @@ def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
 def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     """Else its tombstones went in time, and the values that they delete stayed."""
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     sealed(house, [(b"deleted", b"d"), (b"kept", b"k")])
     for number in range(4):
         sealed(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
@@ -456,11 +474,11 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
         if int(path.stem) > 0:
             path.unlink()
     house.broker = house.open()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     (step,) = house.broker.repair("t", apply=True, accept_loss=True)
     assert step.done
     house.restart()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     end = house.broker.partition("t", 0).log.log_end_offset
     assert end < 10
     sealed(house, [(b"deleted", None), (b"more", b"m")])
@@ -494,7 +512,7 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
 def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeypatch):
     """Else a disk that is lost just then takes the key away, older value and all."""
     house.broker.create_topic("t", config=COMPACT)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     partition, missing = house.broker.partition("t", 0), []
     sealed(house, [(b"key", b"older"), (b"other", b"o" * 100)])
     house.broker.chores.copier.run_round()
@@ -526,9 +544,6 @@ def test_a_log_is_compacted_also_where_the_manifests_pages_are_out_of_reach(hous
     fill(house, "t", 300)
     house.broker.partition("t", 0).log.roll()
     offload(house, "t")
-    house.broker.close()
-    house.broker = house.open(
-        down=True, store_start_timeout_ms=200, log_cleaner_backoff_ms=3_600_000
-    )
+    house.restart(down=True, store_start_timeout_ms=200, log_cleaner_backoff_ms=3_600_000)
     assert house.broker.partition("t", 0).cold.manifest.pages
     compacted(house, "t")

@@ -246,7 +246,7 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
     kept = house.broker.create_topic("kept").topic_id
     gone = house.broker.create_topic("gone", partitions=2).topic_id
     house.produce("gone", [b"x"])
-    assert house.broker.offload("gone", wait_ms=10_000).remaining_segments == 0
+    house.offload("gone")
     keys = PartitionKeys("gone", gone, 1)
     content = LogContent(size_bytes=1, crc32c=2, part_bytes=3)
     notes = UploadNotes(house.broker.folder.uploads, kept_ms=1000, clock=house.broker.clock)
@@ -433,9 +433,8 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
         house.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()
-        house.broker.close()
-        house.broker = house.open()
-    assert house.broker.offload("whole", wait_ms=20_000).remaining_segments == 0
+        house.restart()
+    house.offload("whole")
     house.broker.chores.deletion_round()
     assert not list(folder.parent.glob("rotten-0*"))
 
@@ -452,8 +451,7 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
     monkeypatch.setattr(TopicObjects, "write", failing)
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
-    house.broker.chores.copy_round()
-    assert house.broker.chores.copier.wait_until_idle(timeout_s=10)
+    house.claim()
     assert all(partition.cold.ownership.claimed for partition in house.broker.partitions())
     assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
 
@@ -489,7 +487,7 @@ def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> 
     house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
     for _ in range(20):
         house.produce("t", [b"x" * 100] * 10)
-    house.broker.offload("t", wait_ms=20_000)
+    house.offload()
     partition = house.broker.partition("t", 0)
 
     def refuse(_now_ms: int, **_: object) -> int:
@@ -507,7 +505,7 @@ def offloaded(house):
     house.broker.create_topic("t", config={"retention.ms": -1, "segment.bytes": 1024})
     for _ in range(10):
         house.produce("t", [b"x" * 100] * 10)
-    house.broker.offload("t", wait_ms=20_000)
+    house.offload()
     house.broker.trim("t", 0, 50)
     return house
 
@@ -553,7 +551,7 @@ def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) 
     """Of a thousand partitions it takes many minutes."""
     house.broker.create_topic("going")
     house.produce("going", [b"v"])
-    assert house.broker.offload("going", wait_ms=20_000).remaining_segments == 0
+    house.offload("going")
     deleting, may_end = threading.Event(), threading.Event()
     delete = house.store.delete
 
@@ -568,7 +566,7 @@ def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) 
         assert deleting.wait(20)
         house.broker.create_topic("t")
         house.produce("t", [b"v"])
-        assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+        house.offload()
         assert not house.broker.registry.by_name("t").dirty
         assert house.broker.registry.deleted()
     finally:

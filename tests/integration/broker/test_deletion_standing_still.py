@@ -45,9 +45,8 @@ class StandingStill:
 
 def fill(house, count, mark):
     for partition in range(2):
-        for _ in range(count):
-            house.produce("t", [b"%s %d" % (mark, i) * 9 for i in range(10)], partition=partition)
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+        house.fill(count, mark=mark, partition=partition)
+    house.offload()
 
 
 def records_of(house):
@@ -60,7 +59,7 @@ def stopped(tmp_path_factory):
     """The folder and the bucket of a broker that stopped."""
     house = House(tmp_path_factory.mktemp("stopped"))
     house.broker.create_topic("t", partitions=2, config=CONFIG)
-    fill(house, 3, b"old")
+    fill(house, 30, b"old")
     house.broker.close()
     return house.root
 
@@ -90,7 +89,7 @@ class Scene:
         """It starts and, where the deletion left it a partition, writes and uploads."""
         self.new = House(self._new_root)
         if not any(self.new.broker.damaged_partitions()):
-            fill(self.new, 2, b"new")
+            fill(self.new, 20, b"new")
             self.written = records_of(self.new)
 
     def delete(self, *, at: int) -> list[str]:

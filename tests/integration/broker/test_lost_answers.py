@@ -5,6 +5,7 @@ that is known must fit whatever turns out.
 import pytest
 
 from hot_tier.log_config import LogConfig
+from manifest.store import UNNOTED_MAX
 from record_format.errors import OutcomeUnknownError, StoreUnavailable
 from tests.fakes.compacted_topics import (
     COMPACT,
@@ -88,3 +89,19 @@ def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, r
     assert unsure.broker.chores.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
     assert last_of(unsure.records("t")) == last_of(cold_records(unsure, "t")) == unsure.last
     assert not unsure.broker.verify("t", deep=True).problems
+
+
+def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(house):
+    house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
+    house.broker.chores.copying.stop(10)
+    for _ in range(20):
+        house.produce("t", [b"x" * 100] * 10)
+    partition = house.broker.partition("t", 0)
+    for view in partition.log.segments()[: UNNOTED_MAX + 1]:
+        house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+        with pytest.raises(StoreUnavailable):
+            with_no_answers(house, lambda v=view: partition.cold.offload(files_of(partition, v)))
+        house.set_down(False)
+    house.restart()
+    house.broker.chores.copier.claim(house.broker.partition("t", 0))

@@ -31,13 +31,6 @@ def produce(house, segments):
         house.broker.partition("t", 0).log.roll()
 
 
-def offload(house):
-    house.broker.chores.copier.hurry(house.broker.partitions())
-    house.broker.chores.copier.run_round()
-    house.broker.chores.copier.wait_until_idle(timeout_s=20)
-    return house.broker.partition("t", 0)
-
-
 def lose(house, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot")):
     house.broker.close()
     for base_offset in base_offsets:
@@ -71,10 +64,10 @@ def test_what_the_bucket_has_is_read_from_there(
     house.produce("t", [b"x"] * 5)
     house.broker.partition("t", 0).log.roll()
     produce(house, 4)
-    offload(house)
+    house.copy_sealed()
     house.broker.partition("t", 0).log.delete_local(local_start)
     lose(house, 10)
-    partition = offload(house)
+    partition = house.copy_sealed()
     assert partition.log.first_local_offset == at_start
     tidy(house.broker)
     assert partition.log.first_local_offset == 20
@@ -86,8 +79,8 @@ def test_what_the_bucket_has_is_read_from_there(
 def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     fill(house, 5)
     lose(house, 20)
-    partition = offload(house)
-    partition = offload(house)
+    partition = house.copy_sealed()
+    partition = house.copy_sealed()
     assert partition.cold.end_offset == 10, "what lies before the hole goes up"
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in told
@@ -97,7 +90,7 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     assert "offsets 20 to 29 are lost" in step.detail
     (step,) = house.broker.repair("t", apply=True, accept_loss=True)
     assert step.done
-    assert offload(house).cold.end_offset == 50
+    assert house.copy_sealed().cold.end_offset == 50
     assert offsets(house) == [*range(20), *range(30, 50)]
     assert house.broker.readiness().degraded == []
     assert house.broker.verify("t", deep=True).ok
@@ -107,17 +100,17 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
 
 def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
     fill(house, 2)
-    offload(house)
+    house.copy_sealed()
     produce(house, 3)
     lose(house, 20, 30)
-    assert offload(house).cold.end_offset == 20
+    assert house.copy_sealed().cold.end_offset == 20
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 39 are missing" in told
     (step,) = house.broker.repair("t")
     assert (step.action, step.base_offset, step.last_offset) == ("drop", 20, 39)
     (step,) = house.broker.repair("t", apply=True)
     assert step.done
-    assert offload(house).cold.end_offset == 50
+    assert house.copy_sealed().cold.end_offset == 50
     assert house.broker.readiness().degraded == []
     tidy(house.broker)
     assert offsets(house) == [*range(20), *range(40, 50)]
@@ -131,9 +124,9 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     if was == "compact":
         house.broker.chores.compactor._checkpoints.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
-    offload(house)
-    offload(house)
-    partition = offload(house)
+    house.copy_sealed()
+    house.copy_sealed()
+    partition = house.copy_sealed()
     assert partition.cold.end_offset == (50 if was == "compact" else 10)
     assert house.broker.verify("t", deep=True).ok is (was == "compact")
 
@@ -194,9 +187,9 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
     monkeypatch.setattr("manifest.paging.INLINE_MAX", 3)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
     fill(house, 5)
-    offload(house).log.delete_local(10)
+    house.copy_sealed().log.delete_local(10)
     lose(house, 20)
-    partition = offload(house)
+    partition = house.copy_sealed()
     partition.log._state.unmirrored = True
     tidy(house.broker)
     assert partition.log.first_local_offset == 10
@@ -207,7 +200,7 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
 
 def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, monkeypatch):
     fill(house, 5)
-    offload(house)
+    house.copy_sealed()
 
     def full(*_):
         raise DiskFull("t-0: no space left on device")
@@ -215,7 +208,7 @@ def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, mon
     with monkeypatch.context() as disk:
         disk.setattr(PartitionLog, "delete_local", full)
         lose(house, 10)
-    partition = offload(house)
+    partition = house.copy_sealed()
     assert partition.log.first_local_offset == 0
     tidy(house.broker)
     assert partition.log.first_local_offset == 20
@@ -232,7 +225,7 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
         house.broker.bucket.settle(house.broker.registry)
     (house.root / "data" / "t-0" / f"{0:020d}.log").unlink()
     with capture_logs() as logs:
-        partition = offload(house)
+        partition = house.copy_sealed()
     assert not [line for line in logs if "bug" in line["event"]]
     (told,) = house.broker.readiness().degraded
     assert f"{0:020d}.log: {'is missing' if restarted else 'cannot be read'}" in told
@@ -262,7 +255,7 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
     house.broker.chores.copying.stop(10)
     harm(house.root / "data" / "t-0" / f"{20:020d}.log")
     for _ in range(2):  # claimed, or not yet
-        partition = offload(house)
+        partition = house.copy_sealed()
     assert partition.cold.end_offset == 20
     assert house.broker.partition("u", 0).cold.end_offset == 40
     house.broker.storage_report()
@@ -285,7 +278,7 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
 
 def test_a_lost_file_that_the_bucket_has_is_read_there_after_a_repair(house):
     fill(house, 4)
-    offload(house)
+    house.copy_sealed()
     house.restart()
     (house.root / "data" / "t-0" / f"{10:020d}.log").unlink()
     (problem,) = house.broker.verify("t").problems
@@ -306,7 +299,7 @@ def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeyp
 
     monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
     with capture_logs() as logs:
-        partition = offload(house)
+        partition = house.copy_sealed()
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
     assert partition.cold.end_offset == 20
     assert [entry.base_offset for entry in partition.cold.entries(0)] == [10]
@@ -319,10 +312,10 @@ def test_a_process_without_descriptors_lost_no_file(house, monkeypatch):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(house.store, "put_file", refused, raising=False)
-    partition = offload(house)
+    partition = house.copy_sealed()
     assert house.broker.readiness().degraded == []
     monkeypatch.undo()
-    assert offload(house).cold.end_offset == 10
+    assert house.copy_sealed().cold.end_offset == 10
     assert partition.cold.end_offset == 10
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -11,9 +12,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import bucket
+from broker.background.chores import Chores
 from broker.background.copier import Copier
+from broker.background.janitor import removable_end
+from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
-from record_format.errors import DiskFull, InvalidConfig, ShuttingDown
+from record_format.errors import (
+    CorruptManifest,
+    DiskFull,
+    InvalidConfig,
+    ShuttingDown,
+    UnknownTopic,
+)
+from record_format.produced import build_produced
+from tests.fakes.faulty_object_store import WrongBytes
 from tests.fakes.house import tidy
 from tests.fakes.small_disk import no_room
 
@@ -77,6 +89,30 @@ def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house,
     assert partition.cold.manifest.log_start_offset == start
 
 
+def test_what_was_sealed_and_not_flushed_waits_without_a_fault(house, copier_of):
+    house.broker.create_topic("c", config={**SMALL, "flush.ms": 3_600_000})
+    copier, partition = copier_of(1), house.broker.partition("c", 0)
+    for _ in range(8):
+        batches = build_produced([b"x" * 100] * 10, timestamps=[0] * 10, max_message_bytes=4096)
+        partition.append(batches, acks=Acks.LEADER).result(10)
+    copier.run_round()
+    assert copier.wait_until_idle(timeout_s=20)
+    assert (copier.held_up(), partition.cold.end_offset) == ({}, 0)
+    partition.log.flush()
+    copier.run_round()
+    assert copier.wait_until_done([partition], timeout_s=20)
+    assert partition.cold.end_offset == partition.log.active_base_offset > 0
+
+
+def test_a_commit_that_the_store_kept_wrong_does_not_count(house, copier_of):
+    copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
+    copier.claim(partition)
+    house.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
+    with pytest.raises(CorruptManifest):
+        partition.cold.offload(partition.log.sealed.files(0))
+    assert partition.cold.end_offset == removable_end(partition) == 0
+
+
 def test_an_upload_that_hangs_does_not_hold_up_the_other_partitions(house, copier_of, monkeypatch):
     copier, goes_on = copier_of(2), threading.Event()
     (stuck,) = partitions(house, "a")
@@ -102,7 +138,7 @@ def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monke
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=2)
-        assert house.broker.offload(topic, wait_ms=20_000).remaining_segments == 0
+        house.offload(topic)
     delete_local = PartitionLog.delete_local
 
     def fails_for_a(log, before_offset):
@@ -145,7 +181,7 @@ def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, m
 def test_a_topic_that_was_trimmed_within_a_segment_may_be_compacted(house):
     house.broker.create_topic("a", config=SMALL)
     fill(house, "a", segments=2)
-    assert house.broker.offload("a", wait_ms=20_000).remaining_segments == 0
+    house.offload("a")
     house.broker.trim("a", 0, 5)
     house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
     partition = house.broker.partition("a", 0)
@@ -168,7 +204,7 @@ def test_a_configuration_is_altered_by_one_write(house, monkeypatch):
 def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
     house.broker.create_topic("a", config=SMALL)
     fill(house, "a", segments=2)
-    assert house.broker.offload("a", wait_ms=20_000).remaining_segments == 0
+    house.offload("a")
     house.broker.close()
     rotten = house.root / "data" / "a-0" / f"{0:020d}.log"
     rotten.with_suffix(".timeindex").unlink()
@@ -196,7 +232,7 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
     house.restart(offload_bandwidth=12_345)
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", segments=2)
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.offload()
     (pace,) = paces
     entries = house.broker.partition("t", 0).cold.entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
@@ -214,7 +250,7 @@ def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house
     turned_off(house)()
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
-    assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    house.offload()
     assert house.broker.partition("t", 0).cold.end_offset == 0
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
@@ -233,7 +269,7 @@ def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
     house.broker.trim("t", 0, 15)
     house.broker.alter_topic("t", config={"remote.storage.enable": True})
-    assert house.broker.offload("t", wait_ms=10_000).remaining_segments == 0
+    house.offload()
     partition = house.broker.partition("t", 0)
     assert partition.cold.end_offset == 200
     assert partition.log.local_log_start_offset > 15
@@ -313,7 +349,7 @@ def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
         assert waiting.result(10).remaining_segments > 0
     house.broker = house.open()
     assert house.broker.folder.was_clean
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.offload()
 
 
 def test_who_stops_claims_no_more_partitions(house, copier_of, monkeypatch):
@@ -342,3 +378,47 @@ def test_logs_are_closed_side_by_side(house, monkeypatch):
     monkeypatch.undo()
     house.broker = house.open()
     assert house.broker.folder.was_clean
+
+
+def test_an_upload_that_waits_for_the_store_does_not_keep_a_stop_for_its_repeats(house):
+    """The store is closed first: whoever is at work there ends with the request under way."""
+    house.restart(shutdown_timeout_ms=10)
+    store, waits, closed, ends = house.store, threading.Event(), threading.Event(), []
+
+    def hang(*_, **__):
+        waits.set()
+        ends.append(closed.wait(20))
+        raise ShuttingDown("closed")
+
+    store.put_file, store.close = hang, closed.set
+    house.broker.create_topic("t", config=SMALL)
+    fill(house, "t", segments=2)
+    assert waits.wait(20)
+    house.broker.close()
+    assert ends == [True]
+
+
+def test_background_work_has_what_the_server_leaves_of_a_stop(house, monkeypatch):
+    stop, left_s = Chores.stop, []
+
+    def noted(chores, deadline_s):
+        left_s.append(deadline_s - time.monotonic())
+        stop(chores, deadline_s)
+
+    house.restart(shutdown_timeout_ms=50_000)
+    monkeypatch.setattr(Chores, "stop", noted)
+    house.broker.close()
+    assert left_s[0] <= 10
+
+
+def test_who_waits_for_an_offload_is_told_of_a_deletion(house):
+    house.broker.create_topic("t", config=SMALL)
+    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
+    house.set_down(True)
+    fill(house, "t", segments=1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(house.broker.offload, "t", wait_ms=60_000)
+        house.wait_for(lambda: house.broker.partition("t", 0).log.active_base_offset > 0)
+        house.broker.delete_topic("t")
+        with pytest.raises(UnknownTopic):
+            waiting.result(20)

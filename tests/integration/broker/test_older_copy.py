@@ -20,15 +20,10 @@ def copied(house, tmp_path):
     house.produce("t", [b"x"] * 20)
     house.broker.partition("t", 0).log.roll()
     house.broker.bucket.settle(house.broker.registry)
-    offload(house)
+    house.copy_sealed()
     house.broker.chores.checkpoints.save()
     shutil.copytree(house.root / "data", tmp_path / "older")
     return house
-
-
-def offload(house):
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_idle(timeout_s=20)
 
 
 def go_on_and_die(house, *, commits):
@@ -46,7 +41,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     for _ in range(2):
         copied.broker = copied.open()
         copied.broker.chores.copying.stop(10)
-        offload(copied)
+        copied.copy_sealed()
         assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
         copied.broker.close()
     copied.broker = copied.open(take_over=True, restore_offset_gap=GAP)
@@ -54,7 +49,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     assert copied.produce("t", [b"new"]).base_offset >= 20 + GAP
     assert [one.offset for one in copied.records("t", offset=3)][:17] == list(range(3, 20))
     copied.restart()
-    assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    copied.offload()
 
 
 def put_back_in_place(house):
@@ -84,13 +79,12 @@ def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts
     copied.broker = copied.open(take_over=True, restore_offset_gap=GAP)
     assert copied.produce("t", [b"new"]).base_offset >= 20 + GAP
     copied.restart()
-    assert copied.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    copied.offload()
 
 
 def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
     """After the note that it asks for the epoch, and before that of the manifest that says so."""
-    copied.broker.close()
-    copied.broker = copied.open(down=True, store_start_timeout_ms=200)
+    copied.restart(down=True, store_start_timeout_ms=200)
     put, older = copied.store.put, copied.root / "older"
     shutil.rmtree(older)
 
@@ -146,6 +140,6 @@ def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
 def test_two_commits_are_what_a_crash_keeps_from_being_noted(copied):
     go_on_and_die(copied, commits=2)
     copied.broker = copied.open()
-    offload(copied)
+    copied.copy_sealed()
     assert copied.broker.partition("t", 0).leadership_lost is None
     assert copied.produce("t", [b"not seen"]).base_offset == 20

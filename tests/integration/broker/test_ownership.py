@@ -1,7 +1,6 @@
 """Two folders that take themselves for the owner of one partition: one wins, none loses data."""
 
 import errno
-import shutil
 import threading
 
 import pytest
@@ -27,20 +26,12 @@ from tests.fakes.house import House
 
 def offloaded(house):
     house.broker.create_topic("t", config={"segment.bytes": 4096})
-    for start in range(0, 100, 10):
-        house.produce("t", [b"x" * 100] * 10, at=start)
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-
-
-def a_copy_of(house, tmp_path):
-    """A folder with all that the house's has, on the same bucket."""
-    shutil.copytree(house.root / "data", tmp_path / "copy" / "data")
-    (tmp_path / "copy" / "bucket").symlink_to(house.root / "bucket")
-    return tmp_path / "copy"
+    house.fill(100)
+    house.offload()
 
 
 def a_copy_claims(house, tmp_path):
-    copy = House(a_copy_of(house, tmp_path))
+    copy = House(house.copy_to(tmp_path / "copy"))
     copy.wait_for(lambda: copy.broker.partition("t", 0).cold.ownership.claimed)
     copy.broker.close()
 
@@ -48,15 +39,14 @@ def a_copy_claims(house, tmp_path):
 def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    copied = a_copy_of(house, tmp_path)
+    copied = house.copy_to(tmp_path / "copy")
     house.broker = house.open()
-    house.broker.offload("t", wait_ms=20_000)
+    house.offload()
     copy = House(copied)
     try:
         assert copy.broker.folder.owner != house.broker.folder.owner
-        copy.broker.chores.copy_round()
+        copy.claim()
         partition = copy.broker.partition("t", 0)
-        copy.broker.chores.copier.wait_until_idle(timeout_s=10)
         assert "in force" in partition.leadership_lost
         with pytest.raises(FencedError):
             partition.read(0, max_bytes=1)
@@ -64,7 +54,7 @@ def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
     finally:
         copy.broker.close()
     house.produce("t", [b"the original goes on"])
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.offload()
 
 
 def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
@@ -72,8 +62,7 @@ def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
     house.broker.close()
     a_copy_claims(house, tmp_path)
     house.broker = house.open()
-    house.broker.chores.copy_round()
-    house.broker.chores.copier.wait_until_idle(timeout_s=10)
+    house.claim()
     assert house.broker.partition("t", 0).leadership_lost
 
 
@@ -110,15 +99,23 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
     with monkeypatch.context() as patched:
         patched.setattr(BucketNotes, "note", dies)
         house.broker = house.open()
-        house.broker.chores.copy_round()
-        house.broker.chores.copier.wait_until_idle(timeout_s=10)
+        house.claim()
         house.broker.close()
     house.broker = house.open(down=True, store_start_timeout_ms=200)
-    house.broker.close()
-    house.broker = house.open()
+    house.restart()
     house.produce("t", [b"it goes on"])
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    house.offload()
     assert house.broker.partition("t", 0).cold.ownership.claimed
+
+
+def test_the_bucket_hears_of_every_epoch_that_was_written_under_while_it_was_away(house):
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    for down in (True, True, False):
+        house.produce("t", [b"x"])
+        house.restart(down=down)
+    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
+    starts = house.broker.partition("t", 0).cold.manifest.epochs
+    assert [(one.epoch, one.start_offset) for one in starts] == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
 def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path):
@@ -139,9 +136,9 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     house, tmp_path, monkeypatch, disk_takes_the_note
 ):
     offloaded(house)
-    copied = a_copy_of(house, tmp_path)
+    copied = house.copy_to(tmp_path / "copy")
     house.produce("t", [b"x" * 5000])
-    house.broker.offload("t", wait_ms=20_000)
+    house.offload()
     monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
     if not disk_takes_the_note:
         monkeypatch.setattr(BucketNotes, "note", disk_is_full)

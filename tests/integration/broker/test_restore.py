@@ -29,22 +29,6 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 81
 GAP = 1_000_000
 
 
-def fill(house, count, *, mark=b"v", partition=0):
-    start = house.broker.partition("t", partition).offsets().log_end_offset
-    for number in range(start, start + count, 10):
-        values = [b"%s %d " % (mark, number + i) * 9 for i in range(10)]
-        house.produce("t", values, partition=partition, at=number)
-
-
-def offload(house):
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-
-
-def claim(house):
-    house.broker.chores.copy_round()
-    assert house.broker.chores.copier.wait_until_idle(timeout_s=10)
-
-
 def store_of(house):
     return open_store(f"file://{house.root / 'bucket'}")
 
@@ -69,9 +53,9 @@ class Restored(House):
 def lost(house):
     """80 records in the bucket of partition 0, 25 more on disk alone; none of partition 1."""
     house.broker.create_topic("t", partitions=2, config=CONFIG)
-    fill(house, 80)
-    offload(house)
-    fill(house, 20, mark=b"tail")
+    house.fill(80)
+    house.offload()
+    house.fill(20, mark=b"tail")
     house.broker.chores.checkpoints.save()
     house.broker.close()
     return house
@@ -91,7 +75,7 @@ def test_the_bucket_alone_gives_every_record_under_its_offset(lost, tmp_path, op
     lost.broker = lost.open()
     before = lost.records("t")
     description = lost.broker.topic("t").describe()
-    claim(lost)
+    lost.claim()
     epoch = lost.broker.partition("t", 0).offsets().leader_epoch
     lost.broker.close()
     shutil.rmtree(lost.root / "data")
@@ -113,7 +97,7 @@ def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, o
     assert new.produce("t", [b"first of all"], partition=1).base_offset == GAP
     records = new.records("t")
     assert [record.offset for record in records] == [*range(80), 80 + GAP]
-    offload(new)
+    new.offload()
     cold = new.broker.partition("t", 0).cold
     assert [tuple(g for g in (gap.start_offset, gap.end_offset)) for gap in cold.manifest.gaps] == [
         (80, 80 + GAP)
@@ -122,48 +106,45 @@ def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, o
     assert [record.offset for record in new.records("t", partition=1)] == [GAP]
     new.restart()
     assert new.produce("t", [b"again"]).base_offset == 81 + GAP
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
 def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tmp_path, opened):
     lost.broker = lost.open()
-    offload(lost)
+    lost.offload()
     new = Restored(tmp_path / "new", lost, start=False)
     opened.append(new)
-    fill(lost, 20, mark=b"zombie")
-    offload(lost)  # it is alive, and went on between the restore and the first start
+    lost.fill(20, mark=b"zombie")
+    lost.offload()  # it is alive, and went on between the restore and the first start
     new.broker = new.open()
     assert len(new.records("t")) == 120
     named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
     lost.produce("t", [b"not seen yet"])
     lost.broker.partition("t", 0).log.roll()
-    lost.broker.chores.copy_round()
-    lost.broker.chores.copier.wait_until_idle(timeout_s=10)
+    lost.claim()
     with pytest.raises(FencedError):
         lost.produce("t", [b"too late"])
     there = {str(p.relative_to(lost.root / "bucket")) for p in (lost.root / "bucket").rglob("*")}
     assert named <= there
     assert new.produce("t", [b"new"]).base_offset == 120 + GAP
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
-    lost.broker.close()
-    lost.broker = lost.open()
-    lost.broker.chores.copy_round()
-    lost.broker.chores.copier.wait_until_idle(timeout_s=10)
+    lost.restart()
+    lost.claim()
     assert lost.broker.partition("t", 0).leadership_lost
 
 
 def test_a_zombie_deletes_and_changes_nothing_of_the_new_owners(lost, tmp_path, opened):
     """It has not noticed yet that it lost the partitions, as one that stood still has not."""
     lost.broker = lost.open(fence_check_ms=10**9)
-    claim(lost)
+    lost.claim()
     new = Restored(tmp_path / "new", lost)
     opened.append(new)
     new.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=3)
-    claim(new)
+    new.claim()
     lost.broker.alter_topic("t", config={"retention.ms": 1000})
-    claim(lost)
+    lost.claim()
     assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 3
     lost.broker.delete_topic("t")
     lost.wait_for(lambda: not lost.broker.registry.deleted())
@@ -174,7 +155,7 @@ def test_a_zombie_deletes_and_changes_nothing_of_the_new_owners(lost, tmp_path, 
 
 def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     lost.broker = lost.open()
-    claim(lost)
+    lost.claim()
     opened.append(Restored(tmp_path / "new", lost))
     lost.broker.chores.fences.look()
     with pytest.raises(FencedError):
@@ -187,7 +168,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
 def test_the_former_owner_may_take_over_again_and_its_tail_is_set_apart(lost, tmp_path, opened):
     new = Restored(tmp_path / "new", lost)
     new.produce("t", [b"new"])
-    offload(new)
+    new.offload()
     new.broker.close()
     lost.broker = lost.open(take_over=True)
     assert [one.offset for one in lost.records("t")] == [*range(80), 80 + GAP]
@@ -206,7 +187,7 @@ def test_a_tail_is_taken_over_and_needs_no_gap(lost, tmp_path, opened):
     assert new.records("t") == before
     assert new.produce("t", [b"next"]).base_offset == 100
     assert new.produce("t", [b"first"], partition=1).base_offset == 0
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
     assert new.broker.partition("t", 0).cold.manifest.gaps == ()
     new.restart()
@@ -238,8 +219,8 @@ def test_a_tail_of_a_folder_that_another_owner_came_after_is_left(lost, tmp_path
     old = tmp_path / "old"
     shutil.copytree(lost.root / "data", old)
     lost.broker = lost.open()
-    fill(lost, 10, mark=b"later")
-    offload(lost)
+    lost.fill(10, mark=b"later")
+    lost.offload()
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=old)
     opened.append(new)
@@ -253,8 +234,8 @@ def test_a_tail_whose_folder_went_on_after_it_was_taken_is_set_apart(lost, tmp_p
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
     opened.append(new)
     lost.broker = lost.open()
-    fill(lost, 20, mark=b"zombie")
-    offload(lost)
+    lost.fill(20, mark=b"zombie")
+    lost.offload()
     lost.broker.close()
     new.broker = new.open()
     assert [record.offset for record in new.records("t")] == list(range(120))
@@ -308,9 +289,9 @@ def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_a
 ):
     if not was_whole:
         lost.broker = lost.open()
-        fill(lost, 20, mark=b"tail")
+        lost.fill(20, mark=b"tail")
         lost.broker.partition("t", 0).log.roll()
-        fill(lost, 10, mark=b"lost")
+        lost.fill(10, mark=b"lost")
         lost.broker.close()
         lose_the_last_segment(lost.root / "data")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
@@ -328,7 +309,7 @@ def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_a
     kept = new.records("t")[-1].offset + 1
     assert 80 < kept < tail.end_offset
     assert new.produce("t", [b"next"]).base_offset == (kept if was_whole else kept + GAP)
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
     assert not take_over.marker_path(new.root / "data").exists()
     new.restart()
@@ -343,7 +324,7 @@ def test_a_tail_that_loses_a_file_before_the_first_start_is_followed_by_a_gap(
     lose_the_last_segment(new.root / "data")
     new.broker = new.open()
     assert new.produce("t", [b"next"]).base_offset == 80 + GAP
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
@@ -352,10 +333,10 @@ def on_disk_alone(house):
     """100 records, in segments of ten, of a topic that the bucket has nothing of."""
     house.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
     for _ in range(10):
-        fill(house, 10)
+        house.fill(10)
         house.broker.partition("t", 0).log.roll()
     house.broker.chores.checkpoints.save()
-    claim(house)
+    house.claim()
     return house
 
 
@@ -377,8 +358,8 @@ def test_a_tail_that_ends_too_soon_is_refused_where_no_gap_can_follow(
 def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, request, has_bucket):
     if has_bucket:
         house.broker.create_topic("t", config=CONFIG)
-        fill(house, 100)
-        offload(house)
+        house.fill(100)
+        house.offload()
         house.set_down(True)
     else:
         request.getfixturevalue("on_disk_alone")
@@ -388,14 +369,14 @@ def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, reques
     opened.append(new)
     assert new.broker.partition("t", 0).offsets().log_start_offset == 55
     assert [one.offset for one in new.records("t", offset=55)] == list(range(55, 100))
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
 def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost, tmp_path, opened):
     lost.broker = lost.open(down=True, store_start_timeout_ms=200)
     lost.broker.partition("t", 0).log.roll()
-    fill(lost, 10, mark=b"tail")
+    lost.fill(10, mark=b"tail")
     lost.broker.trim("t", 0, 100)
     assert lost.broker.partition("t", 0).log.first_local_offset == 100
     lost.broker.close()
@@ -404,7 +385,7 @@ def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost,
     assert new.report.partitions[0].tail.whole
     assert [one.offset for one in new.records("t", offset=100)] == list(range(100, 110))
     assert new.produce("t", [b"next"]).base_offset == 110
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
@@ -430,13 +411,13 @@ def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp
 def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opened):
     """It knows the epoch in force, and not all that was written under it."""
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 80)
-    offload(house)
+    house.fill(80)
+    house.offload()
     older = tmp_path / "older"
     shutil.copytree(house.root / "data", older)
-    fill(house, 80)
-    offload(house)
-    fill(house, 10, mark=b"acknowledged")
+    house.fill(80)
+    house.offload()
+    house.fill(10, mark=b"acknowledged")
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=older)
     opened.append(new)
@@ -473,8 +454,8 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
 
 def test_a_topic_whose_object_was_lost_is_named(house, tmp_path):
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 40)
-    offload(house)
+    house.fill(40)
+    house.offload()
     old_id = topic_id_of(house)
     house.broker.close()
     (objects,) = (house.root / "bucket").glob("topics/t/*/topic")
@@ -488,7 +469,7 @@ def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_r
     lost, tmp_path, opened
 ):
     lost.broker = lost.open()
-    fill(lost, 20, mark=b"tail", partition=1)
+    lost.fill(20, mark=b"tail", partition=1)
     lost.broker.close()
     (tail,) = (lost.root / "data" / "t-0").glob("*80.log")
     flip(tail, tail.stat().st_size - 20)
@@ -504,7 +485,7 @@ def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_r
     assert step.action == "cut"
     assert [record.offset for record in new.records("t")] == list(range(90))
     assert new.produce("t", [b"next"]).base_offset == 90 + GAP
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
@@ -534,7 +515,7 @@ def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
         house.broker.partition("t", 0).log.roll()
     house.broker.chores.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
-    claim(house)
+    house.claim()
     assert house.broker.verify("t", deep=True).ok
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
@@ -550,7 +531,7 @@ def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
     opened.append(house)
     house.broker.chores.copying.stop(10)
     house.broker.alter_topic("txn", config={"remote.storage.enable": False})
-    claim(house)
+    house.claim()
     end = house.broker.partition("txn", 0).offsets().high_watermark
     aborted = house.broker.partition("txn", 0).log.aborted_transactions(0, end)
     assert aborted
@@ -575,7 +556,7 @@ def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp
     assert new.broker.topic("new").config.retention_ms == 10**12
     assert new.records("new", partition=1) == before
     assert new.produce("new", [b"c"], partition=1).base_offset == 2
-    claim(new)
+    new.claim()
     assert TopicObjects(store_of(new)).load("new", topic_id).partitions == 2
     assert new.broker.verify("new", deep=True).ok
 
@@ -585,7 +566,7 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
     house.broker.create_topic("t", config=config)
     put(house, "t", [(b"before", b"1")])
-    offload(house)
+    house.offload()
     house.broker.chores.copying.stop(10)
     for number in range(3):
         put(house, "t", [(b"again", b"%d" % number)])
@@ -600,7 +581,7 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
     opened.append(new)
     assert [one.offset for one in new.records("t")] == [0, 4, 5]
-    offload(new)
+    new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
@@ -608,7 +589,7 @@ def change_unseen(house):
     """While the store is down: more partitions, records in one, another configuration."""
     house.broker = house.open(down=True)
     house.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=4)
-    fill(house, 10, partition=3)
+    house.fill(10, partition=3)
     house.broker.close()
 
 
@@ -619,14 +600,14 @@ def test_a_change_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tm
     assert len(new.broker.topic("t").describe().partitions) == 4
     assert new.broker.topic("t").config.retention_ms == 10**12
     assert len(new.records("t", partition=3)) == 10
-    claim(new)
+    new.claim()
     assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 4
 
 
 def test_a_change_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
     other = Restored(tmp_path / "other", lost)
     other.broker.alter_topic("t", config={"retention.ms": 10**11})
-    claim(other)
+    other.claim()
     other.broker.close()
     change_unseen(lost)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
@@ -654,7 +635,7 @@ def test_a_deletion_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, 
     assert topic_id_of(new) == topic_id
     assert [one.value for one in new.records("t")] == [b"of the next topic of the name"]
     new.wait_for(lambda: not new.broker.registry.deleted())
-    claim(new)
+    new.claim()
     assert list(TopicObjects(store_of(new)).scan()) == [("t", topic_id)]
 
 
@@ -671,7 +652,7 @@ def test_a_deletion_is_finished_also_where_the_topic_object_is_gone_already(lost
 
 def test_a_deletion_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
     other = Restored(tmp_path / "other", lost)
-    claim(other)
+    other.claim()
     other.broker.close()
     delete_unseen(lost)
     lost.broker.close()
@@ -698,9 +679,9 @@ def test_a_tail_that_a_broker_has_open_is_refused(lost, tmp_path):
 def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     lost.broker = lost.open()
     first = lost.produce_idempotent(sequence=0)
-    offload(lost)
+    lost.offload()
     if with_tail:
-        fill(lost, 10)
+        lost.fill(10)
     lost.broker.close()
     tail = lost.root / "data" if with_tail else None
     new = Restored(tmp_path / "new", lost, tail=tail)
@@ -717,9 +698,9 @@ def test_a_repeat_is_known_where_a_trim_left_nothing_in_the_bucket(lost, tmp_pat
     if trimmed == "past a segment":
         lost.broker.partition("t", 0).log.roll()
     else:
-        claim(lost)
+        lost.claim()
     if trimmed != "to the end":
-        fill(lost, 10)
+        lost.fill(10)
     lost.broker.trim("t", 0, first.base_offset + 1)
     lost.broker.close()
     (lost.root / "data" / "t-0" / f"{111:020}.snapshot").unlink(missing_ok=True)  # of the stop
@@ -735,13 +716,13 @@ def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
     for offset in (5, 77):
         lost.broker.groups.commit("readers", [NewOffset("t", 0, offset)])
     if not with_tail:
-        assert lost.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
+        lost.offload(OFFSETS_TOPIC)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data" if with_tail else None)
     opened.append(new)
     assert [one.offset for one in new.broker.groups.group("readers")] == [77]
     new.broker.groups.commit("readers", [NewOffset("t", 0, 78)])
-    assert new.broker.offload(OFFSETS_TOPIC, wait_ms=20_000).remaining_segments == 0
+    new.offload(OFFSETS_TOPIC)
     new.restart()
     assert [one.offset for one in new.broker.groups.group("readers")] == [78]
     assert new.broker.verify(OFFSETS_TOPIC, deep=True).ok
@@ -749,7 +730,7 @@ def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
 
 def test_the_trimmed_start_is_restored(lost, tmp_path, opened):
     lost.broker = lost.open()
-    claim(lost)
+    lost.claim()
     lost.broker.trim("t", 0, 35)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost)
@@ -804,6 +785,7 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
     """The disk is lost before the bucket heard that the older one was deleted."""
     house.broker.create_topic("t", config=CONFIG)
     house.broker.chores.copying.stop(10)
+    house.broker.chores.deleting.stop(10)
     house.broker.bucket.settle(house.broker.registry)
     monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
     house.broker.delete_topic("t")

@@ -47,12 +47,6 @@ def damage(house, *patches):
     return bytes(data)
 
 
-def offload(house):
-    house.broker.chores.copier.hurry(house.broker.partitions())
-    house.broker.chores.copier.run_round()
-    house.broker.chores.copier.wait_until_idle(timeout_s=20)
-
-
 def repaired(house, **how):
     (step,) = house.broker.repair("t", apply=True, **how)
     return step
@@ -123,7 +117,7 @@ def test_exactly_what_does_not_check_is_dropped_and_offload_goes_on(house, rot):
     assert [one.offset for one in kept] == all_but(*lost)
     assert kept == [one for one in before if one.offset // 3 not in lost]
     assert (house.broker.folder.damaged / "t-0-0" / log_of(house).name).read_bytes() == rotten
-    offload(house)
+    house.copy_sealed()
     assert partition.cold.end_offset == 33
     assert partition.cold.manifest.compacted_before == 0
     assert house.broker.verify("t", deep=True).ok
@@ -141,7 +135,7 @@ def unreachable():
 
 def test_it_is_told_until_it_is_repaired(house, monkeypatch):
     damage(house, (positions(house)[4] + 70, b"\xff"))
-    offload(house)
+    house.copy_sealed()
     assert house.broker.partition("t", 0).cold.end_offset == 0
     (told,) = house.broker.readiness().degraded
     assert "t-0" in told
@@ -151,7 +145,7 @@ def test_it_is_told_until_it_is_repaired(house, monkeypatch):
     partition = house.broker.partition("t", 0)
     with monkeypatch.context() as down:
         down.setattr(partition.cold, "settle", unreachable)
-        offload(house)
+        house.copy_sealed()
     assert house.broker.readiness().degraded == [told], "nobody looked"
     rotten = log_of(house).read_bytes()
     (step,) = house.broker.repair("t")
@@ -159,7 +153,7 @@ def test_it_is_told_until_it_is_repaired(house, monkeypatch):
     assert "offsets 12 to 14 are lost, all else stays; --accept-loss" in step.detail
     assert log_of(house).read_bytes() == rotten
     repaired(house, accept_loss=True)
-    offload(house)
+    house.copy_sealed()
     assert house.broker.readiness().degraded == []
 
 
@@ -177,14 +171,14 @@ def test_a_batch_inside_a_record_is_not_taken_for_one_of_the_log(house):
     patched = bytearray(bad.read_bytes())
     patched[8:12] = b"\0\0\1\0"
     bad.write_bytes(patched)
-    offload(house)
+    house.copy_sealed()
     assert repaired(house, accept_loss=True).done
     assert [one.value for one in house.records("t", offset=33)] == [b"a", b"a", b"a", b"b"]
 
 
 def test_where_the_bucket_has_it_the_disk_lets_it_go(house):
     before = house.records("t")
-    offload(house)
+    house.copy_sealed()
     damage(house, (positions(house)[4] + 70, b"\xff"))
     assert house.broker.repair("t") == [], "only a deep look reads what went up"
     assert repaired(house, deep=True).action == "set-aside"
@@ -194,7 +188,7 @@ def test_where_the_bucket_has_it_the_disk_lets_it_go(house):
 
 
 def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
-    offload(house)
+    house.copy_sealed()
     (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
     damage(house, (positions(house)[4] + 70, b"\xff"))
     path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
@@ -203,7 +197,7 @@ def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
 
 
 def test_one_behind_it_takes_nothing_from_the_disk_that_the_bucket_lacks(house):
-    offload(house)
+    house.copy_sealed()
     (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
     damage(house, (positions(house)[4] + 70, b"\xff"))
     path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
@@ -218,7 +212,7 @@ def test_one_behind_it_takes_nothing_from_the_disk_that_the_bucket_lacks(house):
 def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     house.broker.alter_topic("t", config={"cleanup.policy": "compact"})
     before = house.records("t")
-    offload(house)
+    house.copy_sealed()
     damage(house, (positions(house)[4] + 70, b"\xff"))
     assert repaired(house, deep=True).action == "set-aside"
     assert house.broker.partition("t", 0).log.first_local_offset == 30

@@ -1,6 +1,5 @@
 """A folder takes a partition over: what parted is set aside, what a manifest names stays."""
 
-import shutil
 import uuid
 
 import msgspec
@@ -43,36 +42,19 @@ def dying(step, when):
     return dies_with_it
 
 
-def fill(house, count, *, mark):
-    start = house.broker.partition("t", 0).offsets().log_end_offset
-    for number in range(start, start + count, 10):
-        house.produce("t", [b"%s %d " % (mark, number + i) * 9 for i in range(10)], at=number)
-
-
-def offload(house):
-    assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-
-
-def copy_of(house, root):
-    """A second broker on a copy of the stopped folder, on the same bucket."""
-    shutil.copytree(house.root / "data", root / "data")
-    (root / "bucket").symlink_to(house.root / "bucket")
-    return House(root)
-
-
 @pytest.fixture
 def parted(house, tmp_path):
     """The original wrote 35 records that nobody uploaded; a copy took its place and went on."""
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 100, mark=b"both")
-    offload(house)
+    house.fill(100, mark=b"both")
+    house.offload()
     house.broker.close()
-    copy = copy_of(house, tmp_path / "copy")
-    fill(copy, 60, mark=b"copy")
-    offload(copy)
+    copy = House(house.copy_to(tmp_path / "copy"))
+    copy.fill(60, mark=b"copy")
+    copy.offload()
     copy.broker.close()
     house.broker = house.open(down=True, store_start_timeout_ms=200)
-    fill(house, 40, mark=b"original")
+    house.fill(40, mark=b"original")
     house.broker.close()
     yield house, copy
     copy.broker.close()
@@ -84,17 +66,16 @@ def shared_tail(house, tmp_path):
     uploaded nothing, and is still there; the original wrote 20.
     """
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 100, mark=b"both")
-    offload(house)
-    fill(house, 40, mark=b"tail")
+    house.fill(100, mark=b"both")
+    house.offload()
+    house.fill(40, mark=b"tail")
     house.broker.close()
-    copy = copy_of(house, tmp_path / "copy")
-    copy.broker.chores.copy_round()
-    assert copy.broker.chores.copier.wait_until_idle(timeout_s=10)
+    copy = House(house.copy_to(tmp_path / "copy"))
+    copy.claim()
     copy.broker.chores.copying.stop(10)
-    fill(copy, 60, mark=b"copy")
+    copy.fill(60, mark=b"copy")
     house.broker = house.open(down=True, store_start_timeout_ms=200)
-    fill(house, 20, mark=b"original")
+    house.fill(20, mark=b"original")
     house.broker.close()
     yield house, copy
     copy.broker.close()
@@ -113,7 +94,7 @@ def goes_on_above_the_gap(house, *, kept):
     assert house.produce("t", [b"after"]).base_offset == kept + GAP
     (after,) = house.records("t", offset=kept + 20)
     assert (after.offset, after.value) == (kept + GAP, b"after")
-    offload(house)
+    house.offload()
     house.restart()
     assert house.records("t") == [*before, after]
     assert house.broker.verify("t", deep=True).ok
@@ -140,8 +121,8 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     assert f"records set apart by a take-over: {folder}" in house.broker.readiness().degraded
     (reported,) = house.broker.storage_report().diverged
     assert (reported.folder, reported.size_bytes > 0) == (str(folder), True)
-    fill(house, 10, mark=b"after")
-    offload(house)
+    house.fill(10, mark=b"after")
+    house.offload()
     assert house.broker.verify("t", deep=True).ok
 
 
@@ -171,7 +152,7 @@ def test_what_was_set_apart_before_is_not_written_over(parted, metadata):
 def test_no_offset_is_given_twice_that_the_former_owner_may_have_given(parted):
     house, copy = parted
     copy.broker = copy.open()
-    fill(copy, 20, mark=b"never uploaded")
+    copy.fill(20, mark=b"never uploaded")
     house.broker = house.open(**TAKING)
     goes_on_above_the_gap(house, kept=160)
 
@@ -189,13 +170,12 @@ def test_records_that_both_wrote_and_nobody_uploaded_stay(shared_tail):
 @pytest.mark.parametrize("crashes", [False, True])
 def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes):
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 10, mark=b"both")
-    offload(house)
+    house.fill(10, mark=b"both")
+    house.offload()
     first = house.produce_idempotent(sequence=0)
     house.broker.close()
-    copy = copy_of(house, tmp_path / "copy")
-    copy.broker.chores.copy_round()
-    assert copy.broker.chores.copier.wait_until_idle(timeout_s=10)
+    copy = House(house.copy_to(tmp_path / "copy"))
+    copy.claim()
     copy.broker.close()
     with monkeypatch.context() as patched:
         if crashes:  # when the log was emptied, and has no snapshot yet
@@ -212,13 +192,12 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
     house, _ = shared_tail
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     house.broker.trim("t", 0, 115)
-    house.broker.close()
-    house.broker = house.open(**TAKING)
+    house.restart(**TAKING)
     assert gaps_of(house) == [(140, 140 + GAP)]
     assert house.broker.partition("t", 0).offsets().log_start_offset == 115
     assert [one.offset for one in house.records("t", offset=115)][-25:] == list(range(115, 140))
     assert house.produce("t", [b"after"]).base_offset == 140 + GAP
-    offload(house)
+    house.offload()
     assert house.broker.verify("t", deep=True).ok
 
 
@@ -245,7 +224,7 @@ def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch
     goes_on_above_the_gap(house, kept=140)
     copy.broker.chores.fences.look()
     with pytest.raises(FencedError):
-        fill(copy, 10, mark=b"zombie")
+        copy.fill(10, mark=b"zombie")
 
 
 def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, monkeypatch):
@@ -267,13 +246,13 @@ def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, mo
 
 def test_who_was_the_owner_all_along_leaves_no_gap(house):
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 100, mark=b"own")
-    offload(house)
-    fill(house, 10, mark=b"own")
+    house.fill(100, mark=b"own")
+    house.offload()
+    house.fill(10, mark=b"own")
     for _ in range(2):
         house.restart(**TAKING)
-    fill(house, 10, mark=b"own")
-    offload(house)
+    house.fill(10, mark=b"own")
+    house.offload()
     assert [record.offset for record in house.records("t")] == list(range(120))
     assert gaps_of(house) == []
 
@@ -285,11 +264,11 @@ def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
     """It has no checkpoint of the log start either, and the log begins anew."""
     house.restart(down=True, store_start_timeout_ms=200)
     house.broker.create_topic("t", config=CONFIG)
-    fill(house, 100, mark=b"both")
+    house.fill(100, mark=b"both")
     house.broker.close()
     (house.root / "data" / "log-start-offset-checkpoint").unlink()
-    copy = copy_of(house, tmp_path / "copy")
-    offload(copy)
+    copy = House(house.copy_to(tmp_path / "copy"))
+    copy.offload()
     copy.broker.close()
     with monkeypatch.context() as patched:
         if crashes:  # when the log begins anew
@@ -361,20 +340,19 @@ def test_what_was_set_aside_is_a_log_that_opens(parted):
 def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
     house, copy = parted
     copy.broker = copy.open()
-    offload(copy)
+    copy.offload()
     house.broker = house.open(take_over=True)
     named = {key for e in house.broker.partition("t", 0).cold.entries(0) for key in e.keys}
     copy.broker.chores.fences.look()
     with pytest.raises(FencedError):
-        fill(copy, 10, mark=b"zombie")
-    copy.broker.close()
-    copy.broker = copy.open()
+        copy.fill(10, mark=b"zombie")
+    copy.restart()
     with pytest.raises(FencedError):  # before it served anything, and not when it would claim
-        fill(copy, 10, mark=b"zombie")
+        copy.fill(10, mark=b"zombie")
     there = {str(p.relative_to(house.root / "bucket")) for p in (house.root / "bucket").rglob("*")}
     assert named <= there
-    fill(house, 10, mark=b"after")
-    offload(house)
+    house.fill(10, mark=b"after")
+    house.offload()
 
 
 def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
@@ -383,7 +361,7 @@ def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
     before, end = house.records("t"), house.broker.partition("t", 0).offsets().log_end_offset
     assert not take_over.marker_path(house.root / "data").exists()
     house.restart()
-    offload(house)
+    house.offload()
     assert house.records("t") == before
     assert house.broker.partition("t", 0).offsets().log_end_offset == end
     assert "t-0.diverged" not in [topic.name for topic in house.broker.list_topics()]
@@ -395,8 +373,7 @@ def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
 def test_without_the_flag_a_foreign_manifest_is_left_alone(parted):
     house, _ = parted
     house.broker = house.open()
-    house.broker.chores.copy_round()
-    house.broker.chores.copier.wait_until_idle(timeout_s=10)
+    house.claim()
     assert house.broker.partition("t", 0).leadership_lost
     assert not diverged_folders(house)
 
@@ -423,7 +400,7 @@ def test_a_crash_at_any_step_is_gone_on_from_by_the_next_start(parted, monkeypat
     assert records[100].value.startswith(b"copy")
     set_apart = [value for folder in diverged_folders(house) for value in values_in(folder)]
     assert [value.split()[0] for value in set_apart] == [b"original"] * 40
-    offload(house)
+    house.offload()
 
 
 def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
@@ -440,8 +417,8 @@ def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
         with pytest.raises(OutcomeUnknownError):
             house.open(take_over=True)
     house.broker = house.open()
-    fill(house, 10, mark=b"after")
-    offload(house)
+    house.fill(10, mark=b"after")
+    house.offload()
     assert len(house.records("t")) == 170
     assert house.broker.partition("t", 0).cold.ownership.claimed
 

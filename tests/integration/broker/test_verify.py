@@ -21,9 +21,8 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 81
 @pytest.fixture
 def filled(house):
     house.broker.create_topic("t", config=CONFIG)
-    for start in range(0, 200, 10):
-        house.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=1000 + start)
-    house.broker.offload("t", wait_ms=20_000)
+    house.fill(200)
+    house.offload()
     house.produce("t", [b"active"])
     return house
 
@@ -141,7 +140,7 @@ def test_a_lost_cut_or_changed_page_is_named_and_the_rest_is_checked(filled, mon
     monkeypatch.setattr("manifest.paging.PAGE_ENTRIES", 2)
     for start in range(0, 100, 10):
         filled.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=2000 + start)
-    filled.broker.offload("t", wait_ms=20_000)
+    filled.offload()
     pages = filled.broker.partition("t", 0).cold.manifest.pages
     assert len(pages) > 2
     assert offline(filled).checked.pages == len(pages)
@@ -173,7 +172,7 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
     assert filled.broker.verify("t").ok
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
-    filled.broker.offload("t", wait_ms=20_000)
+    filled.offload()
     path_of(filled, key).unlink()
     assert [one.kind for one in filled.broker.verify("t").problems] == ["pin-broken"]
 
@@ -265,7 +264,7 @@ def test_what_retention_and_collection_took_during_the_check_is_no_finding(fille
     """A check may take longer than dropped objects are kept."""
     filled.restart(gc_grace_ms=0)
     filled.produce("t", [b"claims"])
-    filled.broker.offload("t", wait_ms=20_000)
+    filled.offload()
     gone = entries(filled)[0].log_key
     real = FolderStore.head
 
@@ -307,7 +306,7 @@ def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(fill
     def check_for_long(*given):
         found = check(*given)
         filled.produce("t", [b"more"] * 10)
-        filled.broker.offload("t", wait_ms=20_000)
+        filled.offload()
         filled.broker.partition("t", 0).log.delete_local(211)
         return found
 

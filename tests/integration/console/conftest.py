@@ -7,13 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.app import create_app
-from api.http.server import RunningServer
 from api.http.settings import HttpSettings
 from broker.broker import Broker
-from broker.settings import BrokerSettings
 from cold_tier.open import open_store
-from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.faulty_object_store import FaultyObjectStore
+from tests.fakes.served_broker import served_broker
 from tests.integration.console.chromium import Chromium, find_chromium
 
 PHONE, TABLE = 390, 1280
@@ -60,28 +58,22 @@ class House(httpx.Client):
 
     def set_down(self, down: bool) -> None:
         assert self.store is not None
-        if not down:
+        if down:
+            self.store.go_down()
+        else:
             self.store.heal()
-            return
-        for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
-            self.store.fail(call, FailsBefore(), times=10**9)
 
 
 @contextmanager
 def open_house(root: Path, *, bucket: bool = True, tokens: Path | None = None) -> Iterator[House]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}")) if bucket else None
-    given = BrokerSettings(data_dir=root / "data", cache_bytes=64 << 20, disk_reserve_bytes=0)
-    broker = Broker.open(given, store=store)
-    settings = HttpSettings(console_sample_ms=100, tokens_file=tokens)
-    try:
-        with (
-            RunningServer(create_app(broker, settings), settings) as server,
-            House(base_url=server.url, timeout=30) as house,
-        ):
-            house.broker, house.store, house.url = broker, store, server.url
-            yield house
-    finally:
-        broker.close()
+    http = HttpSettings(console_sample_ms=100, tokens_file=tokens)
+    with (
+        served_broker(root / "data", store=store, http=http, cache_bytes=64 << 20) as one,
+        House(base_url=one.server.url, timeout=30) as house,
+    ):
+        house.broker, house.store, house.url = one.broker, store, one.server.url
+        yield house
 
 
 @pytest.fixture(scope="module")

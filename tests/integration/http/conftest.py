@@ -7,14 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.app import create_app
 from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
-from broker.settings import BrokerSettings
 from cold_tier.open import open_store
-from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
+from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.openapi_document import OpenApiDocument
+from tests.fakes.served_broker import served_broker
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
 NDJSON = "application/x-ndjson"
@@ -85,42 +84,28 @@ def api_of(
     root: Path, *, loop: str = "auto", cache_bytes: int = 64 << 20, chunk_bytes: int = 8 << 20
 ) -> Iterator[Api]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
-    settings = BrokerSettings(
-        data_dir=root / "data",
-        cache_bytes=cache_bytes,
-        cache_chunk_bytes=chunk_bytes,
-        disk_reserve_bytes=0,
-    )
-    broker = Broker.open(settings, store=store)
-    try:
-        with (
-            RunningServer(create_app(broker, LIMITS), LIMITS, loop=loop) as server,
-            Api(base_url=server.url, timeout=30) as client,
-        ):
-            client.broker, client.store, client.port = broker, store, server.port
-            client.document = OpenApiDocument(client.get("/openapi.json").json())
-            yield client
-    finally:
-        broker.close()
+    cache = {"cache_bytes": cache_bytes, "cache_chunk_bytes": chunk_bytes}
+    with (
+        served_broker(root / "data", store=store, http=LIMITS, loop=loop, **cache) as one,
+        Api(base_url=one.server.url, timeout=30) as client,
+    ):
+        client.broker, client.store, client.port = one.broker, store, one.server.port
+        client.document = OpenApiDocument(client.get("/openapi.json").json())
+        yield client
 
 
 @contextmanager
 def served(
     root: Path, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
 ) -> Iterator[RunningServer]:
-    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
-    try:
-        with RunningServer(create_app(broker, settings), settings, loop=loop, tls=tls) as server:
-            broker.create_topic("t")
-            yield server
-    finally:
-        broker.close()
+    with served_broker(root / "data", http=settings, loop=loop, tls=tls) as one:
+        one.broker.create_topic("t")
+        yield one.server
 
 
 @pytest.fixture
 def store_down(api: Api) -> Iterator[None]:
-    for call in ("put", "put_file", "get", "get_range", "head", "list", "delete"):
-        api.store.fail(call, FailsBefore(), times=10**9)
+    api.store.go_down()
     yield
     api.store.heal()
 

@@ -65,10 +65,12 @@ def test_an_internal_topic_is_made_by_nobody_but_the_broker(api: Api, name: str)
 
 
 @pytest.mark.parametrize("path", ["/v1/producers", "/v1/topics/{}/offload", "/v1/topics/{}/verify"])
-def test_a_call_without_a_body_takes_an_empty_object_and_no_other_type(api: Api, path: str) -> None:
+def test_a_call_without_a_body_takes_an_empty_object_and_nothing_else(api: Api, path: str) -> None:
     path = path.format(api.topic())
     for body in (b"", b" ", b"{}"):
         assert api.post(path, content=body).status_code == 200
+    refused = problem(api.post(path, json={"wait_ms": 5}), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] == "wait_ms"
     text = {"content-type": "text/plain"}
     problem(api.post(path, content=b"{}", headers=text), 415, "unsupported-media-type")
     packed = {"content-encoding": "gzip"}

@@ -442,28 +442,66 @@ def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
     assert one["next_offset"] == 2
 
 
-def test_a_store_that_is_down_makes_cold_reads_503_and_leaves_the_rest(
-    api: Api, store_down: None
-) -> None:
-    topic = api.topic()
-    api.values(topic, "a")
-    assert api.fetch(topic).status_code == 200
-
-
-def test_cold_reads_without_the_store_come_again_later(api: Api) -> None:
-    from tests.fakes.faulty_object_store import FailsBefore
-
-    topic = api.cold_topic(400)
-    for call in ("get", "get_range", "head", "list"):
-        api.store.fail(call, FailsBefore(), times=10**9)
+def test_a_store_that_is_down_makes_cold_reads_503_for_now_and_leaves_the_rest(api: Api) -> None:
+    topic = api.cold_topic()
+    api.values(topic, "hot")
+    api.store.go_down()
     try:
         refused = api.fetch(topic, offset="0")
         problem(refused, 503, "store-unavailable")
         assert int(refused.headers["retry-after"]) >= 1
         problem(api.get(f"/v1/topics/{topic}/partitions/0/segments/0"), 503, "store-unavailable")
+        assert api.fetch(topic, offset="200").json()["records"][0]["value"] == "hot"
     finally:
         api.store.heal()
     assert api.fetch(topic, offset="0").status_code == 200
+
+
+def test_a_fetch_of_many_does_not_wait_for_the_store_again_and_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.fakes.faulty_object_store import FailsBefore
+
+    monkeypatch.setattr("api.http.fetch.many.IN_VAIN_MAX_S", 0)
+    down, cached, not_asked, hot = api.cold_topic(), api.cold_topic(), api.cold_topic(), api.topic()
+    api.values(hot, "here")
+    assert api.fetch(cached, offset="0").status_code == 200
+    before = len(api.store.calls)
+    for call in ("get", "get_range", "head", "list"):
+        api.store.fail(call, FailsBefore(), times=10**9)
+    topics = [down, cached, not_asked, hot]
+    wanted = [{"topic": topic, "partition": 0, "offset": 0} for topic in topics]
+    try:
+        found = api.post("/v1/fetch", json={"partitions": wanted}).json()["partitions"]
+    finally:
+        api.store.heal()
+    assert [one.get("error", {}).get("code") for one in found] == [
+        "store-unavailable",
+        None,
+        "store-unavailable",
+        None,
+    ]
+    asked = {key.split("/")[1] for call, key in api.store.calls[before:] if call == "get_range"}
+    assert asked == {down}
+
+
+def test_a_fetch_of_many_does_not_wait_for_room_again_and_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it holds what it has read: two such would keep each other waiting at each partition."""
+    monkeypatch.setattr("api.http.fetch.many.IN_VAIN_MAX_S", 0)
+    monkeypatch.setattr("cold_tier.cold_reader.ROOM_WAIT_S", 0.01)
+    wanted = [{"topic": api.cold_topic(), "partition": 0, "offset": 0} for _ in range(3)]
+    assert api.broker.bucket is not None
+    cache = api.broker.bucket.cache
+    limit_bytes = cache.usage().limit_bytes
+    cache.reserve(limit_bytes, wait_s=10)
+    try:
+        found = api.post("/v1/fetch", json={"partitions": wanted}).json()["partitions"]
+    finally:
+        cache.unreserve(limit_bytes)
+    assert [one["error"]["code"] for one in found] == ["throttled"] * 3
+    assert "not waited for" in found[2]["error"]["detail"]
 
 
 @pytest.mark.anyio

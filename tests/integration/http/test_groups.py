@@ -99,11 +99,6 @@ def test_what_is_wrong_with_a_commit_is_named(api: Api, body: object, loc: str) 
     assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == loc
 
 
-def test_unknown_parameters_are_refused(api: Api) -> None:
-    for method, where in (("GET", "/v1/groups"), ("GET", path("g")), ("DELETE", path("g"))):
-        problem(api.request(method, where, params={"verbose": 1}), 400, "invalid-request")
-
-
 def test_a_topics_offsets_go_with_it(api: Api) -> None:
     topic, other = api.topic(), api.topic()
     commit(api, "two", row(topic), row(other, 0, 3))

@@ -12,11 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.http.app import create_app
-from api.http.server import RunningServer, Tls
+from api.http.server import Tls
 from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.settings import BrokerSettings
+from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
 
@@ -126,27 +124,21 @@ def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_pat
 
 
 def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: Path) -> None:
-    broker = Broker.open(
-        BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0), store=None
-    )
-    settings = HttpSettings()
-    app, released = create_app(broker, settings), threading.Event()
-    try:
-        with (
-            RunningServer(app, settings) as server,
-            httpx.Client(base_url=server.url, timeout=20) as client,
-        ):
-            broker.create_topic("t")
-            assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
-            for _ in range(100):
-                app.state.context.readers.submit(released.wait)
+    released = threading.Event()
+    with (
+        served_broker(tmp_path / "data") as one,
+        httpx.Client(base_url=one.server.url, timeout=20) as client,
+    ):
+        one.broker.create_topic("t")
+        assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
+        for _ in range(100):
+            one.app.state.context.readers.submit(released.wait)
+        try:
             for path in ("/healthz", "/readyz", records_path("t")):
                 assert client.get(path).status_code == 200
             assert client.post(records_path("t"), json={"records": [{"value": "y"}]}).is_success
+        finally:
             released.set()
-    finally:
-        released.set()
-        broker.close()
 
 
 def test_a_chunked_body_is_taken_and_cut_at_the_limit(tmp_path: Path) -> None:

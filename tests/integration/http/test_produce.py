@@ -117,12 +117,7 @@ def test_a_bad_line_is_named(api: Api, body: bytes, envelope: int, loc: str) -> 
 def test_a_bad_member_is_named_and_nothing_is_appended(api: Api, record: Any, loc: str) -> None:
     topic = api.topic()
     refused = problem(api.produce(topic, {"value": "good"}, record), 400, "invalid-request")
-    found = refused["errors"][0]
-    assert (
-        found["loc"] == loc
-        or found["loc"].startswith(loc.split("[...]", maxsplit=1)[0])
-        or "missing" in found["msg"]
-    )
+    assert refused["errors"][0]["loc"] == loc
     assert api.fetch(topic).json()["high_watermark"] == 0
 
 
@@ -276,9 +271,7 @@ def test_acks_decide_what_is_answered(api: Api) -> None:
 def test_keys_go_where_kafkas_clients_send_them_and_others_take_turns(api: Api) -> None:
     topic = api.topic(partitions=4)
     result = api.produce(topic, {"key": "21", "value": "a"}, {"partition": 3, "key": "21"}).json()
-    assert {r["partition"]: r["records"] for r in result["results"]} == {0: 1, 3: 1} or len(
-        result["results"]
-    ) == 2
+    assert {r["partition"]: r["records"] for r in result["results"]} == {0: 1, 3: 1}
     turns = [api.produce(topic, {"value": "x"}, {"value": "y"}).json()["results"] for _ in range(4)]
     assert sorted(one[0]["partition"] for one in turns) == [0, 1, 2, 3]
     problem(api.produce(topic, {"partition": 4}), 404, "unknown-partition")
@@ -452,12 +445,3 @@ def test_a_condition_that_does_not_hold_is_told_also_without_acks(api: Api) -> N
     assert api.post(path, json=body, headers=headers | {"Producer-Sequence": "6"}).is_success
     headers["Producer-Sequence"] = "9"
     problem(api.post(path, json=body, headers=headers), 409, "out-of-order-sequence")
-
-
-def test_calls_that_take_no_body_refuse_members(api: Api) -> None:
-    topic = api.topic()
-    for path in ("/v1/producers", f"/v1/topics/{topic}/offload", f"/v1/topics/{topic}/verify"):
-        assert api.post(path).status_code == 200
-        assert api.post(path, json={}).status_code == 200
-        answer = api.post(path, json={"wait_ms": 5})
-        assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == "wait_ms"

@@ -3,11 +3,7 @@
 import base64
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, records_path
-from tests.integration.http.test_shutdown import ROOT, SCRIPT
 
 MIB = 1 << 20
 ANSWER_BYTES = 16 * MIB
@@ -24,12 +21,12 @@ PATH = records_path("t") + f"?max_bytes={ANSWER_BYTES}"
 
 
 class Broker:
-    def __init__(self, process: "subprocess.Popen[str]", client: httpx.Client) -> None:
-        self.process, self.client = process, client
+    def __init__(self, pid: int, client: httpx.Client) -> None:
+        self.pid, self.client = pid, client
 
     @property
     def resident_mib(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
 
     def gauge(self, name: str) -> float:
@@ -38,28 +35,17 @@ class Broker:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A process of its own, with 17 MiB in topic `t` and `u`, read once in each form."""
-    folder = str(tmp_path_factory.mktemp("slow"))
-    command = [sys.executable, str(SCRIPT), folder]
-    environment = {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
-    assert process.stdout is not None
-    try:
-        port = next(line for line in process.stdout if line.strip().isdigit())
-        with httpx.Client(base_url=f"http://127.0.0.1:{int(port)}", timeout=60) as client:
-            client.post("/v1/topics", json={"name": "t"})
-            body = {"records": [{"value": base64.b64encode(os.urandom(150_000)).decode()}] * 5}
-            for _ in range(17):
-                assert client.post(records_path("t"), json=body).status_code == 200
-            for form in (BATCHES, NDJSON):
-                assert len(client.get(PATH, headers={"accept": form}).content) > 15 * MIB
-            yield Broker(process, client)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-        process.stdout.close()
+    """A process of its own, with 17 MiB in topic `t`, read once in each form."""
+    process = BrokerProcess(tmp_path_factory.mktemp("slow")).start()
+    with httpx.Client(base_url=process.url, timeout=60) as client:
+        client.post("/v1/topics", json={"name": "t"})
+        body = {"records": [{"value": base64.b64encode(os.urandom(150_000)).decode()}] * 5}
+        for _ in range(17):
+            assert client.post(records_path("t"), json=body).status_code == 200
+        for form in (BATCHES, NDJSON):
+            assert len(client.get(PATH, headers={"accept": form}).content) > 15 * MIB
+        yield Broker(process.process.pid, client)
+    assert process.stop() == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
@@ -89,9 +75,6 @@ def test_readers_that_do_not_read_hold_no_memory(
         if form == NDJSON:
             waiting = ("tierlog_http_unsent_memory_bytes", "tierlog_http_unsent_disk_bytes")
             assert sum(map(broker.gauge, waiting)) >= readers * 15 * MIB
-    deadline = time.monotonic() + 20
-    while broker.gauge("tierlog_http_requests_in_progress") > 1:
-        assert time.monotonic() < deadline, "clients that left are still served"
-        time.sleep(0.01)
+    until(lambda: broker.gauge("tierlog_http_requests_in_progress") == 1)
     assert broker.gauge("tierlog_http_unsent_disk_bytes") == 0
     assert broker.gauge("tierlog_http_unsent_memory_bytes") == 0

@@ -1,7 +1,6 @@
 """A store that goes away under a running broker is told by /readyz, and so is its coming back."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,46 +10,35 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.app import create_app
-from api.http.server import RunningServer
 from api.http.settings import HttpSettings
 from broker import store_standing
 from broker.broker import Broker
-from broker.settings import BrokerSettings
 from cold_tier.open import open_store
-from tests.integration.http.conftest import LIMITS, Api, records_path
+from tests.fakes.served_broker import served_broker
+from tests.fakes.waiting import until
+from tests.integration.http.conftest import Api, records_path
 
 
 def test_readyz_stays_200_and_lists_a_store_that_went_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_standing, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(store_standing, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.02)
     root = tmp_path / "store"
-    settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=open_store(f"file://{root}"))
-    try:
-        with RunningServer(create_app(broker, LIMITS), LIMITS) as server:
-            assert degraded_becomes(server.url, wanted=False) == []
-            root.rename(tmp_path / "away")
-            (told,) = degraded_becomes(server.url, wanted=True)
-            assert told.startswith("store unavailable: ")
-            (tmp_path / "away").rename(root)
-            assert degraded_becomes(server.url, wanted=False) == []
-    finally:
-        broker.close()
+    with served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one:
 
+        def degraded() -> list[str]:
+            answer = httpx.get(f"{one.server.url}/readyz")
+            assert answer.status_code == 200
+            told: list[str] = answer.json()["degraded"]
+            return told
 
-def degraded_becomes(url: str, *, wanted: bool) -> list[str]:
-    degraded: list[str] = []
-    for _ in range(100):
-        answer = httpx.get(f"{url}/readyz")
-        assert answer.status_code == 200
-        degraded = answer.json()["degraded"]
-        if bool(degraded) == wanted:
-            break
-        time.sleep(0.1)
-    return degraded
+        assert degraded() == []
+        root.rename(tmp_path / "away")
+        until(degraded)
+        assert degraded()[0].startswith("store unavailable: ")
+        (tmp_path / "away").rename(root)
+        until(lambda: degraded() == [])
 
 
 class Hanging:
@@ -78,17 +66,14 @@ def served_with_one_thread(
         return call
 
     http = HttpSettings(read_threads=1, change_threads=1)
-    settings = BrokerSettings(data_dir=tmp_path / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=store)
-    try:
-        with (
-            RunningServer(create_app(broker, http), http) as server,
-            Api(base_url=server.url, timeout=30) as api,
-        ):
-            yield broker, api, hang
-    finally:
-        call.answers.set()
-        broker.close()
+    with (
+        served_broker(tmp_path / "data", store=store, http=http) as one,
+        Api(base_url=one.server.url, timeout=30) as api,
+    ):
+        try:
+            yield one.broker, api, hang
+        finally:
+            call.answers.set()
 
 
 def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path) -> None:

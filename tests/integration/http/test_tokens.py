@@ -2,7 +2,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from api.http.access import check
 from api.http.access.grants import Scope
 from api.http.access.scopes import NEEDS, OPEN_PATHS
 from api.http.access.tokens import create_token, read_entries, revoke_token
-from api.http.app import create_app
 from api.http.routes import CALLS
-from api.http.server import RunningServer
 from api.http.settings import HttpSettings
 from broker.broker import Broker
-from broker.settings import BrokerSettings
+from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
 from tierlog.client import Client
@@ -64,22 +61,17 @@ def shut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 def open_door(root: Path) -> Iterator[Door]:
     door = Door(root)
     settings = HttpSettings(tokens_file=door.file)
-    broker = Broker.open(BrokerSettings(data_dir=root / "data", disk_reserve_bytes=0), store=None)
-    try:
-        door.app = create_app(broker, settings)
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            RunningServer(door.app, settings) as server,
-            httpx.Client() as door.client,
-        ):
-            patch.setattr(check, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
-            door.url = server.url
-            for topic in ("orders.eu", "orders.us", "private"):
-                made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})
-                assert made.status_code == 201
-            yield door
-    finally:
-        broker.close()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served_broker(root / "data", http=settings) as one,
+        httpx.Client() as door.client,
+    ):
+        patch.setattr(check, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
+        door.app, door.url = one.app, one.server.url
+        for topic in ("orders.eu", "orders.us", "private"):
+            made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})
+            assert made.status_code == 201
+        yield door
 
 
 def test_every_call_stands_in_the_table_of_scopes(door: Door) -> None:
@@ -323,16 +315,10 @@ def test_with_tokens_any_host_name_is_served(door: Door) -> None:
 
 def test_tokens_that_appear_are_required_from_then_on(tmp_path: Path) -> None:
     settings = HttpSettings(tokens_file=tmp_path / "new" / "tokens.json")
-    broker = Broker.open(
-        BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0), store=None
-    )
-    try:
-        with RunningServer(create_app(broker, settings), settings) as server:
-            assert httpx.get(server.url + "/v1/topics").status_code == 200
-            create_token(settings.tokens_file, "a", scopes=(READ,), now_ms=1)
-            assert httpx.get(server.url + "/v1/topics").status_code == 401
-    finally:
-        broker.close()
+    with served_broker(tmp_path / "data", http=settings) as one:
+        assert httpx.get(one.server.url + "/v1/topics").status_code == 200
+        create_token(settings.tokens_file, "a", scopes=(READ,), now_ms=1)
+        assert httpx.get(one.server.url + "/v1/topics").status_code == 401
 
 
 def test_strangers_see_no_reasons_in_readyz(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,21 +351,14 @@ def test_the_file_holds_hashes_only_is_private_and_nothing_is_logged(door: Door)
 
 
 def test_one_client_may_ask_so_often_and_health_always_answers(tmp_path: Path) -> None:
-    settings = replace(HttpSettings(), client_requests_max=5)
-    broker = Broker.open(
-        BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0), store=None
-    )
-    try:
-        with (
-            RunningServer(create_app(broker, settings), settings) as server,
-            httpx.Client(base_url=server.url) as client,
-        ):
-            answers = [client.get("/v1/topics") for _ in range(30)]
-            refused = [answer for answer in answers if answer.status_code == 429]
-            assert answers[0].status_code == 200
-            assert refused
-            assert problem(refused[0], 429, "throttled")
-            assert int(refused[0].headers["retry-after"]) >= 1
-            assert client.get("/healthz").status_code == 200
-    finally:
-        broker.close()
+    with (
+        served_broker(tmp_path / "data", http=HttpSettings(client_requests_max=5)) as one,
+        httpx.Client(base_url=one.server.url) as client,
+    ):
+        answers = [client.get("/v1/topics") for _ in range(30)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert answers[0].status_code == 200
+        assert refused
+        assert problem(refused[0], 429, "throttled")
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert client.get("/healthz").status_code == 200

@@ -13,11 +13,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from api.http.app import create_app
-from api.http.server import RunningServer
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from record_format.batch import BatchHeader, iter_headers, stamp
 from record_format.decode import decode_batch
@@ -32,6 +27,7 @@ from tests.fakes.play_for_kafka import (
     requests_to,
     times_to_ask,
 )
+from tests.fakes.served_broker import served_broker
 
 pytestmark = pytest.mark.kafka
 
@@ -75,16 +71,11 @@ def ours(tmp_path_factory, theirs):
 
 @contextmanager
 def api_on(data, store=None):
-    broker = Broker.open(BrokerSettings(data_dir=data, disk_reserve_bytes=0), store=store)
-    settings = HttpSettings()
-    try:
-        with (
-            RunningServer(create_app(broker, settings), settings) as server,
-            httpx.Client(base_url=server.url, timeout=60) as api,
-        ):
-            yield broker, api
-    finally:
-        broker.close()
+    with (
+        served_broker(data, store=store) as one,
+        httpx.Client(base_url=one.server.url, timeout=60) as api,
+    ):
+        yield one.broker, api
 
 
 def ask_us(broker, api, topic, theirs):

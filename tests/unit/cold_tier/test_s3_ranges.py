@@ -26,7 +26,9 @@ def ranged(start, end, **more):
 
 def open_store(endpoint, **more):
     given = {"access_key_id": "ak", "secret_access_key": "sk", "region": "us-east-1", **more}
-    options = S3Options(endpoint=endpoint, **{"connect_timeout_s": 2, "read_timeout_s": 2, **given})
+    options = S3Options(
+        endpoint=endpoint, **{"connect_timeout_s": 2, "range_timeout_s": 2, **given}
+    )
     return S3Store("bucket", "pre", options, policy=RetryPolicy(attempts=1))
 
 
@@ -162,7 +164,7 @@ def test_what_trickles_in_is_given_out_before_the_piece_is_whole(monkeypatch):
                     return
 
     with socket.create_server(("127.0.0.1", 0)) as door:
-        store = open_store(f"http://127.0.0.1:{door.getsockname()[1]}", read_timeout_s=0.2)
+        store = open_store(f"http://127.0.0.1:{door.getsockname()[1]}", range_timeout_s=0.2)
         with ThreadPoolExecutor(1) as pool, closing(store):
             serving = pool.submit(trickle, door)
             pieces = store.get_range("segments/x.log", 0, len(BODY))
@@ -172,6 +174,13 @@ def test_what_trickles_in_is_given_out_before_the_piece_is_whole(monkeypatch):
                 taken.set()
                 pieces.close()
             serving.result(10)
+
+
+def test_a_store_that_says_nothing_gave_no_answer_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        store = open_store(f"http://127.0.0.1:{door.getsockname()[1]}", range_timeout_s=0.05)
+        with closing(store), pytest.raises(StoreUnavailable, match="no answer in time"):
+            take(store, 0, 10)
 
 
 def test_where_the_signed_url_is_refused_boto3_has_the_word():

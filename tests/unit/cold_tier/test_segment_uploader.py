@@ -109,6 +109,13 @@ def test_a_rotten_segment_is_not_uploaded(store, written):
     assert store.list("", limit=10) == []
 
 
+def test_a_segment_that_reaches_above_its_last_offset_is_not_uploaded(store, written):
+    short = {"last_offset": written.files.last_offset - 1}
+    files = written.files.__class__(**(written.files.__dict__ | short))
+    with pytest.raises(CorruptBatch, match="reaches above"):
+        uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
+
+
 def test_the_rate_limit_sees_every_byte(store, written):
     paced = []
     done = upload(store, written, pace=paced.append)

@@ -180,6 +180,26 @@ def test_delays_grow_have_jitter_and_end():
     assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("silence_s", "attempts"), [(20, 2), (29, 2), (30, 1), (61, 1)])
+def test_a_call_that_meets_silence_ends_within_its_deadline(silence_s, attempts):
+    now, begun = [0.0], []
+
+    def silent():
+        begun.append(now[0])
+        now[0] += silence_s
+        _down()
+
+    policy = RetryPolicy(
+        deadline_s=60,
+        monotonic=lambda: now[0],
+        sleep=lambda s: now.__setitem__(0, now[0] + s),
+    )
+    with pytest.raises(StoreUnavailable):
+        policy.run(silent)
+    assert len(begun) == attempts
+    assert now[0] < 60 or attempts == 1
+
+
 def _down():
     raise StoreUnavailable("down")
 

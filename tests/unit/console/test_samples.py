@@ -2,10 +2,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
-from api.console.samples import RING, Sample, Sampler, series, total
+from api.console import samples
+from api.console.samples import Sample, Sampler, series, total
 from api.http.metrics.registry import HttpMetrics
 from record_format.errors import CorruptIndex
 
@@ -51,6 +53,9 @@ def test_a_counter_is_read_over_all_of_its_labels() -> None:
     assert total(tiers) == 12
 
 
+RING = 20
+
+
 class _Broker:
     """Fails every second time that it is asked."""
 
@@ -67,7 +72,10 @@ class _Broker:
         return SimpleNamespace(offload_lag_bytes=self.asked, offload_lag_ms=0)
 
 
-def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded() -> None:
+def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(samples, "RING", RING)
     context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
     context.settings = SimpleNamespace(clock=lambda: context.broker.asked)
 

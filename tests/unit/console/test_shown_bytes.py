@@ -85,6 +85,4 @@ def test_a_summary_is_one_line() -> None:
 def test_any_bytes_can_be_shown(data: bytes) -> None:
     for found in (shown(data), summary(data)):
         assert found.size_bytes == len(data)
-        assert found.text.isprintable() or found.kind in ("json", "text", "binary")
-        assert "\u202e" not in found.text
-        assert "\x00" not in found.text
+        assert all(one.isprintable() or one in "\n\t" for one in found.text)
