@@ -191,7 +191,6 @@ class _Group:
             return self._failure(error)
         for producer in self._producers.values():
             self._state.producers.put(producer)
-        self._state.producers.end_offset = self._state.log_end_offset
         return None
 
     def _failure(self, error: OSError) -> TierlogError:

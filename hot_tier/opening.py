@@ -78,7 +78,6 @@ def _start_empty(state: LogState, request: OpenRequest) -> None:
     state.epochs.cut_end(start)
     state.epochs.save()
     state.log_start_offset = start if request.log_start_offset is None else request.log_start_offset
-    state.producers.end_offset = start
     state.leader_epoch = state.epochs.latest or 0
     state.disk.sync_folder(state.folder)
     state.folder_changed = False

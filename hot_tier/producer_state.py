@@ -125,7 +125,7 @@ class ProducerStates:
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
-        self.end_offset = 0  # what lies below was taken in
+        self.end_offset = 0  # of a replay: what lies below was taken in
         self.open_transactions: dict[int, int] = {}  # first offset by producer
 
     def __len__(self) -> int:

@@ -35,5 +35,4 @@ def start_at(state: LogState, offset: int) -> None:
         state.folder_changed = False
         state.segments = Segments.of((state.active.segment,))
         state.producers = ProducerStates()
-        state.producers.end_offset = offset
         state.flushed = Flushed(offset, offset, 0)

@@ -132,7 +132,7 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
     after = altered(
         manifest,
         segments=(*manifest.segments, *fresh),
-        end_offset=max(manifest.end_offset, fresh[-1].next_offset),
+        end_offset=fresh[-1].next_offset,
     )
     return require_step(manifest, after)
 
@@ -142,12 +142,8 @@ def _settled(manifest: Manifest, entry: SegmentEntry) -> bool:
     if entry.last_offset < manifest.log_start_offset:
         return True
     there = manifest.find(entry.base_offset)
-    if isinstance(there, SegmentEntry):
-        return there.same_bytes(entry)
-    if there is None:
-        return False
-    # It is so old that it lies in a page: only a repeated commit asks, and the end decides.
-    return there.base_offset <= entry.base_offset and entry.last_offset <= there.last_offset
+    # One so old that it lies in a page does not come again: what looks like it is refused.
+    return isinstance(there, SegmentEntry) and there.same_bytes(entry)
 
 
 def trim(manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int) -> Manifest:

@@ -52,6 +52,22 @@ def test_a_full_disk_refuses_all_that_was_in_the_write(open_log, produced, make_
     assert [outcome.base_offset for outcome in log.append(appends)] == [0, 1, 2]
 
 
+def test_a_write_that_is_refused_before_a_roll_refuses_what_was_to_follow(
+    open_log, append_values, produced, make_batch, disk, monkeypatch
+):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"before")
+
+    def full_once(*_):
+        monkeypatch.undo()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "write_at", full_once)
+    appends = [Append(produced(make_batch([b"x" * 600]))) for _ in range(2)]
+    assert [type(outcome) for outcome in log.append(appends)] == [DiskFull] * 2
+    assert [outcome.base_offset for outcome in log.append(appends)] == [1, 2]
+
+
 def test_a_refused_write_leaves_the_producer_as_it_was(open_log, append_values, disk):
     log = open_log(disk=disk)
     fields = {"producer_id": 1, "producer_epoch": 0}
@@ -82,6 +98,45 @@ def test_what_was_answered_by_an_unwritten_append_fails_with_it(
     disk.fail("write_at", number, suffix=".log")
     assert [type(outcome) for outcome in log.append(group)] == [failure] * len(group)
     assert log.log_end_offset == 0
+
+
+def test_a_write_that_is_refused_before_a_roll_leaves_nothing_to_what_follows(
+    open_log, produced, make_batch, append_values, records_of, disk
+):
+    log = open_log(config={"segment.bytes": 2000}, disk=disk)
+    append_values(log, b"before")
+    fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    first, again = (Append(produced(make_batch([b"first"], **fields))) for _ in range(2))
+    disk.fail("write_at", errno.ENOSPC, suffix=".log", times=1)
+    refused, rolling, written = log.append(
+        [first, Append(produced(make_batch([bytes(1900)]))), again]
+    )
+    assert (type(refused), type(rolling)) == (DiskFull, DiskFull)
+    assert (written.base_offset, written.duplicate) == (1, False)
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"before", b"first"]
+
+
+def test_what_was_written_before_a_roll_stands_whatever_comes_of_the_rest(
+    open_log, produced, make_batch, records_of, disk
+):
+    log = open_log(config={"segment.bytes": 2000}, disk=disk)
+    group = [Append(produced(make_batch([value]))) for value in (b"first", bytes(1900))]
+    disk.fail("write_at", errno.ENOSPC, suffix=".log", after=1)
+    first, refused = log.append(group)
+    assert first.base_offset == 0
+    assert isinstance(refused, DiskFull)
+    disk.heal()
+    log.flush()
+    assert [r.value for r in records_of(log)] == [b"first"]
+
+
+def test_a_failure_that_cannot_be_cleared_away_takes_the_log_offline(open_log, append_values, disk):
+    log = open_log(disk=disk)
+    disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=30)
+    disk.fail("truncate", suffix=".log")
+    with pytest.raises(LogOfflineError):
+        append_values(log, b"a")
 
 
 def test_a_repeat_of_what_is_written_needs_no_room(
@@ -256,6 +311,26 @@ def test_a_roll_whose_names_or_indexes_cannot_be_synced_is_not_acknowledged(
     with pytest.raises(LogOfflineError):
         log.flush()
     assert log.high_watermark == 1
+
+
+def test_a_segment_that_is_sealed_during_a_flush_is_flushed_by_the_next(
+    open_log, append_values, disk, monkeypatch
+):
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"x" * 600)
+    sync = disk.sync_bytes
+
+    def rolled_meanwhile(fd):
+        monkeypatch.undo()
+        append_values(log, b"y" * 600)
+        sync(fd)
+
+    monkeypatch.setattr(disk, "sync_bytes", rolled_meanwhile)
+    log.flush()
+    assert (log.high_watermark, log.base_offsets) == (1, (0, 1))
+    disk.fail("sync_bytes", suffix=".index")
+    with pytest.raises(LogOfflineError):
+        log.flush()
 
 
 def test_a_flush_finds_a_descriptor_where_clients_took_all(open_log, append_values, records_of):

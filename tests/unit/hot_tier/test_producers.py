@@ -1,7 +1,9 @@
 import pytest
 
 from hot_tier.append import Append
+from hot_tier.producer_snapshots import snapshot_before
 from record_format.errors import OutOfOrderSequence, ProducerFenced
+from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.partition_logs import unchecked
 
 INT_MAX = 2**31 - 1
@@ -88,6 +90,21 @@ def test_a_higher_epoch_starts_at_zero_and_fences_the_lower(open_log, send):
     assert send(log, 0, epoch=1).duplicate
 
 
+def test_sequences_of_a_lower_epoch_are_no_repeats(open_log, send):
+    log = open_log()
+    send(log, 0, epoch=1)
+    send(log, 1, epoch=1)
+    send(log, 0, epoch=2)
+    assert not send(log, 1, epoch=2).duplicate
+
+
+def test_a_batch_that_ends_like_an_earlier_one_is_no_repeat(open_log, send):
+    log = open_log()
+    send(log, 0, count=2)
+    with pytest.raises(OutOfOrderSequence):
+        send(log, 1)
+
+
 def test_producers_do_not_touch_each_other(open_log, send):
     log = open_log()
     for sequence in range(3):
@@ -107,8 +124,11 @@ def test_a_request_of_several_batches_is_repeated_whole_or_not_at_all(
     assert (first.base_offset, first.last_offset) == (0, 1)
     (again,) = log.append([batches(0, 1)])
     assert (again.base_offset, again.last_offset, again.duplicate) == (0, 1, True)
-    (mixed,) = log.append([batches(1, 2)])
-    assert isinstance(mixed, OutOfOrderSequence)
+    for sequences in ((1, 2), (2, 1)):
+        (mixed,) = log.append([batches(*sequences)])
+        assert isinstance(mixed, OutOfOrderSequence)
+    (following,) = log.append([batches(2, 3)])
+    assert (following.base_offset, following.last_offset, following.duplicate) == (2, 3, False)
 
 
 def test_an_idle_producer_is_forgotten(open_log, send, clock):
@@ -130,3 +150,16 @@ def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, cloc
     log.flush()
     assert log.expire_producers(seen_before_ms=clock() + 1) == 0
     assert log.last_stable_offset == 0
+
+
+def test_the_producers_of_a_log_that_nobody_has_open_are_those_of_its_last_batches_too(
+    open_log, append_values, tmp_path
+):
+    """The newest snapshot, of a clean stop, lies within the segment."""
+    sent = {"producer_id": 7, "producer_epoch": 0}
+    log = open_log(tmp_path)
+    append_values(log, b"a", base_sequence=0, **sent)
+    log.close()
+    append_values(open_log(tmp_path, clean=True), b"b", base_sequence=1, **sent)
+    (producer,) = parse_snapshot(snapshot_before(tmp_path, 2, now_ms=0))
+    assert (producer.last_sequence, producer.last_offset) == (1, 1)

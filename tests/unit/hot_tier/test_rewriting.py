@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from hot_tier.steady import replacing, steady
 from record_format.errors import CorruptBatch, Throttled, UnknownSegment
 from record_format.key_table import PlainKeyTable
 from tests.fakes.damage import flip
@@ -127,3 +128,15 @@ def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_value
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert found == [None, None]
     assert try_read(log, 2, max_bytes=1) is not None
+
+
+def test_what_was_found_while_files_took_new_names_does_not_count(open_log):
+    state, found = open_log()._state, ["new", "old"]
+
+    def look_up():
+        if len(found) == 2:
+            with state.lock, replacing(state):
+                pass
+        return found.pop()
+
+    assert steady(state, look_up) == "new"

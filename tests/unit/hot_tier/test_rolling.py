@@ -240,3 +240,16 @@ def test_preallocated_space_is_given_back_at_the_seal(
     assert [r.value for r in records_of(log)] == [b"a"]
     log.roll()
     assert path.stat().st_size == log.segments()[0].size_bytes < 1000
+
+
+def test_a_sealed_segment_is_not_given_before_all_of_it_is_flushed(open_log, append_values):
+    log = open_log(config={"segment.bytes": 1024})
+    append_values(log, b"v" * 600)
+    log.flush()
+    append_values(log, b"small")
+    append_values(log, b"v" * 600)
+    assert bases(log) == [0, 2]
+    with pytest.raises(UnknownSegment, match="not flushed"):
+        log.sealed.files(0)
+    log.flush()
+    assert log.sealed.files(0).last_offset == 1

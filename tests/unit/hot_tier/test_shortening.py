@@ -54,6 +54,16 @@ def test_deletion_trims_the_epochs(log, tmp_path):
     assert log.epochs == ((1, start), (2, 40))
 
 
+def test_an_epoch_that_begins_where_the_deletion_ends_stays(open_log, append_values):
+    log = open_log()
+    for epoch in (0, 1):
+        log.bump_epoch(epoch)
+        append_values(log, b"v")
+        log.roll()
+    log.delete_local(1)
+    assert log.epochs == ((1, 1),)
+
+
 def test_trim_moves_the_log_start_and_never_back(log):
     assert log.trim(13) == 13
     assert log.trim(5) == 13

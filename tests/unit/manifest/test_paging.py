@@ -22,7 +22,7 @@ from manifest.store import ManifestStore
 from manifest.transitions import add_segments, drop_expired, replace, trim
 from record_format.errors import CorruptManifest, MissingObject
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import PlainStore
+from tests.fakes.plain_store import PlainStat, PlainStore
 
 
 @pytest.fixture
@@ -42,6 +42,23 @@ def filled(store: PlainStore, count: int, *, step: int = 1) -> tuple[ManifestSto
 def test_few_entries_stay_inline(store: PlainStore) -> None:
     _, state = filled(store, INLINE_MAX)
     assert (len(state.segments), state.pages) == (INLINE_MAX, ())
+
+
+class PagesWithout(PlainStore):
+    """Confirms no checksum, and of pages keeps zeros."""
+
+    def put(self, key: str, body: bytes | memoryview, **options: bool) -> PlainStat:
+        kept = bytes(len(body)) if "/pages/" in key else body
+        return super().put(key, kept, **options)._replace(checksum=None)
+
+
+def test_a_page_that_the_store_did_not_keep_is_never_named() -> None:
+    store = PagesWithout()
+    with pytest.raises(CorruptManifest, match="did not keep"):
+        filled(store, INLINE_MAX + 1, step=64)
+    loaded = manifest_store(store).load()
+    assert loaded is not None
+    assert loaded.pages == ()
 
 
 def merged(manifests: ManifestStore, state: Manifest) -> Manifest:

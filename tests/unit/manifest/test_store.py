@@ -77,6 +77,13 @@ def test_a_first_claim_that_is_lost_to_a_twin_of_the_same_name_is_none() -> None
         manifest_store(store).claim(claim(), log_start_offset=0, before_commit=twin_first)
 
 
+def test_a_first_claim_over_segments_is_refused(store: PlainStore) -> None:
+    for key in (f"{KEYS.segments}+foreign", entry(0).log_key):
+        store.put(key, b"x")
+    with pytest.raises(MissingObject, match="though segments are"):
+        manifest_store(store).claim(claim(), log_start_offset=0)
+
+
 def test_a_commit_is_one_request(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.calls.clear()
@@ -90,6 +97,18 @@ def test_a_transition_with_nothing_to_do_commits_nothing(store: PlainStore) -> N
     manifests, state = owned(store)
     state = manifests.commit(state, adding(0))
     assert manifests.commit(state, adding(0)) is state
+
+
+def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    state = manifests.commit(state, adding(0))
+    other = encode_manifest(altered(state, nonce="another's"))
+    store.objects[version_key(KEYS.versions, state.version)] = (other, 0)
+    with pytest.raises(FencedError, match="in its place"):
+        manifests.confirm(state)
+    store.delete([version_key(KEYS.versions, state.version)])
+    with pytest.raises(MissingObject, match="is gone"):
+        manifests.confirm(state)
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
@@ -189,6 +208,24 @@ def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
     assert (after.version, after.log_start_offset, after.end_offset) == (3, 50, 100)
 
 
+def test_a_commit_does_not_go_on_below_what_was_in_force(store: PlainStore) -> None:
+    manifests, first = owned(store)
+    state = manifests.commit(first, adding(0))
+    store.delete([version_key(KEYS.versions, state.version)])
+    with pytest.raises(MissingObject):
+        manifest_store(store).commit(state, adding(10))
+
+
+def test_a_commit_in_whose_place_another_lies_is_not_confirmed(store: PlainStore) -> None:
+    manifests, first = owned(store)
+    state = manifests.commit(first, adding(0))
+    manifests.confirm(state)
+    another = encode_manifest(altered(state, nonce="another"))
+    store.put(version_key(KEYS.versions, state.version), another)
+    with pytest.raises(FencedError):
+        manifests.confirm(state)
+
+
 def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> None:
     one, base = owned(store)
     two = manifest_store(store, writer="y")
@@ -264,6 +301,29 @@ def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainSt
     with pytest.raises(FencedError):
         one.commit(base, stands_still)
     assert [stat.version for stat in two.history()] == [3]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda manifests, _: manifests.load(),
+        lambda manifests, state: manifests.commit(state, adding(0)),
+        lambda manifests, state: manifests.check_fence(state),
+    ],
+)
+def test_who_waited_a_day_for_an_answer_looks_again(store: PlainStore, look) -> None:
+    clock = Clock()
+    manifests, state = owned(store, clock=clock)
+
+    def slow(_call: str, _key: str) -> None:
+        clock.now_ms += DAY_MS
+        store.faults = lambda call, key: None
+
+    store.faults = slow
+    state = look(manifests, state)
+    store.calls.clear()
+    manifests.commit(state, adding(state.end_offset))
+    assert store.calls["list"] > 0
 
 
 def test_a_claim_that_stood_still_before_the_first_version_looks_afterwards(

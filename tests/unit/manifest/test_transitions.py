@@ -154,6 +154,9 @@ def test_a_replacement_outside_its_run_is_refused() -> None:
         replace(
             before, before.segments[:1], [entry(0, records=101, unique="c")], pages=PAGES, now_ms=5
         )
+    gapped = add_segments(record_gap(manifest(1), end_offset=200), [entry(200)])
+    with pytest.raises(InvalidTransition, match="not within"):
+        replace(gapped, gapped.segments[1:], [entry(199, records=101)], pages=PAGES, now_ms=5)
 
 
 def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
@@ -207,6 +210,7 @@ def test_a_take_over_needs_a_higher_epoch() -> None:
 
 def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
     epochs = (
+        EpochStart(0, 0, "owner-a"),  # which it has
         EpochStart(1, 150, "owner-a"),
         EpochStart(2, 180, "owner-a"),
         EpochStart(3, 180, "owner-a"),

@@ -1,10 +1,11 @@
-"""The partition folders that a real Kafka wrote, for the tests of this folder."""
+"""The partition folders that a real Kafka wrote, and what its own tools say of them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def files(pattern: str) -> list[Path]:
     return found
 
 
+def dumped_by(dump: Path) -> Path:
+    """The file of which Kafka's own tool printed this."""
+    folder = dump.parent.with_name(dump.parent.name.removesuffix(".dumps"))
+    return folder / dump.name.removesuffix(".dump.txt")
+
+
 def logs(folder: Path) -> list[tuple[int, bytes]]:
     """(base offset, bytes) of the segments, in order."""
     return [(int(path.stem), path.read_bytes()) for path in sorted(folder.glob("*.log"))]
@@ -43,6 +50,11 @@ def batches(folder: Path) -> list[tuple[BatchHeader, bytes]]:
     ]
 
 
+def all_batches() -> Iterator[tuple[BatchHeader, bytes]]:
+    for folder in FOLDERS:
+        yield from batches(folder)
+
+
 def expected_records(folder: Path) -> list[dict[str, Any]]:
     with Path(f"{folder}.records.jsonl").open() as lines:
         return [json.loads(line) for line in lines]
@@ -50,6 +62,12 @@ def expected_records(folder: Path) -> list[dict[str, Any]]:
 
 def offsets(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(f"{folder}.offsets.json").read_text())
+    return found
+
+
+def committed(folder: Path) -> list[int]:
+    """The offsets that a consumer with read_committed saw."""
+    found: list[int] = json.loads(Path(f"{folder}.read_committed.offsets.json").read_text())
     return found
 
 

@@ -1,9 +1,5 @@
-import base64
-import hashlib
-import json
 import random
 import struct
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,13 +16,14 @@ from record_format.batch import (
     stamp_log_append_time,
 )
 from record_format.cut import Cut
-from record_format.decode import decode_batch
+from record_format.decode import Record, decode_batch
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import AbortedTxn, parse_txn_index
 from tests.fakes.records import iter_records
+from tests.unit.record_format import golden
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+FIXTURES = golden.ROOT
 PARTITIONS = sorted(path.name for path in FIXTURES.glob("*-[0-9]") if path.is_dir())
 
 
@@ -46,35 +43,17 @@ def ms(moment) -> int:
     return int(moment.timestamp() * 1000 + 0.5 * (1 if moment.timestamp() > 0 else -1))
 
 
-def expected_rows(partition: str) -> list[dict]:
-    lines = (FIXTURES / f"{partition}.records.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def as_fixture(row: dict, like: dict) -> dict:
-    value = row["value"]
-    shown = {
-        "offset": row["offset"],
-        "timestamp": ms(row["timestamp"]),
-        "timestamp_type": ("CreateTime", "LogAppendTime")[row["timestampType"]],
-        "leader_epoch": like["leader_epoch"],
-        "key_base64": None if row["key"] is None else base64.b64encode(row["key"]).decode(),
-        "headers": [
-            [h["key"], None if h["value"] is None else base64.b64encode(h["value"]).decode()]
-            for h in row["headers"] or ()
-        ],
-    }
-    if "value_sha256" in like:
-        shown |= {"value_sha256": hashlib.sha256(value).hexdigest(), "value_length": len(value)}
-    else:
-        shown["value_base64"] = None if value is None else base64.b64encode(value).decode()
-    return shown
+    headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+    record = Record(row["offset"], ms(row["timestamp"]), row["key"], row["value"], headers)
+    timestamp_type = ("CreateTime", "LogAppendTime")[row["timestampType"]]
+    return golden.as_expected(record, like | {"timestamp_type": timestamp_type})
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_decodes_what_kafkas_consumer_read(partition):
-    expected = expected_rows(partition)
-    start = json.loads((FIXTURES / f"{partition}.offsets.json").read_text())["log_start_offset"]
+    expected = golden.expected_records(FIXTURES / partition)
+    start = golden.offsets(FIXTURES / partition)["log_start_offset"]
     rows = decode(log_of(partition), cut=Cut(start_offset=start))
     assert len(rows) == len(expected)
     for row, like in zip(rows, expected, strict=True):
@@ -105,15 +84,14 @@ def test_leaves_out_what_a_read_committed_consumer_did_not_see(partition):
         for path in (FIXTURES / partition).glob("*.txnindex")
         for txn in parse_txn_index(path.read_bytes())
     ]
-    facts = json.loads((FIXTURES / f"{partition}.offsets.json").read_text())
-    committed = json.loads((FIXTURES / f"{partition}.read_committed.offsets.json").read_text())
+    facts = golden.offsets(FIXTURES / partition)
     rows = decode(
         log_of(partition),
         columns=("offset",),
         aborted=aborted,
         cut=Cut(end_offset=facts["last_stable_offset"]),
     )
-    assert [row["offset"] for row in rows] == committed
+    assert [row["offset"] for row in rows] == golden.committed(FIXTURES / partition)
 
 
 def test_offset_and_time_cuts_are_exact_though_times_do_not_rise():

@@ -43,11 +43,11 @@ def test_a_header_is_parsed_at_any_position() -> None:
     assert header.pack() == BATCH[:HEADER_SIZE]
 
 
-@pytest.mark.parametrize("size", range(HEADER_SIZE))
-def test_a_header_that_is_cut_is_refused(size: int) -> None:
-    with pytest.raises(CorruptBatch):
-        parse_header(BATCH[:size])
-    assert list(iter_headers(BATCH[:size])) == []
+def test_a_header_that_is_cut_is_refused() -> None:
+    for size in range(HEADER_SIZE):
+        with pytest.raises(CorruptBatch):
+            parse_header(BATCH[:size])
+        assert list(iter_headers(BATCH[:size])) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The plain and the compiled description of a run of batches: for every input the same."""
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,7 @@ from record_format.batch_run import describe_plain
 from record_format.codecs import GZIP
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
-
-KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
+from tests.unit.record_format import golden
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +85,10 @@ def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
     assert found.max_timestamp is not None
 
 
-@pytest.mark.parametrize("path", sorted(KAFKA.glob("*/*.log")), ids=lambda path: path.parent.name)
-def test_both_say_the_same_of_what_kafka_wrote(compiled, path):
-    body = path.read_bytes()
-    assert compiled(body, 0) == describe_plain(body, 0)
+def test_both_say_the_same_of_what_kafka_wrote(compiled):
+    for path in golden.files("*.log"):
+        body = path.read_bytes()
+        assert compiled(body, 0) == describe_plain(body, 0), path
 
 
 def test_offsets_below_what_came_before_are_refused(compiled):

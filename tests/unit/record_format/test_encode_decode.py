@@ -64,11 +64,11 @@ def test_a_range_of_offsets_is_cut_out(batch: Rows, low: int, high: int | None) 
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193, len(SMALL) + 1])
-@pytest.mark.parametrize("size", [0, 1, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64])
-def test_varint_borders_of_counts_and_sizes(count: int, size: int) -> None:
-    values = [b"x" * size] * count
-    data = encode_batch(values, timestamps=[1] * count)
-    assert decode_columns(data, parse_header(data)).values == values
+def test_varint_borders_of_counts_and_sizes(count: int) -> None:
+    for size in (0, 1, *range(55, 65)):
+        values = [b"x" * size] * count
+        data = encode_batch(values, timestamps=[1] * count)
+        assert decode_columns(data, parse_header(data)).values == values, size
 
 
 @pytest.mark.parametrize("size", [8100, 8128, 8180, 8190, 8192, 8200, 16_383, 2**20, 2**21])

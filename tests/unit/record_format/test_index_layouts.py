@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,56 +37,57 @@ def trimmed(path: Path, entry_size: int) -> bytes:
     return data[: -(-used // entry_size) * entry_size]
 
 
-def dump_of(path: Path) -> str:
-    return (Path(f"{path.parent}.dumps") / f"{path.name}.dump.txt").read_text(errors="replace")
+def test_offset_indexes_of_kafka_come_back() -> None:
+    for path in golden.files("*.index"):
+        base = int(path.stem)
+        data = trimmed(path, 8)
+        size = path.with_suffix(".log").stat().st_size
+        entries = parse_offset_index(data, base_offset=base, segment_size=size)
+        again = pack_entries(OFFSET_ENTRY, [(one.offset - base, one.position) for one in entries])
+        assert again == data, path
+        for index, entry in enumerate(entries):
+            assert unpack_offset_entry(data, index, base_offset=base) == entry
 
 
-@pytest.mark.parametrize("path", golden.files("*.index"), ids=golden.name)
-def test_offset_indexes_of_kafka_come_back(path: Path) -> None:
-    base = int(path.stem)
-    data = trimmed(path, 8)
-    size = path.with_suffix(".log").stat().st_size
-    entries = parse_offset_index(data, base_offset=base, segment_size=size)
-    assert (
-        pack_entries(OFFSET_ENTRY, [(entry.offset - base, entry[1]) for entry in entries]) == data
-    )
-    for index, entry in enumerate(entries):
-        assert unpack_offset_entry(data, index, base_offset=base) == entry
+def test_time_indexes_of_kafka_come_back() -> None:
+    for path in golden.files("*.timeindex"):
+        base = int(path.stem)
+        data = trimmed(path, 12)
+        entries = parse_time_index(data, base_offset=base)
+        again = pack_entries(TIME_ENTRY, [(one.timestamp, one.offset - base) for one in entries])
+        assert again == data, path
+        for index, entry in enumerate(entries):
+            assert unpack_time_entry(data, index, base_offset=base) == entry
 
 
-@pytest.mark.parametrize("path", golden.files("*.timeindex"), ids=golden.name)
-def test_time_indexes_of_kafka_come_back(path: Path) -> None:
-    base = int(path.stem)
-    data = trimmed(path, 12)
-    entries = parse_time_index(data, base_offset=base)
-    assert pack_entries(TIME_ENTRY, [(one[0], one.offset - base) for one in entries]) == data
-    for index, entry in enumerate(entries):
-        assert unpack_time_entry(data, index, base_offset=base) == entry
+def test_transaction_indexes_of_kafka_come_back() -> None:
+    for path in golden.files("*.txnindex"):
+        data = path.read_bytes()
+        assert pack_txn_index(parse_txn_index(data, base_offset=int(path.stem))) == data, path
 
 
-@pytest.mark.parametrize("path", golden.files("*.txnindex"), ids=golden.name)
-def test_transaction_indexes_of_kafka_come_back(path: Path) -> None:
-    data = path.read_bytes()
-    entries = parse_txn_index(data, base_offset=int(path.stem))
-    assert pack_txn_index(entries) == data
-    if Path(f"{path.parent}.dumps").exists():
-        printed = re.findall(
-            r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)",
-            dump_of(path),
-        )
-        assert [tuple(map(str, entry)) for entry in entries] == printed
+PRINTED = {
+    parse_offset_index: r"^offset: (\d+) position: (\d+)",
+    parse_time_index: r"^timestamp: (\d+) offset: (\d+)",
+    parse_txn_index: r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) "
+    r"lastStableOffset: (\d+)",
+}
 
 
-def test_indexes_hold_what_kafka_s_own_tool_prints() -> None:
-    folder = golden.ROOT / "dense-index-0"
-    for path in sorted(folder.glob("*.index")):
-        printed = re.findall(r"^offset: (\d+) position: (\d+)", dump_of(path), re.M)
-        entries = parse_offset_index(path.read_bytes(), base_offset=int(path.stem))
-        assert [tuple(map(str, entry)) for entry in entries] == printed
-    for path in sorted(folder.glob("*.timeindex")):
-        printed = re.findall(r"^timestamp: (\d+) offset: (\d+)", dump_of(path), re.M)
-        entries = parse_time_index(path.read_bytes(), base_offset=int(path.stem))
-        assert [tuple(map(str, entry)) for entry in entries] == printed
+@pytest.mark.parametrize(
+    ("parse", "dumps"),
+    [
+        (parse_offset_index, "dense-index-0.dumps/*.index.dump.txt"),
+        (parse_time_index, "dense-index-0.dumps/*.timeindex.dump.txt"),
+        (parse_txn_index, "*.txnindex.dump.txt"),
+    ],
+)
+def test_indexes_hold_what_kafka_s_own_tool_prints(parse: Callable[..., Any], dumps: str) -> None:
+    for dump in golden.files(dumps):
+        path = golden.dumped_by(dump)
+        printed = re.findall(PRINTED[parse], dump.read_text(errors="replace"), re.M)
+        entries = parse(path.read_bytes(), base_offset=int(path.stem))
+        assert [tuple(map(str, entry)) for entry in entries] == printed, path
 
 
 def test_entries_have_kafka_s_bytes() -> None:

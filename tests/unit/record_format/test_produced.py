@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,9 +81,8 @@ def patched(body: bytes, layout: str, position: int, value: int) -> bytearray:
 # --- taken ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", golden.FOLDERS, ids=golden.name)
-def test_what_kafka_s_producers_sent_is_taken_as_it_is(folder: Path, walk: Walker) -> None:
-    for header, data in golden.batches(folder):
+def test_what_kafka_s_producers_sent_is_taken_as_it_is(walk: Walker) -> None:
+    for header, data in golden.all_batches():
         broker_s_own = (
             header.is_control
             or header.is_transactional

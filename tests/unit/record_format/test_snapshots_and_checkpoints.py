@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -46,48 +45,36 @@ entries = st.builds(
 # --- producer snapshots ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", golden.files("*.snapshot"), ids=golden.name)
-def test_snapshots_of_kafka_come_back(path: Path) -> None:
-    data = path.read_bytes()
-    assert format_snapshot(parse_snapshot(data)) == data
+def test_snapshots_of_kafka_come_back() -> None:
+    for path in golden.files("*.snapshot"):
+        data = path.read_bytes()
+        assert format_snapshot(parse_snapshot(data)) == data, path
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in golden.files("*.snapshot") if Path(f"{path.parent}.dumps").exists()],
-    ids=golden.name,
-)
-def test_snapshots_hold_what_kafka_s_own_tool_prints(path: Path) -> None:
-    dump = (Path(f"{path.parent}.dumps") / f"{path.name}.dump.txt").read_text()
-    printed = re.findall(
-        r"producerId: (-?\d+) producerEpoch: (-?\d+) coordinatorEpoch: (-?\d+) "
-        r"currentTxnFirstOffset: OptionalLong(?:\.empty|\[(\d+)\]) lastTimestamp: (-?\d+)"
-        r"(?: firstSequence: (-?\d+) lastSequence: (-?\d+) lastOffset: (-?\d+) "
-        r"offsetDelta: (-?\d+))?",
-        dump,
+def as_printed(entry: ProducerEntry) -> tuple[str, ...]:
+    batch = (entry.first_sequence, entry.last_sequence, entry.last_offset, entry.offset_delta)
+    return (
+        str(entry.producer_id),
+        str(entry.producer_epoch),
+        str(entry.coordinator_epoch),
+        "" if entry.current_txn_first_offset < 0 else str(entry.current_txn_first_offset),
+        str(entry.timestamp),
+        # Where a marker was the last that was seen, Kafka keeps no batch.
+        *(map(str, batch) if entry.last_offset >= 0 else ("", "", "", "")),
     )
-    ours = [
-        (
-            str(entry.producer_id),
-            str(entry.producer_epoch),
-            str(entry.coordinator_epoch),
-            "" if entry.current_txn_first_offset < 0 else str(entry.current_txn_first_offset),
-            str(entry.timestamp),
-            # Where a marker was the last that was seen, Kafka keeps no batch.
-            *(
-                (
-                    str(entry.first_sequence),
-                    str(entry.last_sequence),
-                    str(entry.last_offset),
-                    str(entry.offset_delta),
-                )
-                if entry.last_offset >= 0
-                else ("", "", "", "")
-            ),
+
+
+def test_snapshots_hold_what_kafka_s_own_tool_prints() -> None:
+    for dump in golden.files("*.snapshot.dump.txt"):
+        printed = re.findall(
+            r"producerId: (-?\d+) producerEpoch: (-?\d+) coordinatorEpoch: (-?\d+) "
+            r"currentTxnFirstOffset: OptionalLong(?:\.empty|\[(\d+)\]) lastTimestamp: (-?\d+)"
+            r"(?: firstSequence: (-?\d+) lastSequence: (-?\d+) lastOffset: (-?\d+) "
+            r"offsetDelta: (-?\d+))?",
+            dump.read_text(),
         )
-        for entry in parse_snapshot(path.read_bytes())
-    ]
-    assert ours == printed
+        entries = parse_snapshot(golden.dumped_by(dump).read_bytes())
+        assert [as_printed(entry) for entry in entries] == printed, dump
 
 
 @given(st.lists(entries, max_size=5))
@@ -126,18 +113,14 @@ def test_the_first_sequence_of_the_last_batch() -> None:
 # --- offset checkpoints ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", golden.files("*-offset-checkpoint"), ids=golden.name)
-def test_offset_checkpoints_of_kafka_come_back(path: Path) -> None:
-    data = path.read_bytes()
-    found = parse_offset_checkpoint(data)
-    assert found or not data
-    assert not data or format_offset_checkpoint(found) == data
-
-
-@pytest.mark.parametrize("path", golden.files("leader-epoch-checkpoint"), ids=golden.name)
-def test_epoch_checkpoints_of_kafka_come_back(path: Path) -> None:
-    data = path.read_bytes()
-    assert format_epoch_checkpoint(parse_epoch_checkpoint(data)) == data
+def test_checkpoints_of_kafka_come_back() -> None:
+    for path in golden.files("*-offset-checkpoint"):
+        data = path.read_bytes()
+        found = parse_offset_checkpoint(data)
+        assert (format_offset_checkpoint(found) if found else b"") == data, path
+    for path in golden.files("leader-epoch-checkpoint"):
+        data = path.read_bytes()
+        assert format_epoch_checkpoint(parse_epoch_checkpoint(data)) == data, path
 
 
 @pytest.mark.parametrize(
@@ -206,10 +189,10 @@ def test_an_epoch_without_a_record_is_no_disorder() -> None:
 # --- partition.metadata ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", golden.files("partition.metadata"), ids=golden.name)
-def test_partition_metadata_of_kafka_comes_back(path: Path) -> None:
-    data = path.read_bytes()
-    assert format_partition_metadata(parse_partition_metadata(data)) == data
+def test_partition_metadata_of_kafka_comes_back() -> None:
+    for path in golden.files("partition.metadata"):
+        data = path.read_bytes()
+        assert format_partition_metadata(parse_partition_metadata(data)) == data, path
 
 
 @given(st.uuids())
@@ -249,12 +232,12 @@ def test_newer_partition_metadata_is_refused_by_name() -> None:
 # --- meta.properties ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", golden.files("meta.properties"), ids=golden.name)
-def test_properties_of_kafka_are_read(path: Path) -> None:
-    found = parse_properties(path.read_bytes())
-    assert set(found) == {"node.id", "directory.id", "version", "cluster.id"}
-    assert found["version"] == "1"
-    assert len(found["cluster.id"]) == 22
+def test_properties_of_kafka_are_read() -> None:
+    for path in golden.files("meta.properties"):
+        found = parse_properties(path.read_bytes())
+        assert set(found) == {"node.id", "directory.id", "version", "cluster.id"}
+        assert found["version"] == "1"
+        assert len(found["cluster.id"]) == 22
 
 
 def test_properties_come_back() -> None:

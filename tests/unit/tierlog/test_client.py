@@ -540,16 +540,6 @@ def test_whether_a_broker_is_alive_is_an_answer(status):
     assert asyncio.run(ask()) is (status == 200)
 
 
-def test_a_token_is_sent_and_a_bad_token_file_is_named(tmp_path):
-    (tmp_path / "token").write_text(" secret\n")
-    script = Script(ok({"topics": []}))
-    with tierlog.Client(token_file=tmp_path / "token", transport=httpx.MockTransport(script)) as c:
-        c.list_topics()
-    assert script.requests[0].headers["authorization"] == "Bearer secret"
-    with pytest.raises(errors.ConfigurationError, match="missing"):
-        tierlog.Client(token_file=tmp_path / "missing")
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_behind_a_fork_nothing_of_the_other_side_is_used_or_closed(tmp_path):
     class Theirs(httpx.MockTransport):

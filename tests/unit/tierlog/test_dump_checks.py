@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.record_format import golden
 from tierlog.dump.checks import find_problems
 from tierlog.dump.items import Problem
 from tierlog.dump.reading import UnknownFileKind, read_items
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
+FIXTURES = golden.ROOT
 FILES = sorted(
     path
     for path in FIXTURES.rglob("*")
@@ -22,9 +23,9 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FIXTURES)))
-def test_verify_finds_nothing_in_what_kafka_wrote(file):
-    assert list(find_problems(file)) == []
+def test_verify_finds_nothing_in_what_kafka_wrote():
+    assert len(FILES) > 400
+    assert [problem for file in FILES for problem in find_problems(file)] == []
 
 
 @pytest.fixture

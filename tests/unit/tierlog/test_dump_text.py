@@ -1,32 +1,22 @@
 """The dump says what Kafka's DumpLogSegments said of the same files, to the letter."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.unit.record_format import golden
 from tierlog.dump.reading import read_items
 from tierlog.dump.text import to_text
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
-DUMPS = sorted(FIXTURES.rglob("*.dump.txt"))
 
-
-def dumped_file(dump: Path) -> Path:
-    folder = dump.parent.with_name(dump.parent.name.removesuffix(".dumps"))
-    return folder / dump.name.removesuffix(".dump.txt")
-
-
-def test_there_are_dumps_to_compare_with():
-    assert len(DUMPS) > 300
-
-
-@pytest.mark.parametrize("dump", DUMPS, ids=lambda path: str(path.relative_to(FIXTURES)))
-def test_dump_prints_what_kafka_prints(dump):
-    file = dumped_file(dump)
-    with_data = file.suffix == ".log" and file.stat().st_size <= 6000
-    shown = "".join(to_text(item, with_data=with_data) + "\n" for item in read_items(file))
-    assert comparable(shown) == comparable(dump.read_bytes().decode())
+def test_dump_prints_what_kafka_prints():
+    dumps = golden.files("*.dump.txt")
+    assert len(dumps) > 300
+    for dump in dumps:
+        file = golden.dumped_by(dump)
+        with_data = file.suffix == ".log" and file.stat().st_size <= 6000
+        shown = "".join(to_text(item, with_data=with_data) + "\n" for item in read_items(file))
+        assert comparable(shown) == comparable(dump.read_bytes().decode()), file
 
 
 def comparable(text: str) -> str:

@@ -48,7 +48,7 @@ def test_a_method_shows_what_it_takes_and_gives(kind):
 
 
 def test_files_are_given_as_text_too(tmp_path):
-    (tmp_path / "token").write_text("abc\n")
+    (tmp_path / "token").write_text(" abc\n")
     sent = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -190,3 +190,13 @@ def test_acks_are_checked_before_anything_is_sent():
             tierlog.Batching(acks=acks)
     with pytest.raises(tierlog.errors.InvalidRequest, match="not awaited"):
         tierlog.Batching(acks=0)
+
+
+def test_a_producer_shows_its_broker():
+    async def shown() -> str:
+        async with tierlog.AsyncClient("http://broker:1") as client:
+            return repr(client.producer())
+
+    with tierlog.Client("http://broker:1") as client, client.producer() as producer:
+        assert repr(producer) == "<Producer of <tierlog.Client http://broker:1>>"
+    assert asyncio.run(shown()) == "<AsyncProducer of <tierlog.AsyncClient http://broker:1>>"
