@@ -48,7 +48,9 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "topic": Entry(
             "topic", "Create, list, describe, alter, delete topics.", "Topics and records"
         ),
-        "produce": Entry("produce", "Append lines, JSON, CSV or batches.", "Topics and records"),
+        "produce": Entry(
+            "produce", "Append lines, JSON, CSV or Parquet, or batches.", "Topics and records"
+        ),
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -97,7 +98,10 @@ def _bound(settings: Settings) -> socket.socket:
         return bind(settings.host, settings.port)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
-        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from error
+        said = f"cannot listen on {where}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:  # without this the commands talk to that other broker
+            said += ", perhaps by another broker: stop that, or choose another port"
+        raise ConfigurationError(said) from error
 
 
 def _open_broker(settings: Settings) -> Broker:

@@ -123,6 +123,9 @@ class AsyncProducer:
         if self._task is not None:
             await self._task
 
+    def __repr__(self) -> str:
+        return f"<AsyncProducer of {self._client!r}>"
+
     async def __aenter__(self) -> Self:
         return self
 

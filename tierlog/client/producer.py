@@ -166,6 +166,9 @@ class Producer:
             with self._changed:
                 self._waiting.fail_all(RuntimeError("the interpreter ended"))
 
+    def __repr__(self) -> str:
+        return f"<Producer of {self._client!r}>"
+
     def __enter__(self) -> Self:
         return self
 
