@@ -8,6 +8,7 @@
   do, and as it comes, which acknowledges before a flush (ours with `acks=1` stands beside it too).
 * Beside our batches also the disk alone: the same bytes written by as many threads to one file, all
   that wait flushed by one `fdatasync`.
+* Reads ask for as much as the log gives at once: ours 8 MiB, NATS streams, s2 1,000 records.
 * All of them by prepared requests over plain sockets, threads of one process: the client is the
   same, and does nothing with what it reads but count.
 
@@ -24,6 +25,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -44,7 +46,8 @@ from tierlog.client import Client
 ROUNDS: Final = 3
 SECONDS: Final = 0.6
 READ_RECORDS: Final = 30_000
-FETCH_BYTES: Final = 1 << 20
+FETCH_BYTES: Final = 8 << 20
+_RECEIVE_BYTES: Final = 1 << 20
 RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 _JSON: Final = "application/json"
 DISK: Final = "the disk alone"
@@ -67,7 +70,11 @@ SHAPES: Final = (
 
 
 class Appends(Protocol):
-    """Who appends. Logs are named `append` and `read`."""
+    """Who appends. Logs are named `append` and `read`.
+
+    `renew`: an empty one of that name. Those before it stay, as a log's segments do: a file that
+    was just deleted leaves its pages in memory to the next.
+    """
 
     def renew(self, log: str, /) -> None: ...
     def appender(
@@ -234,9 +241,7 @@ def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[
 
 
 class BareDisk:
-    """No log: a file, and who appends to it. A new one each time, and the old ones stay, as a log's
-    segments do: a file that was just deleted leaves its pages in memory to the next.
-    """
+    """No log: a file, and who appends to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, 0
@@ -272,11 +277,11 @@ class OurLog:
         self._server = server
         self._acks = acks
         self._form = RAW if raw else _JSON
+        self._renewed: Counter[str] = Counter()
 
     def renew(self, log: str) -> None:
+        self._renewed[log] += 1
         with Client(self._server.url) as client:
-            if any(topic.name == self._topic(log) for topic in client.list_topics()):
-                client.delete_topic(self._topic(log))
             client.create_topic(self._topic(log), config={"retention.ms": -1})
 
     @contextmanager
@@ -287,7 +292,7 @@ class OurLog:
             yield lambda: _ignore(wire.timed(request))
 
     def read(self, log: str, count: int) -> None:
-        buffer, offset = memoryview(bytearray(FETCH_BYTES)), 0
+        buffer, offset = memoryview(bytearray(_RECEIVE_BYTES)), 0
         with Wire(self._server) as wire:
             while offset < count:
                 line = f"GET {self._records(log)}?offset={offset}&max_bytes={FETCH_BYTES}"
@@ -298,7 +303,8 @@ class OurLog:
                 offset = int(found[1])
 
     def _topic(self, log: str) -> str:
-        return f"{log}-{'raw' if self._form == RAW else 'json'}-{self._acks}"
+        form = "raw" if self._form == RAW else "json"
+        return f"{log}-{form}-{self._acks}-{self._renewed[log]}"
 
     def _records(self, log: str) -> str:
         return f"/v1/topics/{self._topic(log)}/partitions/0/records"
