@@ -89,6 +89,6 @@ def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
     near = get_close_matches(lowered, by_lower, n=1, cutoff=0.8)
     first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
     if near or any(lowered.startswith(word) for word in first_words):
-        hint = f"; did you mean {by_lower[near[0]]}?" if near else "."
         names = ", ".join(by_lower.values())
-        raise InvalidOption(f"there is no option {key!r}{hint} There are: {names}")
+        hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are {names}"
+        raise InvalidOption(f"there is no option {key!r}; {hint}")

@@ -74,6 +74,7 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         call(None)
         return
     from tierlog.client import Client
+    from tierlog.client.exchange import BrokerUnreachable
 
     with Client(
         options.server,
@@ -86,11 +87,15 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         except UnknownTopic as error:
             error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
+        except BrokerUnreachable as error:
+            error.args = (f"{error}; `tierlog dev` starts a broker, --server names another",)
+            raise
 
 
 def _near_topic(client: Client, topic: str) -> str:
     """Among those that the caller may see; nothing where they cannot be asked for."""
     try:
-        return did_you_mean(topic, [one.name for one in client.list_topics()])
+        topics = [one.name for one in client.list_topics()]
     except TierlogError:
         return ""
+    return did_you_mean(topic, topics) or "; `tierlog topic list` shows those that there are"

@@ -121,6 +121,8 @@ def produce(
             for number, item in _items(kind, source, file, key_separator):
                 gathering.add(number, item)
             gathering.send()
+    if not count.records:
+        client.describe_topic(topic)  # an empty input is no reason to be silent about a wrong name
     count.report(as_json=output.is_json)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from record_format.errors import ConfigurationError
+from record_format.errors import ConfigurationError, SettingsError
 from tierlog.client.exchange import Broken, Outcome, Unsent
 from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
 
@@ -78,7 +78,7 @@ class Connection:
         try:
             return make(), make(limits=WAITING)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            raise ConfigurationError(f"the environment's proxy: {error}") from error
+            raise SettingsError(f"the environment's proxy: {error}") from error
 
     def shown(self, client: object) -> str:
         """A client's repr: no token, and no password of its URL."""
@@ -160,9 +160,9 @@ def _server_url(server: str) -> httpx.URL:
         url = httpx.URL(server if "://" in server else f"http://{server}")
         url.raw_host.decode("ascii").encode("idna")  # as it is looked up
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ConfigurationError(f"server {server!r}: {error}") from error
+        raise SettingsError(f"server {server!r}: {error}") from error
     if url.scheme not in {"http", "https"} or not url.host or url.query:
-        raise ConfigurationError(f"server {server!r}: expected http://HOST:PORT or https://…")
+        raise SettingsError(f"server {server!r}: expected http://HOST:PORT or https://…")
     return url
 
 
@@ -170,16 +170,16 @@ def _read(file: str | Path) -> str:
     try:
         return Path(file).read_text()
     except OSError as error:
-        raise ConfigurationError(f"token file {file}: {error.strerror}") from error
+        raise SettingsError(f"token file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"token file {file}: {error}") from error
+        raise SettingsError(f"token file {file}: {error}") from error
 
 
 def _checked(token: str, where: str) -> str:
     """Without the line break that a file, or a secret that was one, ends with."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or not token:
-        raise ConfigurationError(f"{where}: holds no token")
+        raise SettingsError(f"{where}: holds no token")
     return token
 
 
@@ -193,7 +193,7 @@ def _authorities(url: httpx.URL, file: str | Path | None) -> ssl.SSLContext:
         return httpx.create_ssl_context()
     except OSError as error:  # ssl.SSLError is one
         named = file or os.environ.get("SSL_CERT_FILE")
-        raise ConfigurationError(f"CA file {named}: {error.strerror}") from error
+        raise SettingsError(f"CA file {named}: {error.strerror}") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -267,7 +267,8 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
 
 
 def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
-    assert "no topic 'missing'" in tierlog.fails(1, "consume", "missing")
+    assert "no topic 'missing'; `tierlog topic list`" in tierlog.fails(1, "consume", "missing")
+    assert "no topic 'missing'" in tierlog.fails(1, "produce", "missing", stdin=b"")
     assert "segment.bytes" in tierlog.fails(
         1, "topic", "create", "bad", "--config", "segment.bytes=12"
     )

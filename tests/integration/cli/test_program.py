@@ -56,6 +56,7 @@ def test_help_names_every_command(offline):
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
         (2, ("token", "list", "--data-dir", "gone"), "tierlog: there is no data folder gone ("),
+        (2, ("topic", "list", "--server", "ftp://x"), "expected http://HOST:PORT"),
         (2, ("topic", "describe", "\udcff"), "tierlog: an argument is no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", ""), "tierlog: --key-separator is empty"),
@@ -87,7 +88,9 @@ def test_no_broker_is_one_line():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        assert "cannot reach the broker" in Program(server).fails(1, "topic", "list")
+        said = Program(server).fails(1, "topic", "list")
+        assert "cannot reach the broker" in said
+        assert "`tierlog dev` starts a broker" in said
 
 
 def test_a_follower_ends_when_nobody_reads_it_any_more(tmp_path):

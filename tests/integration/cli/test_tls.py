@@ -122,7 +122,7 @@ def test_a_client_that_does_not_know_the_authority_says_so(secured, tmp_path):
     assert "certificate" in said.lower()
     other, _ = make_certificate(tmp_path, "other")
     assert "certificate" in Program(url).fails(1, "topic", "list", "--ca-file", other).lower()
-    assert "nowhere.pem" in Program(url).fails(1, "topic", "list", "--ca-file", "nowhere.pem")
+    assert "nowhere.pem" in Program(url).fails(2, "topic", "list", "--ca-file", "nowhere.pem")
 
 
 def test_plain_http_on_the_port_gets_no_answer_and_harms_nobody(secured):
