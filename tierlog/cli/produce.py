@@ -67,6 +67,10 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option(metavar="S", help="For lines: the text before it is the key.")
     ] = None,
+    key_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For csv and parquet: the column that is the key too."),
+    ] = None,
     acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
     batch_records: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Most records in one request.")
@@ -86,10 +90,7 @@ def produce(
         raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
     wanted = cast("Acks", acks)
     kind = format_ or format_of(file)
-    if key_separator is not None and kind is not Format.LINES:
-        raise typer.BadParameter("--key-separator is for lines")
-    if key_separator == "":
-        raise typer.BadParameter("--key-separator is empty: no record would have a key")
+    key = _key_of(kind, separator=key_separator, column=key_column)
     count = _Count(topic)
 
     def taken(answer: Produced) -> None:
@@ -118,7 +119,7 @@ def produce(
             for body in _whole_batches(source):
                 taken(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
-            for number, item in _items(kind, source, file, key_separator):
+            for number, item in _items(kind, source, file, key=key):
                 gathering.add(number, item)
             gathering.send()
     if not count.records:
@@ -126,19 +127,32 @@ def produce(
     count.report(as_json=output.is_json)
 
 
+def _key_of(kind: Format, *, separator: str | None, column: str | None) -> str | None:
+    """What the format finds its keys by."""
+    if separator is not None and kind is not Format.LINES:
+        raise typer.BadParameter("--key-separator is for lines")
+    if separator == "":
+        raise typer.BadParameter("--key-separator is empty: no record would have a key")
+    if column is not None and kind not in {Format.CSV, Format.PARQUET}:
+        raise typer.BadParameter("--key-column is for csv and parquet")
+    return column if separator is None else separator
+
+
 def _items(
-    kind: Format, source: IO[bytes], file: Path | None, key_separator: str | None
+    kind: Format, source: IO[bytes], file: Path | None, *, key: str | None
 ) -> Iterator[tuple[int, Item]]:
-    """With their places in the input."""
+    """With their places in the input; `key` as `_key_of` gave it."""
     if kind is Format.ENVELOPE:
         return full_lines(source)
     if kind is Format.LINES:
-        return enumerate(lines(source, key_separator=key_separator), 1)
+        return enumerate(lines(source, key_separator=key), 1)
     if kind is Format.PARQUET:
         if file is None:
             raise typer.BadParameter("--format parquet takes a FILE: it is read from its end")
-        return enumerate(parquet_rows(file), 1)
-    return enumerate(ndjson(source) if kind is Format.NDJSON else csv_rows(source), 1)
+        return enumerate(parquet_rows(file, key_column=key), 1)
+    if kind is Format.CSV:
+        return enumerate(csv_rows(source, key_column=key), 1)
+    return enumerate(ndjson(source), 1)
 
 
 @contextlib.contextmanager

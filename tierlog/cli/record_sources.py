@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -20,6 +20,7 @@ import msgspec
 
 from record_format import typed_json
 from record_format.errors import InvalidRequest
+from record_format.near_miss import did_you_mean
 from tierlog.client.records import NewRecord
 
 MAX_LINE_BYTES: Final = 64 << 20
@@ -74,8 +75,9 @@ def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in _lines(source) if line.strip())
 
 
-def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
-    """A JSON object a row, all text, named by the first row; empty cells are null.
+def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[NewRecord]:
+    """A JSON object a row, all text, named by the first row; empty cells are null. The cell of
+    `key_column` is the key too.
 
     A byte order mark, which spreadsheets write, is no part of the first name.
     """
@@ -83,34 +85,51 @@ def csv_rows(source: IO[bytes]) -> Iterator[NewRecord]:
     text = io.TextIOWrapper(source, "utf-8-sig", newline="")
     rows = csv.DictReader(text, strict=True)
     try:
-        _check_names(rows.fieldnames or ())
+        _check_names(rows.fieldnames or (), key_column)
         for row in rows:
             if None in row:
                 raise InvalidRequest(f"line {rows.line_num}: more cells than the first row names")
-            yield NewRecord(msgspec.json.encode({name: cell or None for name, cell in row.items()}))
+            cells = {name: cell or None for name, cell in row.items()}
+            yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRequest(f"line {rows.line_num}: {error}") from error
 
 
-def parquet_rows(file: Path) -> Iterator[NewRecord]:
-    """A JSON object a row; times as ISO 8601 text, bytes as base64, NaN as null."""
+def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRecord]:
+    """A JSON object a row; times as ISO 8601 text, bytes as base64, NaN as null. What `key_column`
+    holds, text, bytes or an integer, is the key too.
+    """
     from pyarrow import parquet
 
     try:
         reader = parquet.ParquetFile(file)
-        _check_names(reader.schema_arrow.names)
+        _check_names(reader.schema_arrow.names, key_column)
         for batch in reader.iter_batches():
             for row in batch.to_pylist():
-                yield NewRecord(msgspec.json.encode(row, enc_hook=_text))
+                value = msgspec.json.encode(row, enc_hook=_text)
+                yield NewRecord(value, key=_key(row, key_column))
     except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
 
 
-def _check_names(names: Iterable[str]) -> None:
+def _check_names(names: Sequence[str], key_column: str | None) -> None:
     """Of two columns of a name an object keeps one."""
+    if key_column is not None and key_column not in names:
+        hint = did_you_mean(key_column, names) or f"; there are {', '.join(names)}"
+        raise InvalidRequest(f"there is no column {key_column!r}{hint}")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InvalidRequest(f"more than one column is called {twice[0]!r}")
+
+
+def _key(row: Mapping[str, Any], column: str | None) -> bytes | str | None:
+    value = None if column is None else row[column]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if value is None or isinstance(value, (str, bytes)):
+        return value
+    kind = type(value).__name__
+    raise InvalidRequest(f"column {column!r}: a key is text, bytes or an integer, not {kind}")
 
 
 def _text(value: Any) -> str:

@@ -124,6 +124,25 @@ def test_rows_of_csv_are_taken_as_others_write_them(tierlog):
         assert said in tierlog.fails(1, *arguments, **given)
 
 
+def test_a_column_is_the_key_too(tierlog, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "rows.csv").write_text("city,n\nKöln,1\n,2\n")
+    table = {"n": [7, None], "b": [b"\xff", b"x"], "x": [0.5, 1.5]}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    tierlog.ok("topic", "create", "columns")
+    for file, column in (("csv", "city"), ("parquet", "n"), ("parquet", "b")):
+        tierlog.ok("produce", "columns", tmp_path / f"rows.{file}", "--key-column", column)
+    found = tierlog.ok("consume", "columns", "--format", "json").splitlines()
+    keys = [(one.get("key"), one.get("key_base64")) for one in map(json.loads, found)]
+    assert [key for key, _ in keys] == ["Köln", None, "7", None, None, "x"]
+    assert keys[4][1] == "/w=="
+    parquet = (tmp_path / "rows.parquet", "--key-column")
+    assert "no column 'N'" in tierlog.fails(1, "produce", "columns", *parquet, "N")
+    assert "not float" in tierlog.fails(1, "produce", "columns", *parquet, "x")
+    assert "for csv and parquet" in tierlog.fails(2, "produce", "columns", "--key-column", "n")
+
+
 def test_parquet_rows_become_json(tierlog, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
