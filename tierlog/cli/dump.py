@@ -30,7 +30,7 @@ def dump(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Segment files, checkpoints, a partition's folder, or URLs of a bucket's objects.",
         ),
     ],

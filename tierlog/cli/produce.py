@@ -46,7 +46,7 @@ def produce(
     client: Client,
     topic: TopicArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Standard input by default.")
+        Path | None, typer.Argument(metavar="FILE", help="Standard input by default.")
     ] = None,
     *,
     format_: Annotated[
