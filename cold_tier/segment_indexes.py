@@ -4,15 +4,18 @@
   is one more, and only when it is wanted and not empty.
 * Nothing is believed before its CRC-32C and that it is of this segment. Wrong bytes are asked for
   once more, since the wire may be at fault.
-* Identical loads at the same time are one. So many are in flight, whoever asks.
+* Identical loads at the same time are one. So many are in flight, whoever asks. Who waited for a
+  turn while the store did not answer another is refused as that one: else with a store that hangs
+  each would wait for its turn, and then as long again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
@@ -22,7 +25,12 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef, read_range
 from cold_tier.retry import RetryPolicy
-from record_format.errors import CorruptObject, CorruptSnapshot, UnknownFormatVersion
+from record_format.errors import (
+    CorruptObject,
+    CorruptSnapshot,
+    StoreUnavailable,
+    UnknownFormatVersion,
+)
 from record_format.index_layouts import parse_txn_index
 
 T = TypeVar("T")
@@ -84,6 +92,7 @@ class SegmentIndexes:
         self._store, self._policy, self._limit_bytes = store, policy, limit_bytes
         self._lock = threading.Lock()
         self._loads = threading.BoundedSemaphore(loads_max)
+        self._in_vain = 0
         self._cached: OrderedDict[tuple[str, int], tuple[Any, int]] = OrderedDict()
         self._loading: dict[tuple[str, int], Future[Any]] = {}
         self._bytes = 0
@@ -160,13 +169,14 @@ class SegmentIndexes:
             if loading is None:
                 ours: Future[Any] = Future()
                 self._loading[key] = ours
+            in_vain = self._in_vain
         if loading is not None:
             try:
                 return cast(T, loading.result())
             finally:
                 del loading  # or the error would hold itself, and what its reader has open
         try:
-            with self._loads:
+            with self._turn(in_vain):
                 found, size_bytes = _once_more_for_wrong_bytes(load)
         except BaseException as error:
             with self._lock:
@@ -179,6 +189,19 @@ class SegmentIndexes:
             self._keep(key, found, size_bytes)
         ours.set_result(found)
         return found
+
+    @contextmanager
+    def _turn(self, in_vain: int) -> Iterator[None]:
+        """`in_vain`: how many loads had been so when its wait began."""
+        with self._loads:
+            if self._in_vain != in_vain:
+                raise StoreUnavailable("not waited for: those before did so in vain")
+            try:
+                yield
+            except StoreUnavailable:
+                with self._lock:
+                    self._in_vain += 1
+                raise
 
     def _keep(self, key: tuple[str, int], found: object, size_bytes: int) -> None:
         self._cached[key] = found, size_bytes
