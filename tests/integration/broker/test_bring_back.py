@@ -115,6 +115,27 @@ def compacted_to_the_end(house):
     house.broker.chores.compactor.run_round()
 
 
+def test_what_comes_back_as_it_was_before_it_was_compacted_is_compacted_again(house):
+    house.broker.create_topic("t", config=COMPACT)
+    last = fill(house, "t", 300)
+    partition_of(house).log.roll()
+    offload(house, "t")
+    house.stop_copying()  # the bucket does not follow
+    folder = compacted(house, "t").folder
+    house.broker.close()
+    oldest = min(folder.glob("*.log")).stem
+    for file in folder.glob(f"{oldest}.*"):
+        file.unlink()
+    house.broker = house.open()
+    partition = partition_of(house)
+    assert has_cold_only(partition)
+    house.broker.chores.compactor.run_round()
+    assert not has_cold_only(partition)
+    records = house.records("t")
+    assert last_of(records) == last
+    assert len(records) == len(last), "a value of long ago came back"
+
+
 def test_segments_join_as_the_manifest_has_them(restored):
     partition = partition_of(restored)
     there = list(cold_only(partition))
