@@ -15,7 +15,7 @@ from typing import Final
 
 from rich.console import Console
 
-from bench import memory, page
+from bench import page
 from bench.children import MissingPeer
 from bench.report import Report, save, show
 
@@ -70,16 +70,13 @@ def _measure(name: str, console: Console, *, rounds: int) -> None:
     claim = importlib.import_module(f"bench.{name}")
     with tempfile.TemporaryDirectory(prefix=f"tierlog-bench-{name}-") as folder:
         try:
-            with console.status(f"measuring {name}"), memory.limited(Path(folder)) as is_limited:
+            with console.status(f"measuring {name}"):
                 report: Report = claim.measure(Path(folder), rounds=rounds or claim.ROUNDS)
         except MissingPeer as missing:
             console.print(f"{name}: skipped, {missing}", style="yellow")
             return
     show(report, console)
-    limit_bytes = memory.LIMIT_BYTES if is_limited else None
-    console.print(
-        f"  kept in {save(report, memory_limit_bytes=limit_bytes)}\n", style="dim", highlight=False
-    )
+    console.print(f"  kept in {save(report)}\n", style="dim", highlight=False)
 
 
 if __name__ == "__main__":

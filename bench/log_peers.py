@@ -25,7 +25,6 @@ import os
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -70,11 +69,7 @@ SHAPES: Final = (
 
 
 class Appends(Protocol):
-    """Who appends. Logs are named `append` and `read`.
-
-    `renew`: an empty one of that name. Those before it stay, as a log's segments do: a file that
-    was just deleted leaves its pages in memory to the next.
-    """
+    """Who appends. Logs are named `append` and `read`."""
 
     def renew(self, log: str, /) -> None: ...
     def appender(
@@ -241,7 +236,9 @@ def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[
 
 
 class BareDisk:
-    """No log: a file, and who appends to it."""
+    """No log: a file, and who appends to it. A new one each time, and the old ones stay, as a log's
+    segments do: a file that was just deleted leaves its pages in memory to the next.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, 0
@@ -277,11 +274,11 @@ class OurLog:
         self._server = server
         self._acks = acks
         self._form = RAW if raw else _JSON
-        self._renewed: Counter[str] = Counter()
 
     def renew(self, log: str) -> None:
-        self._renewed[log] += 1
         with Client(self._server.url) as client:
+            if any(topic.name == self._topic(log) for topic in client.list_topics()):
+                client.delete_topic(self._topic(log))
             client.create_topic(self._topic(log), config={"retention.ms": -1})
 
     @contextmanager
@@ -303,8 +300,7 @@ class OurLog:
                 offset = int(found[1])
 
     def _topic(self, log: str) -> str:
-        form = "raw" if self._form == RAW else "json"
-        return f"{log}-{form}-{self._acks}-{self._renewed[log]}"
+        return f"{log}-{'raw' if self._form == RAW else 'json'}-{self._acks}"
 
     def _records(self, log: str) -> str:
         return f"/v1/topics/{self._topic(log)}/partitions/0/records"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,24 +43,22 @@ def nats(folder: Path, *, durable: bool) -> Iterator[NatsLog]:
 
 
 class NatsLog:
-    """Streams of one server, each with one subject of the same name, and anew under the next."""
+    """Streams of one server, each with one subject of the same name."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._renewed: Counter[str] = Counter()
 
     def renew(self, log: str) -> None:
-        self._renewed[log] += 1
-        stream = self._stream(log)
+        """An empty stream of that name, whatever was there."""
         with _Connection(self._server) as connection:
-            settings = {"name": stream, "subjects": [stream], "storage": "file"}
-            connection.ask(f"$JS.API.STREAM.CREATE.{stream}", settings)
+            connection.ask(f"$JS.API.STREAM.DELETE.{log}", {}, may_fail=True)
+            settings = {"name": log, "subjects": [log], "storage": "file"}
+            connection.ask(f"$JS.API.STREAM.CREATE.{log}", settings)
 
     @contextmanager
     def appender(self, log: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
         with _Connection(self._server) as connection:
-            subject = self._stream(log)
-            lines = [connection.publish(subject, value) for value in values]
+            lines = [connection.publish(log, value) for value in values]
             request = b"".join(lines)
 
             def append() -> None:
@@ -75,14 +72,9 @@ class NatsLog:
             connection.sock.sendall(b"SUB _D.%d 2\r\n" % id(connection))
             subject = f"_D.{id(connection)}"
             config = {"deliver_subject": subject, "ack_policy": "none", "deliver_policy": "all"}
-            stream = self._stream(log)
-            asked = json.dumps({"stream_name": stream, "config": config}).encode()
-            call = f"$JS.API.CONSUMER.CREATE.{stream}"
-            connection.sock.sendall(connection.publish(call, asked))
+            asked = json.dumps({"stream_name": log, "config": config}).encode()
+            connection.sock.sendall(connection.publish(f"$JS.API.CONSUMER.CREATE.{log}", asked))
             connection.await_marks(b"$JS.ACK.", count)
-
-    def _stream(self, log: str) -> str:
-        return f"{log}-{self._renewed[log]}"
 
 
 class _Connection:
@@ -104,10 +96,10 @@ class _Connection:
         """The bytes of a PUB whose answer comes to this connection's inbox."""
         return b"PUB %s _I.%d %d\r\n%s\r\n" % (subject.encode(), id(self), len(payload), payload)
 
-    def ask(self, subject: str, request: Mapping[str, object]) -> None:
+    def ask(self, subject: str, request: Mapping[str, object], *, may_fail: bool = False) -> None:
         self.sock.sendall(self.publish(subject, json.dumps(request).encode()))
         answer = self._await(b"}\r\n")
-        if b'"error"' in answer:
+        if b'"error"' in answer and not may_fail:
             raise RuntimeError(f"{subject}: {answer[:500]!r}")
 
     def await_marks(self, mark: bytes, count: int) -> None:

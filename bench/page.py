@@ -37,10 +37,6 @@ def _sections(page: str) -> Iterator[tuple[str, str]]:
             yield named[1], _SECTION + section
 
 
-def _memory(limit_bytes: int | None) -> str:
-    return f", {limit_bytes >> 30} GiB of memory" if limit_bytes else ""
-
-
 def _section(name: str, before: Mapping[str, str]) -> str:
     path = RESULTS / f"{name}.json"
     if not path.exists():
@@ -50,7 +46,7 @@ def _section(name: str, before: Mapping[str, str]) -> str:
     when = f"{found['measured_at'][:16].replace('T', ' ')} UTC"
     where = (
         f"{machine['cpus']} cores ({machine['cpu']}), load {machine['load'][0]:.1f}, "
-        f"Python {machine['python']}{_memory(machine.get('memory_limit_bytes'))}"
+        f"Python {machine['python']}"
     )
     peer = found["peer"] or "peer"
     lines = [

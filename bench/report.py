@@ -101,7 +101,7 @@ def show(report: Report, console: Console) -> None:
         console.print(f"  {note}", style="dim", highlight=False)
 
 
-def save(report: Report, *, memory_limit_bytes: int | None) -> Path:
+def save(report: Report) -> Path:
     """Write `bench/results/<name>.json`, with what it was measured on."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{report.name}.json"
@@ -121,7 +121,6 @@ def save(report: Report, *, memory_limit_bytes: int | None) -> Path:
             "kernel": platform.release(),
             "python": platform.python_version(),
             "load": os.getloadavg(),
-            "memory_limit_bytes": memory_limit_bytes,
         },
         "rows": rows,
         "notes": report.notes,
