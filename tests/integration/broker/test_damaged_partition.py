@@ -229,7 +229,7 @@ def filled(house):
     for number in range(4):
         if number == 2:
             house.offload()
-            house.broker.chores.copying.stop(10)
+            house.stop_copying()
         house.produce("t", [b"%d" % number * 60] * 10)
     return house
 

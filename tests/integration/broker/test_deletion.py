@@ -201,7 +201,7 @@ def test_what_the_bucket_was_told_of_partitions_that_did_not_come_is_taken_back(
     house.restart()
     house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
     house.restart()  # it begins with what the bucket was told
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     bucket, registry = house.broker.bucket, house.broker.registry
 
     def told_and_full(*_given, **_options):
@@ -391,7 +391,7 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
 def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.chores.deleting.stop(10)
     assert house.broker.chores.copier.wait_until_idle(
         timeout_s=20
@@ -440,7 +440,7 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
 
 
 def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeypatch) -> None:
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     write = TopicObjects.write
 
     def failing(objects, topic, *, check):

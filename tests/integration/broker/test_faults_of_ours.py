@@ -92,7 +92,7 @@ def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, mon
     two.broker.chores.janitor._settings = replace(two.broker.settings, gc_grace_ms=0)
     partition = two.broker.partition("a-broken", 0)
     assert two.broker.offload("a-broken", wait_ms=20_000).remaining_segments == 0
-    two.broker.chores.copying.stop(10)
+    two.stop_copying()
     two.broker.trim("a-broken", 0, 50)
     full = OSError(errno.ENOSPC, "no space left on device")
     monkeypatch.setattr(partition.cold.notes, "_write", raising(full))

@@ -16,7 +16,7 @@ def rolled(house):
     house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
     produce(house)
     house.offload()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     produce(house)
     house.broker.partition("t", 0).log.roll()
     return house

@@ -216,7 +216,7 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
         house.produce("t", [b"lost" * 15] * 10)
     commit(house, "g", t0=35, t1=50)
     commit(house, "h", t0=7)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.close()
     max((house.root / "data" / "t-0").glob("*.log")).unlink()
     house.broker = house.open()

@@ -31,7 +31,7 @@ def unsure(house):
     compacted(house, "t")
     offload(house, "t")
     known = partition.cold.end_offset
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     resize(partition, 4096)
     for number in range(20):
         pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
@@ -94,7 +94,7 @@ def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, r
 def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(house):
     house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     for _ in range(20):
         house.produce("t", [b"x" * 100] * 10)
     partition = house.broker.partition("t", 0)

@@ -21,7 +21,7 @@ CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 def fill(house, segments, **config):
     """Segments of ten records each."""
     house.broker.create_topic("t", config={**CONFIG, **config})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     produce(house, segments)
 
 
@@ -37,7 +37,7 @@ def lose(house, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot"
         for suffix in suffixes:
             (house.root / "data" / "t-0" / f"{base_offset:020d}.{suffix}").unlink(missing_ok=True)
     house.broker = house.open()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
 
 
 def offsets(house):
@@ -58,7 +58,7 @@ def test_what_the_bucket_has_is_read_from_there(
     monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
     house.broker.create_topic("t", config=CONFIG)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.produce("t", [b"x"] * 5)
     house.broker.partition("t", 0).log.roll()
     house.produce("t", [b"x"] * 5)
@@ -220,7 +220,7 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
     fill(house, 2)
     if restarted:  # no file is open any more
         house.restart(down=True, store_start_timeout_ms=200)
-        house.broker.chores.copying.stop(10)
+        house.stop_copying()
         house.set_down(False)
         house.broker.bucket.settle(house.broker.registry)
     (house.root / "data" / "t-0" / f"{0:020d}.log").unlink()
@@ -246,13 +246,13 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
     """Found by who looks at all segments, after a start that knows them by their names."""
     for topic in ("t", "u"):
         house.broker.create_topic(topic, config=CONFIG)
-        house.broker.chores.copying.stop(10)
+        house.stop_copying()
         for segment in range(4):
             for batch in range(5):
                 house.produce(topic, [b"x" * 60] * 2, at=10 * segment + 2 * batch)
             house.broker.partition(topic, 0).log.roll()
     house.restart()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     harm(house.root / "data" / "t-0" / f"{20:020d}.log")
     for _ in range(2):  # claimed, or not yet
         partition = house.copy_sealed()

@@ -280,7 +280,7 @@ def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was
 
 def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(house, monkeypatch):
     turn_off, put = turned_off(house), house.store.put_file
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
@@ -302,7 +302,7 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
 def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house, monkeypatch):
     """Another broker may have the folder by then."""
     house.broker.create_topic("t", partitions=2, config=SMALL)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     fill(house, "t", segments=3)
     house.broker.alter_topic("t", config={"retention.bytes": 1024})
     waits, answers, asked = threading.Event(), threading.Event(), []

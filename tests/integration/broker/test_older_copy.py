@@ -16,7 +16,7 @@ GAP = 1000
 def copied(house, tmp_path):
     """20 offsets, all in the bucket; `older` is a copy of the folder as it is then."""
     house.broker.create_topic("t", config={"retention.ms": -1})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.produce("t", [b"x"] * 20)
     house.broker.partition("t", 0).log.roll()
     house.broker.bucket.settle(house.broker.registry)
@@ -40,7 +40,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied):
     go_on_and_die(copied, commits=3)
     for _ in range(2):
         copied.broker = copied.open()
-        copied.broker.chores.copying.stop(10)
+        copied.stop_copying()
         copied.copy_sealed()
         assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
         copied.broker.close()
@@ -96,7 +96,7 @@ def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
     monkeypatch.setattr(copied.store, "put", put_and_copy, raising=False)
     copied.set_down(False)
     copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
-    copied.broker.chores.copying.stop(10)
+    copied.stop_copying()
     go_on_and_die(copied, commits=2)
     copied.broker = copied.open()
     copied.wait_for(lambda: copied.broker.partition("t", 0).leadership_lost is not None)

@@ -151,7 +151,7 @@ def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 400)
     offload(house, "t")
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     compacted(house, "t")
     lost = entries(house)[1]
     path_of(house, lost.log_key).unlink()

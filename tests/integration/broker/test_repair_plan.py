@@ -26,7 +26,7 @@ def made(tmp_path_factory):
     for number in range(4):
         if number == 2:
             house.offload()
-            house.broker.chores.copying.stop(10)
+            house.stop_copying()
         house.produce("t", [b"%d" % number * 60] * 10)
     house.broker.close()
     return house.root

@@ -529,7 +529,7 @@ def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
 def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
     house = House(copied(tmp_path, "txn-0", clean=True))
     opened.append(house)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.alter_topic("txn", config={"remote.storage.enable": False})
     house.claim()
     end = house.broker.partition("txn", 0).offsets().high_watermark
@@ -567,7 +567,7 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
     house.broker.create_topic("t", config=config)
     put(house, "t", [(b"before", b"1")])
     house.offload()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     for number in range(3):
         put(house, "t", [(b"again", b"%d" % number)])
     put(house, "t", [(b"once", b"kept")])
@@ -784,7 +784,7 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
 ):
     """The disk is lost before the bucket heard that the older one was deleted."""
     house.broker.create_topic("t", config=CONFIG)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.broker.chores.deleting.stop(10)
     house.broker.bucket.settle(house.broker.registry)
     monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)

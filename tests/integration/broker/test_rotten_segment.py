@@ -18,7 +18,7 @@ def house(house):
     and one more that holds 30 to 32.
     """
     house.broker.create_topic("t", config={"retention.ms": -1})
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     for number in range(BATCHES):
         house.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
     house.broker.partition("t", 0).log.roll()

@@ -257,7 +257,7 @@ def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(hous
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     house.fill(200)
     house.offload()
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     house.set_down(True)
     partition, starts = house.broker.partition("t", 0), []
     sizes = tier_sizes(partition)

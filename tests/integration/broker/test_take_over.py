@@ -72,7 +72,7 @@ def shared_tail(house, tmp_path):
     house.broker.close()
     copy = House(house.copy_to(tmp_path / "copy"))
     copy.claim()
-    copy.broker.chores.copying.stop(10)
+    copy.stop_copying()
     copy.fill(60, mark=b"copy")
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     house.fill(20, mark=b"original")
@@ -427,7 +427,7 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
     """Everything is checked then, also what was flushed; the topic compacts no more."""
     house.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.broker.chores.copying.stop(10)
+    house.stop_copying()
     for number in range(30):
         key = b"once %d" % number if number % 5 == 0 else b"again and again"
         put(house, "t", [(key, b"v" * 40)] * 10)
