@@ -4,6 +4,8 @@
 * An offset in both tiers is in both lanes; nothing has a third colour.
 * What is there is seen: an extent is never narrower than `LEAST_WIDTH`, be it one record in
   billions. It then ends where the axis ends, at most.
+* What nobody has is not to scale where it is long: a restore leaves out a billion offsets, and one
+  tenth of what is there shows that as well.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final, NamedTuple
 
 WIDTH: Final = 1000.0
 LEAST_WIDTH: Final = 2.0
+HOLE_SHARE: Final = 10  # a hole is at most this part of what is there
 
 
 class Extent(NamedTuple):
@@ -25,24 +28,37 @@ class Extent(NamedTuple):
 
 
 class Axis(NamedTuple):
+    """Offsets along a line. `left_out`: the ends of long holes."""
+
     start_offset: int
     end_offset: int
+    left_out: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def over(cls, ranges: Iterable[tuple[int, int]]) -> Axis:
         """From the least start to the greatest end; empty for no ranges."""
-        found = list(ranges)
-        return cls(min((a for a, _ in found), default=0), max((b for _, b in found), default=0))
+        found = sorted(ranges)
+        start, end = min((a for a, _ in found), default=0), max((b for _, b in found), default=0)
+        there = [(a, b) for a, b in found if a < b]
+        holes = list(_without(start, end, there))
+        held = end - start - sum(b - a for a, b in holes if a < b)
+        longest = max(1, held // HOLE_SHARE)
+        cut = ((a + longest, b) for a, b in holes)
+        return cls(start, end, tuple((a, b) for a, b in cut if a < b))
 
     def extent(self, start_offset: int, end_offset: int) -> Extent | None:
         """None where the part of the range that is on the axis is empty."""
         start, end = max(start_offset, self.start_offset), min(end_offset, self.end_offset)
         if start >= end:
             return None
-        scale = WIDTH / (self.end_offset - self.start_offset)
-        width = max((end - start) * scale, LEAST_WIDTH)
-        x = min((start - self.start_offset) * scale, WIDTH - width)
+        scale = WIDTH / self._length_to(self.end_offset)
+        width = max((self._length_to(end) - self._length_to(start)) * scale, LEAST_WIDTH)
+        x = min(self._length_to(start) * scale, WIDTH - width)
         return Extent(start, end, round(x, 2), round(width, 2))
+
+    def _length_to(self, offset: int) -> int:
+        left_out = sum(max(0, min(b, offset) - a) for a, b in self.left_out)
+        return offset - self.start_offset - left_out
 
 
 class Places(NamedTuple):
@@ -53,6 +69,10 @@ class Places(NamedTuple):
     log_end_offset: int
     bucket_end_offset: int
     gaps: Sequence[tuple[int, int]] = ()
+
+    def written(self) -> Iterable[tuple[int, int]]:
+        """Ranges of the log without the gaps; some may be empty."""
+        return _without(self.log_start_offset, self.log_end_offset, self.gaps)
 
 
 class TierMap(NamedTuple):

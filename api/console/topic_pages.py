@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
+from broker.groups.groups import lag_of
 from broker.partition import Partition
 from broker.segment_listing import SegmentListing, glance_segments
 from broker.tier_sizes import TierSizes, tier_sizes
@@ -101,7 +102,6 @@ def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
 
 def _topic_line(topic: Topic) -> TopicLine:
     partitions = list(topic.partitions.values())
-    offsets = [partition.offsets() for partition in partitions]
     sizes = [tier_sizes(partition) for partition in partitions]
     drawn = [_places(partition) for _, partition in sorted(topic.partitions.items())[:LANES]]
     axis = axis_of(drawn)
@@ -109,13 +109,18 @@ def _topic_line(topic: Topic) -> TopicLine:
         name=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
         damaged=len(topic.damaged),
-        offset_count=sum(max(0, o.high_watermark - o.log_start_offset) for o in offsets),
+        offset_count=sum(_offset_count(partition) for partition in partitions),
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),
         lag_bytes=sum(size.offload_lag_bytes for size in sizes),
         maps=[tier_map(places, axis) for places in drawn],
         more=len(partitions) - len(drawn),
     )
+
+
+def _offset_count(partition: Partition) -> int:
+    now = partition.offsets()
+    return lag_of(partition, now.log_start_offset, now.high_watermark)
 
 
 def partition_page(topic: Topic, *, page: int) -> PartitionPage:
@@ -146,7 +151,7 @@ def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionL
 
 
 def axis_of(many: Iterable[Places]) -> Axis:
-    return Axis.over((one.log_start_offset, one.log_end_offset) for one in many)
+    return Axis.over(written for one in many for written in one.written())
 
 
 def _places(partition: Partition) -> Places:

@@ -627,3 +627,16 @@ def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> Non
         house.produce("flights", {"key": "after"})
         newest = house.get("/console/topics/flights/partitions/0/records?limit=20").text
         assert (">after<" in newest, "?at=180&amp;" in newest) == (True, True)
+
+
+def test_records_are_counted_without_the_gap_of_a_restore(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.two_tiers("flights")
+    new = tmp_path / "new"
+    options = RestoreOptions(data_dir=new / "data", gap=1_000_000_000, clock=lambda: 0)
+    restore(open_store(f"file://{tmp_path / 'bucket'}"), options)
+    (new / "bucket").symlink_to(tmp_path / "bucket")
+    with open_house(new) as house:
+        house.produce("flights", {"key": "after"})
+        overview = house.get("/console/overview").text
+        assert '<td class="number" data-label="Records">201</td>' in overview

@@ -28,6 +28,25 @@ def test_gaps_are_holes_in_the_bucket() -> None:
     assert found == [(0, 300), (400, 500), (600, 900)]
 
 
+def test_what_a_restore_left_out_does_not_crowd_the_records_out() -> None:
+    gap = (1000, 1_000_001_000)
+    there = places(0, gap[1], 1000, gap[1] + 1000, gap)
+    drawn = tier_map(there, Axis.over(there.written()))
+    assert [(one.x, one.width) for one in drawn.bucket] == [(0, 454.55)]
+    assert [(one.x, one.width) for one in drawn.disk] == [(545.45, 454.55)]
+
+
+def test_a_short_gap_is_to_scale() -> None:
+    there = places(0, 900, 900, 1000, (300, 390))
+    assert Axis.over(there.written()) == Axis(0, 1000)
+
+
+def test_a_gap_of_one_partition_that_another_fills_is_to_scale() -> None:
+    gapped, whole = places(0, 900, 100, 1000, (100, 900)), places(0, 0, 0, 1000)
+    axis = Axis.over([*gapped.written(), *whole.written()])
+    assert axis == Axis(0, 1000)
+
+
 def test_a_gap_across_the_end_of_the_bucket_leaves_nothing_behind_it() -> None:
     drawn = tier_map(places(0, 500, 300, 1000, (200, 500)), Axis(0, 1000))
     assert [(one.start_offset, one.end_offset) for one in drawn.bucket] == [(0, 200)]
@@ -52,7 +71,8 @@ OFFSETS = st.integers(0, 2**63 - 1)
 def test_nothing_is_drawn_outside_the_axis(four: list[int], gaps: list[tuple[int, int]]) -> None:
     start, local, bucket_end, end = sorted(four)
     ordered = [(min(gap), max(gap)) for gap in gaps]
-    drawn = tier_map(places(start, local, bucket_end, end, *ordered), Axis(start, end))
+    there = places(start, local, bucket_end, end, *ordered)
+    drawn = tier_map(there, Axis.over(there.written()))
     for one in (*drawn.disk, *drawn.bucket):
         assert start <= one.start_offset < one.end_offset <= end
         assert one.x >= 0
