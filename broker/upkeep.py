@@ -154,7 +154,7 @@ class Upkeep:
             self._on_cut(topic.record, damaged.number, end_offset)
         self._chores.checkpoints.save()  # else a crash finds it short of what it had reached
         self._opener.forget_take_overs()
-        return msgspec.structs.replace(mending.step, done=True)
+        return mending.step.carried_out()
 
     def _mend_segments(
         self, partition: Partition, *, apply: bool, deep: bool, accept_loss: bool

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.mending.repair_step import Action, RepairStep
+from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
 from hot_tier.durable_file import REAL_DISK, sync_folder
 from hot_tier.file_names import LOG, parse_file_name
 from hot_tier.parting import base_offsets
@@ -50,7 +50,7 @@ class LocalRepair:
         elif fault is not None:
             action = Action.CUT
             lost = self._lost(fault, cold_end_offset)
-            detail = f"{lost}; what is left is {aside}. --accept-loss does it"
+            detail = f"{lost}; what is left is {aside}{ACCEPT_LOSS}"
         return RepairStep(
             action=action,
             partition=self._damaged.number,

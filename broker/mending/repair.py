@@ -39,7 +39,7 @@ from broker.mending.rebuilt_segment import (
     producers_before,
     rebuilt_segment,
 )
-from broker.mending.repair_step import Action, RepairStep
+from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
 from broker.mending.rotten_segments import InBucket, RottenSegments
 from broker.partition import Partition
 from cold_tier.object_store import ObjectStore
@@ -145,10 +145,13 @@ class Repair:
         )
 
     def _unrepaired(self, problem: Problem) -> RepairStep:
+        helps = "restore the object from a copy, if there is one"
+        if problem.kind is ProblemKind.PIN_BROKEN:
+            helps += ", or unpin it"
         return RepairStep(
             action=Action.NONE,
             partition=problem.partition,
-            detail=f"{problem.kind}: {problem.detail}; restore the object from a copy, if there is",
+            detail=f"{problem.kind}: {problem.detail}; {helps}",
             object_key=problem.object_key,
         )
 
@@ -173,7 +176,7 @@ class Repair:
         step = RepairStep(
             action=action,
             partition=self._partition.number,
-            detail=f"{detail}; --accept-loss does it" if loses else detail,
+            detail=detail + ACCEPT_LOSS if loses else detail,
             object_key=log_key,
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
@@ -239,8 +242,9 @@ class Repair:
         else:
             local = step.action is Action.UPLOAD_AGAIN
             self._put_up_again(entry, before, local=local)
-        log.info("repaired", partition=str(self._partition), step=step.action, detail=step.detail)
-        return msgspec.structs.replace(step, done=True)
+        done = step.carried_out()
+        log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
+        return done
 
     def _put_up_again(
         self, entry: SegmentEntry, before: SegmentEntry | None, *, local: bool

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+ACCEPT_LOSS: Final = "; --accept-loss does it"  # ends what a step that loses says until it is done
 
 
 class Action(StrEnum):
@@ -29,3 +32,7 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     base_offset: int | None = None
     last_offset: int | None = None
     done: bool = False
+
+    def carried_out(self) -> RepairStep:
+        detail = self.detail.removesuffix(ACCEPT_LOSS)
+        return msgspec.structs.replace(self, done=True, detail=detail)

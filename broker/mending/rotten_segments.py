@@ -24,13 +24,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
 from broker.holes import Holes
 from broker.mending.local_check import is_lost, is_rotten
 from broker.mending.local_repair import copy_segment, unused
-from broker.mending.repair_step import Action, RepairStep
+from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
 from broker.partition import Partition
 from hot_tier.salvage import Lost
 from hot_tier.segment_gaps import Gap
@@ -119,7 +118,7 @@ class RottenSegments:
             Action.DROP_BATCHES,
             view,
             f"{view.path}: {what}, and the bucket lacks it: offsets {spans or 'none'} are "
-            "lost, all else stays; --accept-loss does it",
+            f"lost, all else stays{ACCEPT_LOSS}",
         )
 
     def _missing(self, view: SegmentView) -> RepairStep:
@@ -183,7 +182,8 @@ class RottenSegments:
                     opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).drop_lost()
             except (UnknownSegment, FileNotFoundError):
                 return step  # retention took it meanwhile
+        done = step.carried_out()
         log.warning(
-            "segment repaired", partition=str(self._partition), step=step.action, detail=step.detail
+            "segment repaired", partition=str(self._partition), step=done.action, detail=done.detail
         )
-        return msgspec.structs.replace(step, done=True)
+        return done

@@ -152,6 +152,7 @@ def test_a_log_that_the_bucket_lacks_is_cut_only_where_the_loss_is_accepted(dama
         damaged.broker.partition("t", 1)
 
     (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.detail.endswith("set aside in t-1-1")
     assert [one.value for one in damaged.records("t", partition=1)] == [b"1-0"]
     aside = data / "tierlog" / "damaged" / "t-1-1" / "00000000000000000000.log"
     assert aside.read_bytes() == original
