@@ -83,7 +83,9 @@ class StoreStanding:
         """
         try:
             _in_thread_of_its_own(self.check).result(timeout_s)
-        except (StoreUnavailable, TimeoutError) as error:
+        except TimeoutError:
+            self.note_unavailable(StoreUnavailable(f"its check takes longer than {timeout_s:g} s"))
+        except StoreUnavailable as error:
             self.note_unavailable(error)
 
     def is_usable(self) -> bool:

@@ -2,12 +2,16 @@
 
 import shutil
 import threading
+from contextlib import closing
 
 import pytest
 
 from broker import store_standing
+from broker.broker import Broker
 from broker.cold_log import ColdLog
+from broker.settings import BrokerSettings
 from broker.tier_sizes import tier_sizes
+from cold_tier.memory import MemoryStore
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError, InvalidConfig, OffsetTrimmed, StoreUnavailable
@@ -28,6 +32,21 @@ def test_down_at_the_first_start_produce_and_hot_reads_go_on_and_offload_catches
     house.offload()
     assert not house.broker.readiness().degraded
     assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
+
+
+def test_a_store_that_hangs_at_the_start_is_said_to(tmp_path):
+    answers = threading.Event()
+
+    class Hanging(MemoryStore):
+        def get(self, key, *, max_bytes):
+            answers.wait(20)
+            return super().get(key, max_bytes=max_bytes)
+
+    given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
+    with closing(Broker.open(given, store=Hanging())) as broker:
+        degraded = broker.readiness().degraded
+        answers.set()
+    assert degraded == ["store unavailable: its check takes longer than 0.01 s"]
 
 
 def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trimmed(house):
