@@ -35,7 +35,7 @@ from tierlog.client.wire import Reply, Request
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY: Final = 10
+TELL_EVERY_S: Final = 10.0
 
 T = TypeVar("T")
 
@@ -122,6 +122,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     AnswerLost where a copy of a write may have been done.
     """
     attempt, began_s = 0, policy.clock()
+    told_s = began_s
     lost: AnswerLost | None = None
     while True:
         attempt += 1
@@ -137,12 +138,14 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         wait_s = policy.pause_s(attempt)
         if isinstance(outcome, Reply):
             wait_s = max(wait_s, retry_after_s(outcome))
-        late = policy.clock() + wait_s > began_s + policy.deadline_s
+        now_s = policy.clock()
+        late = now_s + wait_s > began_s + policy.deadline_s
         last = late or attempt >= policy.attempts or wait_s > policy.max_pause_s
         if last or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome) from lost
-        if attempt % TELL_EVERY == 0:
+        if now_s - told_s >= TELL_EVERY_S:
             log.warning("asked %d times, and go on: %s", attempt, _failure(call, outcome))
+            told_s = now_s
         yield Pause(wait_s)
 
 

@@ -248,6 +248,16 @@ def test_reads_are_not_repeated_behind_the_deadline():
     assert len(script.requests) == 3
 
 
+def test_who_waits_long_is_told_of_it_however_few_the_attempts(caplog):
+    script, now_s = Script(problem(503, "store-unavailable")), iter((0.0, 4.0, 20.0, 24.0, 29.9))
+    policy = RetryPolicy(attempts=4, first_pause_s=0.0, clock=lambda: next(now_s))
+    waiting = tierlog.Client(retries=policy, transport=httpx.MockTransport(script))
+    with waiting as c, pytest.raises(errors.StoreUnavailable):
+        c.offsets("t", 0)
+    told = [one.getMessage().partition(",")[0] for one in caplog.records]
+    assert told == ["asked 2 times"]
+
+
 def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
     script = Script(problem(503, "store-unavailable", retry_after="60"))
     with client(script) as c, pytest.raises(errors.StoreUnavailable) as caught:
