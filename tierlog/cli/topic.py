@@ -53,7 +53,9 @@ def list_topics(
     if output.is_json:
         print_json({"topics": topics})
         return
-    rows = [(topic.name, topic.partitions, _shown(topic.config)) for topic in topics]
+    rows = [
+        (one.name, one.partitions, ", ".join(map("=".join, _shown(one.config)))) for one in topics
+    ]
     print_table("", ("topic", "partitions", "config"), rows)
 
 
@@ -161,7 +163,7 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     note_damaged(topic)
     config = topic.effective_config if all_config else topic.config
     if config:
-        print_table("", ("setting", "value"), [(key, str(config[key])) for key in sorted(config)])
+        print_table("", ("setting", "value"), _shown(config))
 
 
 def note_damaged(topic: TopicDescription) -> None:
@@ -169,5 +171,9 @@ def note_damaged(topic: TopicDescription) -> None:
         note(f"partition {damaged.partition} is not served: {damaged.detail}")
 
 
-def _shown(config: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={config[key]}" for key in sorted(config))
+def _shown(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """As --config takes them."""
+    return [
+        (key, str(value).lower() if isinstance(value, bool) else str(value))
+        for key, value in sorted(config.items())
+    ]

@@ -40,6 +40,9 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
     assert (
         len(json.loads(tierlog.ok("topic", "alter", "t1", "--partitions", "3"))["partitions"]) == 3
     )
+    tierlog.ok("topic", "alter", "t1", "--config", "remote.storage.enable=false")
+    for shown in (("list",), ("describe", "t1")):
+        assert b"false" in tierlog.ok("topic", *shown, "--output", "text"), "as --config takes it"
     assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
     assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
     tierlog.ok("topic", "delete", "t1", "--yes")
