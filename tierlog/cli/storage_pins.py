@@ -74,11 +74,13 @@ def unpin(
     topic: TopicArgument,
     name: NameArgument,
 ) -> None:
-    """Remove a pin; one that is gone already is no error."""
+    """Remove a pin; one that is not there is no error."""
+    found = False
     with bucket.opened() as store:
         for _, _, pins in _partitions(store, topic):
+            found |= any(one.name == name for one in pins.all())
             pins.delete(name)
-    note(f"{topic}: {name} is no pin any more")
+    note(f"{topic}: {name} is no pin any more" if found else f"{topic}: there is no pin {name!r}")
 
 
 @app.command("pins")

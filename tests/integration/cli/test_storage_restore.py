@@ -128,7 +128,11 @@ def test_pins_are_made_listed_and_let_go(place):
     again = offline.run("storage", "pin", "t", "friday", *on(place))
     assert b"exists already" in again.stderr
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == [made]
-    offline.ok("storage", "unpin", "t", "friday", "--store", f"file://{place / 'bucket'}")
+    store = ("--store", f"file://{place / 'bucket'}")
+    mistyped = offline.run("storage", "unpin", "t", "firday", *store)
+    assert (mistyped.returncode, b"no pin 'firday'" in mistyped.stderr) == (0, True)
+    let_go = offline.run("storage", "unpin", "t", "friday", *store)
+    assert (let_go.returncode, b"friday is no pin any more" in let_go.stderr) == (0, True)
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == []
 
 
