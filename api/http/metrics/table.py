@@ -46,10 +46,10 @@ METRICS: Final = (
     Metric("tierlog_http_connections", "gauge", "Open connections"),
     Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies that are held"),
     Metric(
-        "tierlog_http_unsent_memory_bytes", "gauge", "Bytes of answers that wait for slow readers"
+        "tierlog_http_unsent_memory_bytes", "gauge", "Bytes of memory with answers to slow readers"
     ),
     Metric(
-        "tierlog_http_unsent_disk_bytes", "gauge", "The same, in files, where memory is for others"
+        "tierlog_http_unsent_disk_bytes", "gauge", "Bytes of files with answers to slow readers"
     ),
     Metric(
         "tierlog_http_shared_pages_total",
@@ -57,10 +57,18 @@ METRICS: Final = (
         "Pages at the end of a log, by whether another reader had them written already",
         ("result",),
     ),
-    Metric("tierlog_http_shared_pages_bytes", "gauge", "Bytes of such pages that are kept"),
+    Metric(
+        "tierlog_http_shared_pages_bytes",
+        "gauge",
+        "Bytes of pages at the end of a log, kept for other readers",
+    ),
     # --- records in and out
     Metric("tierlog_produced_records_total", "counter", "Records taken in over HTTP"),
-    Metric("tierlog_produced_bytes_total", "counter", "Bytes of the batches that they became"),
+    Metric(
+        "tierlog_produced_bytes_total",
+        "counter",
+        "Bytes of the batches that records taken in became",
+    ),
     Metric(
         "tierlog_fetched_records_total",
         "counter",
@@ -171,7 +179,7 @@ METRICS: Final = (
         "(evicted, and open still)",
         ("state",),
     ),
-    Metric("tierlog_chunk_cache_limit_bytes", "gauge", "What the cache may take"),
+    Metric("tierlog_chunk_cache_limit_bytes", "gauge", "Bytes of disk that the cache may take"),
     # --- the process, beside the client library's process_ and python_ metrics
     Metric("tierlog_build_info", "gauge", "1, by version", ("version",)),
 )
