@@ -28,6 +28,7 @@ Http = TypeVar("Http")
 
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 _NO_TLS: Final = re.compile("WRONG_VERSION_NUMBER|record layer failure")  # by OpenSSL's version
+_UNKNOWN_CA: Final = re.compile("local issuer certificate|self-signed certificate")
 _HUNG_UP: Final = "Server disconnected without sending a response"
 # Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
 # request that waits for one, whenever an answer comes.
@@ -140,14 +141,16 @@ def to_reply(response: httpx.Response) -> Reply:
 
 def to_outcome(error: httpx.RequestError) -> Outcome:
     """Also of an answer that came and cannot be expanded, as a proxy's that was cut."""
-    reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _other_scheme(error)
+    reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _hint(error)
     if isinstance(error, _NEVER_LEFT):
         return Unsent(f"{error.request.url.netloc.decode()}: {reason}")
     return Broken(reason)
 
 
-def _other_scheme(error: httpx.RequestError) -> str:
-    """What to try where the server seems to speak the other one."""
+def _hint(error: httpx.RequestError) -> str:
+    """What to try where the server seems to speak the other scheme, or is vouched for by nobody."""
+    if _UNKNOWN_CA.search(str(error)):
+        return " (an authority of your own: --ca-file or TIERLOG_CA_FILE)"
     if _NO_TLS.search(str(error)):
         return " (without TLS its address begins with http://)"
     if _HUNG_UP in str(error) and error.request.url.scheme == "http":

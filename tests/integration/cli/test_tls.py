@@ -120,6 +120,7 @@ def test_a_client_that_does_not_know_the_authority_says_so(secured, tmp_path):
     url, _ = secured
     said = Program(url).fails(1, "topic", "list")
     assert "certificate" in said.lower()
+    assert "of your own: --ca-file" in said
     other, _ = make_certificate(tmp_path, "other")
     assert "certificate" in Program(url).fails(1, "topic", "list", "--ca-file", other).lower()
     assert "nowhere.pem" in Program(url).fails(2, "topic", "list", "--ca-file", "nowhere.pem")
