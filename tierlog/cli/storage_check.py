@@ -98,7 +98,8 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
     looked_at = ", ".join(
         f"{count} {name.replace('_', ' ')}" for name, count in report["checked"].items() if count
     )
-    verdict = "ok" if report["ok"] else f"{len(report['problems'])} problems"
+    count = len(report["problems"]) + left_out
+    verdict = "ok" if report["ok"] else f"{count} problem{'s' * (count != 1)}"
     note(f"{topic}: {verdict}; checked {looked_at or 'nothing'}")
 
 

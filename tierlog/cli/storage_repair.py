@@ -111,7 +111,10 @@ def gc(
         print_json({"topic": topic, "applied": apply, "garbage": shown})
     elif rows:
         print_table(topic, ("partition", "what", "name"), rows)
-    note(f"{len(rows)} {'deleted' if apply else 'to delete; --apply does it'}")
+    if apply:
+        note(f"{len(rows)} deleted")
+    else:
+        note(f"{len(rows)} to delete; --apply does it" if rows else "nothing to delete")
 
 
 def _planned(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:

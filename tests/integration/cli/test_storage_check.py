@@ -3,7 +3,10 @@
 import json
 import os
 
+import pytest
+
 from tests.fakes.forked import Forked
+from tierlog.cli.storage_check import print_report
 
 
 def test_verify_exits_0_where_all_is_there_and_3_where_an_object_is_lost(broker, tierlog, offline):
@@ -48,3 +51,11 @@ def test_a_terminal_sees_that_a_broker_verifies(broker, tierlog):
     finally:
         os.close(terminal)
         os.close(seen)
+
+
+@pytest.mark.parametrize(("left_out", "said"), [(0, "v: 1 problem;"), (7, "v: 8 problems;")])
+def test_problems_that_no_table_holds_are_counted_too(left_out, said, capsys):
+    lost = {"kind": "object-missing", "partition": 0, "object_key": "x", "detail": "gone"}
+    report = {"ok": False, "problems": [lost], "problems_left_out": left_out, "checked": {}}
+    print_report("v", report)
+    assert said in capsys.readouterr().err

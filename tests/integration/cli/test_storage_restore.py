@@ -95,6 +95,7 @@ def test_garbage_is_told_beside_a_running_broker_and_collected_by_the_owner_alon
             offline.ok(*command, "--gc-grace-ms", "0", "--manifest-versions-min", "1")
         )
         assert json.loads(offline.ok(*command))["garbage"] == [], "the grace is a day"
+        assert b"nothing to delete" in offline.run(*command).stderr
         refused = offline.fails(1, *command, "--apply", "--data-dir", place / "data")
     assert "in use by a broker, which collects by itself" in refused
     (found,) = [one for one in told["garbage"] if one["kind"] == "orphan"]
