@@ -58,9 +58,8 @@ def shown(data: bytes | None) -> Shown:
     """A value, opened: JSON indented, other text as it is, bytes as a hex dump."""
     if data is None:
         return Shown("null", "", 0)
-    try:
-        text = _prefix(data)
-    except UnicodeDecodeError:
+    text = _prefix(data)
+    if text is None:
         return Shown("binary", hex_dump(data[:MAX_HEX_BYTES]), len(data), len(data) > MAX_HEX_BYTES)
     pretty = _pretty(data)
     kind: Kind = "text" if pretty is None else "json"
@@ -73,9 +72,8 @@ def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> Shown:
     """On one line, for a list."""
     if data is None:
         return Shown("null", "", 0)
-    try:
-        text = _prefix(data)
-    except UnicodeDecodeError:
+    text = _prefix(data)
+    if text is None:
         most = max_text // 4
         return Shown("binary", data[:most].hex(" "), len(data), len(data) > most)
     line = visible(_BLANKS.sub(" ", text[: 2 * max_text]))
@@ -93,14 +91,18 @@ def hex_dump(data: bytes) -> str:
     return "\n".join(lines)
 
 
-def _prefix(data: bytes) -> str:
-    """The beginning as text. A character that the cut went through is left out."""
+def _prefix(data: bytes) -> str | None:
+    """The beginning as text, without a character that the cut went through. None where it is none:
+    no UTF-8, or with a NUL, as git and grep take it; a number of eight bytes has seven.
+    """
     head = data[: 4 * MAX_TEXT]
+    if b"\0" in head:
+        return None
     try:
         return head.decode()
     except UnicodeDecodeError as error:
         if len(head) == len(data) or error.start < len(head) - 3:
-            raise
+            return None
         return head[: error.start].decode()
 
 

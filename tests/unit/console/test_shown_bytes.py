@@ -28,6 +28,12 @@ def test_what_is_no_document_is_text(data: bytes) -> None:
     assert shown(data) == ("text", data.decode(), len(data), False)
 
 
+def test_a_number_of_eight_bytes_is_no_text() -> None:
+    number = (42).to_bytes(8, "big")
+    assert summary(number) == ("binary", "00 00 00 00 00 00 00 2a", 8, False)
+    assert shown(number).kind == "binary"
+
+
 def test_null_is_not_the_empty_text() -> None:
     assert shown(None).kind == summary(None).kind == "null"
     assert shown(b"").kind == summary(b"").kind == "text"
