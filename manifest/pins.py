@@ -94,6 +94,10 @@ class Pins:
             raise
         return pin
 
+    def has(self, name: str) -> bool:
+        """Also one that cannot be read."""
+        return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
+
     def delete(self, name: str) -> None:
         """Deleting a pin that is not there is no error."""
         if is_pin_name(name):

@@ -78,7 +78,7 @@ def unpin(
     found = False
     with bucket.opened() as store:
         for _, _, pins in _partitions(store, topic):
-            found |= any(one.name == name for one in pins.all())
+            found |= pins.has(name)
             pins.delete(name)
     note(f"{topic}: {name} is no pin any more" if found else f"{topic}: there is no pin {name!r}")
 

@@ -132,6 +132,9 @@ def test_pins_are_made_listed_and_let_go(place):
     store = ("--store", f"file://{place / 'bucket'}")
     mistyped = offline.run("storage", "unpin", "t", "firday", *store)
     assert (mistyped.returncode, b"no pin 'firday'" in mistyped.stderr) == (0, True)
+    (pin,) = (place / "bucket").rglob("friday.json")
+    pin.chmod(0o644)
+    pin.write_bytes(b"rotten")
     let_go = offline.run("storage", "unpin", "t", "friday", *store)
     assert (let_go.returncode, b"friday is no pin any more" in let_go.stderr) == (0, True)
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == []
