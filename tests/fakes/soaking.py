@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
 import tierlog
@@ -20,7 +21,7 @@ from tests.fakes.named_s3 import named_s3
 from tierlog.client.exchange import RetryPolicy
 
 MINUTES = float(os.environ.get("TIERLOG_SOAK_MINUTES", "10"))
-PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5)
+PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5, deadline_s=inf)
 
 
 def told_seed() -> int:

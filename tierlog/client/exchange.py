@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from record_format.errors import OutcomeUnknownError, RetriableError
@@ -91,13 +90,14 @@ ENDLESS: Final = 2**63
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often, after how long, and for how long: no attempt begins later than `deadline_s` after
-    the first. A `Retry-After` above `max_pause_s` ends the attempts.
+    the first: a broker whose store hangs refuses after half a minute, and is not asked five times.
+    A `Retry-After` above `max_pause_s` ends the attempts.
     """
 
     attempts: int = 5
     first_pause_s: float = 0.1
     max_pause_s: float = 5.0
-    deadline_s: float = inf
+    deadline_s: float = 30.0
     jitter: Callable[[], float] = field(default=random.random)
     clock: Callable[[], float] = field(default=time.monotonic)
 
