@@ -48,14 +48,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("tierlog.errors")
-    if name == "read_arrow":  # takes the extra `arrow`
-        return _read_arrow()
-    if name in __all__:
-        return getattr(import_module("tierlog.client"), name)
-    raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
+if not TYPE_CHECKING:  # where it is seen, every name is right and has type Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "errors":
+            return import_module("tierlog.errors")
+        if name == "read_arrow":  # takes the extra `arrow`
+            return _read_arrow()
+        if name in __all__:
+            return getattr(import_module("tierlog.client"), name)
+        raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

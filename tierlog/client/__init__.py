@@ -83,10 +83,12 @@ _MODULES: Final = {
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'tierlog.client' has no attribute {name!r}")
+if not TYPE_CHECKING:  # as in tierlog/__init__.py
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF:
+            return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
+        raise AttributeError(f"module 'tierlog.client' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

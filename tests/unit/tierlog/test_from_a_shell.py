@@ -20,6 +20,22 @@ def test_names_that_are_not_loaded_yet_are_completed():
     assert set(client_module.__all__) <= set(dir(client_module))
 
 
+def test_a_type_checker_knows_a_name_that_is_not_there(tmp_path):
+    (tmp_path / "user.py").write_text(
+        "import tierlog.client\ntierlog.Client, tierlog.UnknownTopic\n"
+        "tierlog.client.Client, tierlog.client.Nothing\n"
+    )
+    options = ("--config-file=", "--cache-dir=/dev/null", "--follow-imports=skip")
+    packages = (tierlog.__file__, client_module.__file__)
+    command = [sys.executable, "-m", "mypy", *options, *packages, "user.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    first, second, _ = ended.stdout.splitlines()
+    assert first.startswith("user.py:2: error:")
+    assert "UnknownTopic" in first
+    assert second.startswith("user.py:3: error:")
+    assert "Nothing" in second
+
+
 @pytest.mark.parametrize("name", tierlog.__all__)
 def test_every_name_is_there(name):
     assert getattr(tierlog, name) is not None
