@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
@@ -39,7 +39,11 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse(error)
+        refuse(error, members=_members(decoder))
+
+
+def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
+    return [field.encode_name for field in msgspec.structs.fields(decoder.type)]
 
 
 def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
@@ -51,7 +55,7 @@ def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) ->
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        refuse(_with_key(error, body, decoder))
+        refuse(_with_key(error, body, decoder), members=_members(decoder))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refuse(error)
 
@@ -82,15 +86,17 @@ def _with_key(
     return error
 
 
-def refuse(error: Exception, *, within: str = "") -> NoReturn:
-    """Raise InvalidRequest for what msgspec met. `within` is the place of the text it was given."""
-    problem = problem_of(error, within=within)
+def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> NoReturn:
+    """Raise InvalidRequest for what msgspec met. `within` is the place of the text it was given,
+    `members` what the object there may have.
+    """
+    problem = problem_of(error, within=within, members=members)
     raise InvalidRequest(
         f"{problem.loc}: {problem.msg}" if problem.loc else problem.msg, problems=(problem,)
     ) from error
 
 
-def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
+def problem_of(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> FieldProblem:
     if isinstance(error, RecursionError):
         return FieldProblem(within, _DEEP)
     if isinstance(error, UnicodeDecodeError):
@@ -101,7 +107,9 @@ def problem_of(error: Exception, *, within: str = "") -> FieldProblem:
     match = _WHERE.match(said)
     assert match is not None, "the pattern takes any text"
     message, place = match.group(1), match.group(2) or ""
-    for pattern, meaning in ((_UNKNOWN_MEMBER, "unknown member"), (_MISSING_MEMBER, "missing")):
+    known = f"; there are: {', '.join(members)}" if members and not place else ""
+    unknown = f"unknown member{known}"
+    for pattern, meaning in ((_UNKNOWN_MEMBER, unknown), (_MISSING_MEMBER, "missing")):
         found = pattern.match(message)
         if found:
             place, message = join(place, found.group(1)), meaning

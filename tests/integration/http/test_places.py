@@ -130,3 +130,15 @@ def test_a_member_that_is_missing_is_named(
     answer = api.request(method, path.replace("/t/", f"/{topic}/"), json=body)
     (error,) = problem(answer, 400, "invalid-request")["errors"]
     assert error == {"loc": loc, "msg": "missing"}
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [("/v1/topics/t/records", "records"), ("/v1/topics", "name, partitions, config")],
+)
+def test_a_member_that_is_unknown_is_answered_with_those_that_there_are(
+    api: Api, path: str, known: str
+) -> None:
+    answer = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})
+    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    assert error == {"loc": "value", "msg": f"unknown member; there are: {known}"}
