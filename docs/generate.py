@@ -228,7 +228,9 @@ def _option_names(one: Any) -> list[str]:
 
 
 def _placeholder(one: Any) -> str:
-    return str(one.metavar or one.name.upper())
+    name = str(one.metavar or one.name.upper())
+    repeated = f"{name}..." if one.nargs == -1 else name
+    return repeated if one.required else f"[{repeated}]"
 
 
 PAGES = {
