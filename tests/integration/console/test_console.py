@@ -614,14 +614,19 @@ def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_pa
     assert "hello" in browser.text()
 
 
-def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> None:
+def restored_flights(tmp_path: Path) -> Path:
+    """A house's folder, made out of the bucket of another one."""
     with open_house(tmp_path) as house:
         house.two_tiers("flights")
     new = tmp_path / "new"
     options = RestoreOptions(data_dir=new / "data", gap=1_000_000_000, clock=lambda: 0)
     restore(open_store(f"file://{tmp_path / 'bucket'}"), options)
     (new / "bucket").symlink_to(tmp_path / "bucket")
-    with open_house(new) as house:
+    return new
+
+
+def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> None:
+    with open_house(restored_flights(tmp_path)) as house:
         newest = house.get("/console/topics/flights/partitions/0/records?limit=20").text
         assert all(f"key {n}<" in newest for n in range(180, 200))
         house.produce("flights", {"key": "after"})
@@ -630,13 +635,7 @@ def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> Non
 
 
 def test_records_are_counted_without_the_gap_of_a_restore(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.two_tiers("flights")
-    new = tmp_path / "new"
-    options = RestoreOptions(data_dir=new / "data", gap=1_000_000_000, clock=lambda: 0)
-    restore(open_store(f"file://{tmp_path / 'bucket'}"), options)
-    (new / "bucket").symlink_to(tmp_path / "bucket")
-    with open_house(new) as house:
+    with open_house(restored_flights(tmp_path)) as house:
         house.produce("flights", {"key": "after"})
         overview = house.get("/console/overview").text
         assert '<td class="number" data-label="Records">201</td>' in overview
