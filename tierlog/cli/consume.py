@@ -21,7 +21,7 @@ from tierlog.client.records import json_member
 from tierlog.client.times import to_ms
 
 if TYPE_CHECKING:
-    from tierlog.client import Client, ConsumedRecord
+    from tierlog.client import Client, ConsumedRecord, Limits
 
 app = typer.Typer(add_completion=False)
 
@@ -34,6 +34,13 @@ class Format(StrEnum):
     VALUE = "value"
     JSON = "json"
     BATCHES = "batches"
+
+
+class Isolation(StrEnum):
+    """Which records of transactions are read."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
 
 
 @app.command()
@@ -69,6 +76,10 @@ def consume(
     max_records: Annotated[
         int | None, typer.Option("--max-records", "-n", min=0, help="End after this many records.")
     ] = None,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(help="read_committed leaves out what was aborted, or is not committed yet."),
+    ] = Isolation.READ_UNCOMMITTED,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on, and wait for new records.")
     ] = False,
@@ -87,14 +98,14 @@ def consume(
     if group is not None and timestamp is not None:
         raise typer.BadParameter("--group reads on from its commits: no --timestamp")
     start, since_ms = parse_offset(offset or "earliest"), _parse_time(timestamp)
-    limits = Limits(max_bytes=MAX_FETCH_BYTES)
+    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
     if format_ is Format.BATCHES:
         if follow or max_records is not None or group is not None:
             raise typer.BadParameter(
                 "--format batches reads up to the high watermark, for nobody: no --follow, "
                 "no --max-records, no --group"
             )
-        _batches(client, topic, partition, start=start, timestamp=since_ms)
+        _batches(client, topic, partition, start=start, timestamp=since_ms, limits=limits)
         return
     records = client.consume(
         topic,
@@ -191,20 +202,19 @@ def _batches(
     *,
     start: int | Literal["earliest", "latest", "earliest-local"],
     timestamp: int | None,
+    limits: Limits,
 ) -> None:
-    """Whole batches as they lie on disk, up to the high watermark."""
-    from tierlog.client import Limits
-
+    """Whole batches as they lie on disk, up to the high watermark, or the last stable offset."""
     if partition is None:
         raise typer.BadParameter("--format batches takes one partition: --partition N")
     if sys.stdout.isatty():
         raise typer.BadParameter("--format batches is for a file or a pipe, not for a terminal")
-    limits = Limits(max_bytes=MAX_FETCH_BYTES)
-    up_to_date = False
-    while not up_to_date:
+    at_end = False
+    while not at_end:
         page = client.fetch_batches(
             topic, partition, offset=start, timestamp=timestamp, limits=limits
         )
         sys.stdout.buffer.write(page.batches)
-        start, timestamp, up_to_date = page.next_offset, None, page.up_to_date
+        at_end = page.up_to_date or page.next_offset == start
+        start, timestamp = page.next_offset, None
     sys.stdout.buffer.flush()
