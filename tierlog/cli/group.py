@@ -35,9 +35,9 @@ def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
     print_table("", ("group", "topics", "partitions", "lag"), rows)
 
 
-@app.command("show")
+@app.command("describe")
 @client_command
-def show(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
+def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
     """Show where a group continues, partition by partition, and its lag."""
     found = client.group(group)
     if output.is_json:

@@ -11,18 +11,18 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     shown = json.loads(tierlog.ok("group", "set", "my group", "g-topic:0=0", "g-topic:1=latest"))
     assert [one["offset"] for one in shown["offsets"]] == [0, 3]
     tierlog.ok("group", "set", "my group", "g-topic:1=1", "--output", "text")
-    shown = json.loads(tierlog.ok("group", "show", "my group"))
+    shown = json.loads(tierlog.ok("group", "describe", "my group"))
     assert [(one["partition"], one["offset"], one["lag"]) for one in shown["offsets"]] == [
         (0, 0, 0),
         (1, 1, 2),
     ]
-    assert b"g-topic" in tierlog.ok("group", "show", "my group", "--output", "text")
+    assert b"g-topic" in tierlog.ok("group", "describe", "my group", "--output", "text")
     listed = json.loads(tierlog.ok("group", "list"))["groups"]
     assert {"group": "my group", "topics": ["g-topic"], "partitions": 2, "lag": 2} in listed
     assert b"my group" in tierlog.ok("group", "list", "--output", "text")
     assert "--yes" in tierlog.fails(2, "group", "delete", "my group")
     tierlog.ok("group", "delete", "my group", "--yes")
-    assert "my group" in tierlog.fails(1, "group", "show", "my group")
+    assert "my group" in tierlog.fails(1, "group", "describe", "my group")
 
 
 def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
@@ -36,7 +36,7 @@ def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
     assert consume("-n", "1") == [b"c"]
     assert consume() == [b"d"]
     assert consume() == []
-    shown = json.loads(tierlog.ok("group", "show", "readers"))
+    shown = json.loads(tierlog.ok("group", "describe", "readers"))
     assert [one["offset"] for one in shown["offsets"]] == [4]
     for other in (["--timestamp", "0"], ["--partition", "0", "--format", "batches"]):
         assert "--group" in tierlog.fails(2, "consume", "for-a-group", "-g", "readers", *other)
