@@ -144,7 +144,8 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         if last or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome) from lost
         if now_s - told_s >= TELL_EVERY_S:
-            log.warning("asked %d times, and go on: %s", attempt, _failure(call, outcome))
+            waited_s = now_s - began_s
+            log.warning("still trying after %.0f s: %s", waited_s, _failure(call, outcome))
             told_s = now_s
         yield Pause(wait_s)
 
