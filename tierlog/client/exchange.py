@@ -89,9 +89,12 @@ ENDLESS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, after how long, and for how long: no attempt begins later than `deadline_s` after
-    the first: a broker whose store hangs refuses after half a minute, and is not asked five times.
-    A `Retry-After` above `max_pause_s` ends the attempts.
+    """How often, after how long, and for how long.
+
+    * No attempt begins later than `deadline_s` after the first: a broker whose store hangs refuses
+      after half a minute, and is not asked five times. What a call itself asks to wait for comes
+      on top, up to as long again.
+    * A `Retry-After` above `max_pause_s` ends the attempts.
     """
 
     attempts: int = 5
@@ -123,6 +126,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     """
     attempt, began_s = 0, policy.clock()
     told_s = began_s
+    until_s = began_s + policy.deadline_s + min(call.request.extra_wait_s, policy.deadline_s)
     lost: AnswerLost | None = None
     while True:
         attempt += 1
@@ -139,7 +143,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
         if isinstance(outcome, Reply):
             wait_s = max(wait_s, retry_after_s(outcome))
         now_s = policy.clock()
-        late = now_s + wait_s > began_s + policy.deadline_s
+        late = now_s + wait_s > until_s
         last = late or attempt >= policy.attempts or wait_s > policy.max_pause_s
         if last or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome) from lost

@@ -248,6 +248,17 @@ def test_reads_are_not_repeated_behind_the_deadline():
     assert len(script.requests) == 2
 
 
+def test_a_long_poll_that_breaks_off_is_repeated_whatever_it_was_to_wait_for():
+    batch = bytes(encode_batch([b"v"], timestamps=[1]))
+    script = Script(httpx.ReadError, fetched(batch, next_offset=1, high_watermark=1))
+    now_s = iter((0.0, 45.0))
+    policy = RetryPolicy(first_pause_s=0.0, clock=lambda: next(now_s))
+    waiting = tierlog.Client(retries=policy, transport=httpx.MockTransport(script))
+    with waiting as c:
+        found = c.fetch("t", 0, offset=0, limits=Limits(wait_ms=60_000))
+    assert [record.value for record in found.records] == [b"v"]
+
+
 def test_who_waits_long_is_told_of_it_however_few_the_attempts(caplog):
     script, now_s = Script(problem(503, "store-unavailable")), iter((0.0, 4.0, 20.0, 24.0, 29.9))
     policy = RetryPolicy(attempts=4, first_pause_s=0.0, clock=lambda: next(now_s))
