@@ -137,6 +137,17 @@ def test_an_upload_that_nobody_ended_is_aborted_after_its_grace() -> None:
     assert bench.store.uploads == [elsewhere]
 
 
+def test_an_upload_that_goes_on_is_not_aborted_whatever_the_clock_says() -> None:
+    bench = Bench(1)
+    goes_on = PlainUpload(entry(100).log_key, bench.clock())
+    left = PlainUpload(entry(200).log_key, bench.clock())
+    bench.store.uploads = [goes_on, left]
+    bench.clock.now_ms += DAY_MS
+    bench.collector = Collector(bench.manifests, bench.pins, is_under_way={100}.__contains__)
+    bench.collect()
+    assert bench.store.uploads == [goes_on]
+
+
 def test_a_dropped_object_is_no_orphan_before_its_grace() -> None:
     bench = Bench(3)
     bench.clock.now_ms += 5 * DAY_MS
@@ -275,6 +286,16 @@ def test_a_pin_that_came_after_the_plan_keeps_its_objects() -> None:
     bench.clock.now_ms += DAY_MS
     bench.collect()
     assert bench.segments() == [200, 300]
+
+
+def test_a_version_that_was_pinned_since_the_plan_stays() -> None:
+    """Who collects has a clock that is ahead of the store's."""
+    bench = Bench(8)
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock() + DAY_MS)
+    assert 2 in plan.versions
+    bench.pins.create("backfill", 2)
+    bench.state = bench.collector.apply(bench.state, plan)
+    assert [stat.version for stat in bench.manifests.history()] == [2, 7, 8, 9]
 
 
 def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
