@@ -548,9 +548,12 @@ def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
     crashed = tmp_path / "crashed"
     shutil.copytree(folder, crashed)
     file_of(crashed, end, ".log").write_bytes(bytes(100_000 if next_is_preallocated else 0))
-    log = open_log(crashed, config=config, clean=False, recovery_point=end)
+    disk = LossyDisk()
+    log = open_log(crashed, config=config, clean=False, recovery_point=end, disk=disk)
     assert [view.size_bytes for view in log.segments()] == [size_bytes, 0]
-    assert file_of(crashed, 0, ".log").stat().st_size == size_bytes
+    for seed in range(10):
+        disk.crash_into(tmp_path / str(seed), random.Random(seed), of=crashed)
+        assert file_of(tmp_path / str(seed), 0, ".log").stat().st_size == size_bytes
     append_values(log, b"c")
     log.flush()
     assert [r.value for r in records_of(log)] == [b"a", b"b", b"c"]
