@@ -25,6 +25,8 @@ def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) ->
         path = folder.partition_folder(record.name, number)
         gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
         if path.exists() and _is_of(record, path, gone, is_name_free=is_name_free):
+            if gone.exists():  # a start that did not find the deletion made the folder anew
+                shutil.rmtree(gone)
             path.rename(gone)
         if gone.exists():
             aside.append(gone)

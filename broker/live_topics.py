@@ -2,7 +2,8 @@
 
 * A topic exists once the registry says so, durably, and is gone once it says `deleted`: files and
   objects follow in the background, and a crash half way is finished later.
-* One that could not be made whole (a full disk) is deleted again, by who tries next at the latest.
+* One that is being made stands there as deleted until it is whole: what a refusal (a full disk), or
+  a crash, leaves of it goes like any other.
 * One lock for whatever changes what there is, and for whatever takes folders away: nothing is made
   under a name whose old folder is just going. Looking takes no lock.
 * What else has to hear of a change (checkpoints, groups, the copier) the broker tells.
@@ -132,7 +133,9 @@ class LiveTopics:
         with self._changing():
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} exists")
-            self._abandon(name)
+            for deleted in self._registry.deleted():
+                if deleted.name == name:
+                    self._set_aside(deleted)
             self._forget(name)
             record = TopicRecord(
                 name=name,
@@ -141,22 +144,21 @@ class LiveTopics:
                 config=dict(parsed.overrides),
                 created_ms=self._created_ms(name),
             )
-            self._registry.put(record)
-            try:
-                topic = Topic(record, self._open_partitions(record, record.partition_numbers()))
-            except (TierlogError, OSError):
-                with suppress(OSError):
-                    self._abandon(name)
-                raise
-            self._topics[name] = topic
+            topic = self._topics[name] = self._made(record)
         return topic.describe()
 
-    def _abandon(self, name: str) -> None:
-        """Delete what is there of a topic that could not be made. Raises OSError."""
-        record = self._registry.by_name(name)
-        if record is not None:
-            self._registry.put(msgspec.structs.replace(record, deleted=True, dirty=True))
-            self._set_aside(record)
+    def _made(self, record: TopicRecord) -> Topic:
+        self._registry.put(msgspec.structs.replace(record, deleted=True))
+        topic = Topic(record, {})
+        try:
+            topic.add(self._open_partitions(record, record.partition_numbers()))
+            self._registry.put(record)
+        except (TierlogError, OSError):
+            _close_logs(topic)
+            with suppress(OSError):
+                self._set_aside(record)
+            raise
+        return topic
 
     def _created_ms(self, name: str) -> int:
         """Later than of every topic of the name that the bucket may still have as a live one: a
@@ -212,10 +214,7 @@ class LiveTopics:
             self._going[topic.record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
-                try:
-                    partition.log.close()
-                except TierlogError as error:  # what it could not flush goes anyway
-                    log.warning("log not closed", partition=str(partition), error=str(error))
+            _close_logs(topic)
             try:
                 self._set_aside(topic.record)
             except OSError as error:  # it is gone all the same: `finish_deletions` tries again
@@ -299,6 +298,14 @@ class LiveTopics:
             if self._closed:
                 raise ShuttingDown("the broker is shutting down")
             yield
+
+
+def _close_logs(topic: Topic) -> None:
+    for partition in topic.partitions.values():
+        try:
+            partition.log.close()
+        except TierlogError as error:  # what it could not flush goes anyway
+            log.warning("log not closed", partition=str(partition), error=str(error))
 
 
 def _check_alteration(topic: Topic, changed: LogConfig) -> None:

@@ -29,6 +29,10 @@ class SmallDisk:
         with self._ballast.open("wb", buffering=0) as file:
             _until_refused(lambda: file.write(bytes(4096)))
 
+    def empty(self) -> None:
+        """What `fill` filled."""
+        self._ballast.unlink()
+
     def fill_with_files(self, *, but: int = 0) -> None:
         """Not a name is left, or `but` so many."""
         self._ballast.mkdir()

@@ -359,7 +359,7 @@ class World:
         if offline:  # in the midst of a swap
             self._start_again(power_fails=False)
         else:
-            self._settle_topics(at_start=False)
+            self._settle_topics()
 
     def bad_disk(self) -> None:
         bad = OSError(errno.EIO, "I/O error")
@@ -445,14 +445,14 @@ class World:
 
     def _settle(self) -> None:
         """After a start."""
-        self._settle_topics(at_start=True)
+        self._settle_topics()
         for known in self.topics.values():
             known.producers = [one for one in known.producers if not one.is_unsure]
         self.check()
         for known in self.topics.values():
             known.model.settle()
 
-    def _settle_topics(self, *, at_start: bool) -> None:
+    def _settle_topics(self) -> None:
         """What became of what broke off."""
         live = {topic.name: topic.topic_id for topic in self.broker.list_topics()}
         for name, configs in list(self.unsure.items()):
@@ -469,8 +469,7 @@ class World:
                 self._know(name)
             elif known is not None:
                 self._forget(name)
-        # One that was refused may stand in the registry: the next start makes it after all.
-        self.unsure = {} if at_start else {name: [] for name in self.unsure if name not in live}
+        self.unsure.clear()
         if live.keys() != self.topics.keys():
             raise Wrong(f"topics are {sorted(live)}, and should be {sorted(self.topics)}")
 
