@@ -42,6 +42,7 @@ from manifest.state import (
     SegmentEntry,
 )
 from manifest.transitions import (
+    TAKE_OVER,
     Claim,
     check_recorded,
     create,
@@ -383,7 +384,8 @@ class ManifestStore:
         if (current.owner, current.leader_epoch) != (base.owner, base.leader_epoch):
             raise FencedError(
                 f"{where(current)}: epoch {current.leader_epoch} of owner {current.owner} "
-                f"is in force, not {base.leader_epoch} of {base.owner}"
+                f"is in force, not {base.leader_epoch} of {base.owner}: another data folder "
+                f"took the partition over; {TAKE_OVER}"
             )
         return current
 

@@ -31,6 +31,8 @@ from manifest.state import (
 )
 from record_format.errors import FencedError
 
+TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
+
 
 class PageSource(Protocol):
     """Gives the entries of a page; all of them, also those that retention dropped since."""
@@ -109,8 +111,7 @@ def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> 
     if (manifest.owner, manifest.leader_epoch) not in recorded:
         raise FencedError(
             f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
-            "is in force, and this data folder never recorded it; "
-            "`tierlog serve --take-over` makes this folder the owner again"
+            f"is in force, and this data folder never recorded it; {TAKE_OVER}"
         )
 
 

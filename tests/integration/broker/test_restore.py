@@ -123,7 +123,7 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     lost.produce("t", [b"not seen yet"])
     lost.broker.partition("t", 0).log.roll()
     lost.claim()
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedError, match="took the partition over; `tierlog serve --take-over`"):
         lost.produce("t", [b"too late"])
     there = {str(p.relative_to(lost.root / "bucket")) for p in (lost.root / "bucket").rglob("*")}
     assert named <= there
