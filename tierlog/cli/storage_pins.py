@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from record_format.clock import wall_clock_ms
-from record_format.errors import TierlogError, UnknownManifestVersion
+from record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.offline import BucketOptions
 from tierlog.cli.option_groups import takes
@@ -47,24 +47,37 @@ def pin(
 ) -> None:
     """Keep the manifests in force, and every object they name, under a name."""
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
-    made: list[tuple[int, Pin]] = []
     with bucket.opened() as store:
         partitions = list(_partitions(store, topic))
         try:
-            for number, manifests, pins in partitions:
-                manifest = manifests.load()
-                if manifest is not None:  # a partition without one has nothing to keep
-                    version = manifest.version
-                    made.append((number, pins.create(name, version, expires_ms=expires_ms)))
-        except TierlogError:
-            taken = {number for number, _ in made}
-            for number, _, pins in partitions:
-                if number in taken:
-                    pins.delete(name)
+            made = _pin_all(partitions, name, expires_ms=expires_ms)
+        except (StoreUnavailable, KeyboardInterrupt):
+            note(
+                f"{name} may be left as a pin of some partitions: `tierlog storage unpin {topic} "
+                f"{name}` removes it"
+            )
             raise
     if not made:
         raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing is in the bucket")
     _show(topic, made, output)
+
+
+def _pin_all(
+    partitions: list[tuple[int, ManifestStore, Pins]], name: str, *, expires_ms: int | None
+) -> list[tuple[int, Pin]]:
+    made: list[tuple[int, Pin]] = []
+    try:
+        for number, manifests, pins in partitions:
+            manifest = manifests.load()
+            if manifest is not None:  # a partition without one has nothing to keep
+                made.append((number, pins.create(name, manifest.version, expires_ms=expires_ms)))
+    except TierlogError:
+        taken = {number for number, _ in made}
+        for number, _, pins in partitions:
+            if number in taken:
+                pins.delete(name)
+        raise
+    return made
 
 
 @app.command("unpin")

@@ -140,6 +140,29 @@ def test_pins_are_made_listed_and_let_go(place):
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == []
 
 
+def test_an_interrupted_pin_says_how_to_remove_what_is_pinned_already(place):
+    newest = max((place / "bucket").rglob("manifest/*.json"))
+    newest.unlink()
+    os.mkfifo(newest)
+    store = ("--store", f"file://{place / 'bucket'}")
+    with (place / "said").open("wb") as said:
+        pin = Forked(
+            ["storage", "pin", "t", "friday", *store],
+            stdout=said,
+            stderr=said,
+            env=Program().environment,
+        )
+        try:
+            with newest.open("wb"):  # once it is read
+                pin.send_signal(signal.SIGINT)
+                assert pin.wait(60) == 130
+        finally:
+            pin.kill()
+    said = (place / "said").read_text()
+    assert "friday may be left as a pin of some partitions" in said
+    assert "`tierlog storage unpin t friday` removes it" in said
+
+
 def test_a_lost_folder_is_restored_and_served(place):
     offline = Program()
     shutil.rmtree(place / "data")
