@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 I64_MAX: Final = 2**63 - 1
+OFFSET_GAP_MAX: Final = 10**15  # a thousand of them, and offsets are still offsets
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
@@ -163,6 +164,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         Kind.COUNT,
         "Offsets left out after a restore or take-over, so that none is given twice.",
         least=1,
+        most=OFFSET_GAP_MAX,
     ),
     _broker(
         "disk.reserve.bytes",

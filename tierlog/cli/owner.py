@@ -15,6 +15,7 @@ import typer
 
 from broker.settings import BrokerSettings
 from tierlog.cli.offline import BucketOptions, EndpointOption, RegionOption
+from tierlog.setting_table import OFFSET_GAP_MAX
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -74,6 +75,7 @@ GapOption = Annotated[
         "--restore-offset-gap",
         envvar="TIERLOG_RESTORE_OFFSET_GAP",
         min=1,
+        max=OFFSET_GAP_MAX,
         help="As for serve: offsets left out by a take-over, so that none is given twice.",
         metavar="COUNT",
     ),

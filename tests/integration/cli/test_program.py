@@ -61,6 +61,8 @@ def test_help_names_every_command(offline):
         (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", ""), "tierlog: --key-separator is empty"),
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
+        (2, (*SERVE, "--restore-offset-gap", "9" * 18), "lies between 1 and 10"),
+        (2, ("storage", "restore", "--restore-offset-gap", "9" * 18), "or equal to 10"),
         (2, (*SERVE, "--store", "./bucket"), "is written file:///"),
         (2, (*SERVE, "--store", "file://bucket"), "file:///absolute/path"),
         (2, ("storage", "verify", "t", "--store", "s3:/b/p"), "store s3:/b/p: names no bucket"),
