@@ -70,6 +70,7 @@ class StoreStanding:
         self._folder, self.store, self._settings = folder, store, settings
         self._clock, self._on_checked = clock, on_checked
         self._checking = threading.Lock()
+        self._failed: StoreUnavailable | None = None
         self.is_ours = False
         self.refusal: str | None = None
         self.unavailable: str | None = None
@@ -104,28 +105,42 @@ class StoreStanding:
         return True
 
     def check(self) -> None:
-        """Whether the store keeps its promises and the prefix is ours; remembered once it is."""
+        """Whether the store keeps its promises and the prefix is ours; remembered once it is.
+
+        Who waited for a check that failed is told of that one: a store may take a minute to say
+        nothing.
+        """
+        failed = self._failed
         with self._checking:
             if self.is_ours:
                 return
-            found = self._cluster()
-            if found is not None and found.cluster_id != self._folder.cluster_id:
-                raise ConfigurationError(self._foreign(found))
-            known = read_probe(self._folder)
-            if found is None and known is not None and known.store[0] == self.store.url:
-                raise StoreUnavailable(
-                    f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
-                    "it the right bucket, and is it mounted?"
-                )
-            traits = self._probe(known)
-            if found is None:
-                cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
-                create_cluster(self.store, cluster)
-            if known is None or known.traits is not traits:
-                # Last: from here on a store without the object is no new one.
-                self._remember(traits)
-            self._on_checked(traits)
-            self.is_ours, self.unavailable, self.refusal = True, None, None
+            if self._failed is not None and self._failed is not failed:
+                raise StoreUnavailable(str(self._failed)) from self._failed
+            try:
+                self._check()
+            except StoreUnavailable as error:
+                self._failed = error
+                raise
+
+    def _check(self) -> None:
+        found = self._cluster()
+        if found is not None and found.cluster_id != self._folder.cluster_id:
+            raise ConfigurationError(self._foreign(found))
+        known = read_probe(self._folder)
+        if found is None and known is not None and known.store[0] == self.store.url:
+            raise StoreUnavailable(
+                f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
+                "it the right bucket, and is it mounted?"
+            )
+        traits = self._probe(known)
+        if found is None:
+            cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
+            create_cluster(self.store, cluster)
+        if known is None or known.traits is not traits:
+            # Last: from here on a store without the object is no new one.
+            self._remember(traits)
+        self._on_checked(traits)
+        self.is_ours, self.unavailable, self.refusal = True, None, None
 
     def _cluster(self) -> Cluster | None:
         try:

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -47,6 +48,40 @@ def test_a_store_that_hangs_at_the_start_is_said_to(tmp_path):
         degraded = broker.readiness().degraded
         answers.set()
     assert degraded == ["store unavailable: its check takes longer than 0.01 s"]
+
+
+def test_who_waits_for_the_check_of_a_store_that_hangs_is_refused_with_it(tmp_path):
+    answers, asked = threading.Event(), []
+
+    class Hanging(MemoryStore):
+        def get(self, key, *, max_bytes):
+            asked.append(key)
+            answers.wait(20)
+            raise StoreUnavailable(key)
+
+    given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
+    with closing(Broker.open_idle(given, store=Hanging())) as broker, ThreadPoolExecutor() as pool:
+        standing, waits = broker.bucket.standing, threading.Event()
+        standing._checking = Waited(standing._checking, waits)
+        waiting = pool.submit(standing.checked_store)
+        assert waits.wait(20)
+        answers.set()
+        assert isinstance(waiting.exception(20), StoreUnavailable)
+        assert asked == ["cluster.json"]
+
+
+class Waited:
+    """A lock that tells when somebody waits for it."""
+
+    def __init__(self, lock, waits: threading.Event) -> None:
+        self._lock, self._waits = lock, waits
+
+    def __enter__(self) -> None:
+        self._waits.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_) -> None:
+        self._lock.release()
 
 
 def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trimmed(house):
