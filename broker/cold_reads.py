@@ -56,8 +56,7 @@ class ColdReads:
 
     @property
     def store_answers(self) -> bool:
-        """As far as is known; asks nobody."""
-        return self._standing.unavailable is None
+        return self._standing.answers
 
     @property
     def end_offset(self) -> int:

@@ -78,6 +78,11 @@ class StoreStanding:
         self._refusals = 0
         self._check_again_s = float("-inf")
 
+    @property
+    def answers(self) -> bool:
+        """As far as is known; asks nobody."""
+        return self.unavailable is None
+
     def check_first(self, *, timeout_s: float) -> None:
         """At a start: it may be down, but not wrong. Raises ConfigurationError for a store that
         cannot be trusted and for another cluster's prefix.
@@ -208,7 +213,7 @@ class StoreStanding:
 
     def _look(self) -> None:
         """Now and then, whether the store still answers: for what a broker says of itself."""
-        pause_s = LOOK_EVERY_S if self.unavailable is None else LOOK_AGAIN_S
+        pause_s = LOOK_EVERY_S if self.answers else LOOK_AGAIN_S
         if time.monotonic() - self._looked_s < pause_s:
             return
         try:

@@ -122,7 +122,7 @@ class Chores:
         """Who lost a partition to another folder knows it when this returns, where the store
         answers.
         """
-        if self._bucket is not None and self._bucket.standing.unavailable is None:
+        if self._bucket is not None and self._bucket.standing.answers:
             self.fences.look_first(timeout_s=self._settings.store_start_timeout_ms / 1000)
         self.reserve.check()  # the task's first look is CHECK_S away
         for task in self._tasks:

@@ -121,8 +121,7 @@ def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
     if broker.bucket is None:
         return
     standing = broker.bucket.standing
-    answers = not standing.refusal and not standing.unavailable
-    yield gauge("tierlog_store_available", {(): int(answers)})
+    yield gauge("tierlog_store_available", {(): int(standing.answers and not standing.refusal)})
     for metric, value_of in _STORE_COUNTERS.items():
         values: dict[Labels, float] = {
             (use.purpose, use.operation): value_of(use) for use in report.store_requests
