@@ -56,8 +56,7 @@ class Unauthorized(RequestError):
         super().__init__(
             "this token is not known here: it may have been revoked"
             if given
-            else "this broker takes calls with a token: TIERLOG_TOKEN or --token-file, over HTTP "
-            "Authorization: Bearer ..."
+            else "this broker takes calls with a token, as Authorization: Bearer ..."
         )
         self.given = given
 

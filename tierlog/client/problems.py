@@ -21,7 +21,7 @@ REFUSED_FOR_NOW: Final = frozenset(
 
 
 class Unauthorized(RequestError):
-    """No token, or one that is not known: `token=`, `TIERLOG_TOKEN`, `--token-file`."""
+    """No token, or one that is not known."""
 
 
 class NotOfferedHere(RequestError):
@@ -215,6 +215,13 @@ def _unknown_partition(facts: Facts) -> TierlogError:
     return errors.UnknownTopicOrPartition(facts.detail)
 
 
+def _unauthorized(facts: Facts) -> TierlogError:
+    return Unauthorized(
+        f"{facts.detail}; a client takes its token from TIERLOG_TOKEN, from the file that "
+        "TIERLOG_TOKEN_FILE names, and on the command line from --token-file"
+    )
+
+
 def _offset_mismatch(facts: Facts) -> TierlogError:
     return errors.OffsetMismatch(
         expected_offset=facts.place.expected_offset,
@@ -244,7 +251,7 @@ _BY_CODE: Final[Mapping[str, Make]] = {
     "invalid-config": _invalid(errors.InvalidConfig),
     "invalid-topic-name": _invalid(errors.InvalidTopicName),
     "corrupt-batch": _invalid_batch,
-    "unauthorized": _plain(Unauthorized),
+    "unauthorized": _unauthorized,
     "forbidden": _plain(errors.Forbidden),
     "unknown-topic": _unknown_topic,
     "unknown-partition": _unknown_partition,

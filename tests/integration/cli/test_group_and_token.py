@@ -65,7 +65,9 @@ def test_tokens_are_made_listed_revoked_and_asked_for(tmp_path):
     broker = RunningBroker("serve", "--data-dir", data, "--listen", "0.0.0.0:0", cwd=tmp_path)
     try:
         program = Program(broker.server.replace("0.0.0.0", "127.0.0.1"))
-        assert "token" in program.fails(1, "topic", "list")
+        said = program.fails(1, "topic", "list")
+        assert "TIERLOG_TOKEN" in said
+        assert "--token-file" in said
         program.environment["TIERLOG_TOKEN"] = admin
         program.ok("topic", "create", "orders.eu")
         (tmp_path / "token").write_text(reader + "\n")

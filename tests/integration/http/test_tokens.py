@@ -93,6 +93,7 @@ def test_no_call_but_health_answers_a_stranger(shut: Door, call) -> None:
         problem(answer, 401, "unauthorized")
         expected = 'Bearer realm="tierlog"' + (', error="invalid_token"' if token else "")
         assert answer.headers["www-authenticate"] == expected
+        assert "TIERLOG_TOKEN" not in answer.text, "advice for one kind of client is the client's"
 
 
 @pytest.mark.parametrize(
