@@ -1,13 +1,20 @@
-"""What the broker answers, typed. Members that a newer broker adds are passed over."""
+"""What the broker answers, typed, and how it is read. Members that a newer broker adds are passed
+over; what is none of this API is UnexpectedAnswer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from record_format import typed_json
 from record_format.decode import Record
+from tierlog.client.problems import UnexpectedAnswer
+from tierlog.client.wire import Reply
+
+T = TypeVar("T")
 
 ConfigValue = int | float | bool | str
 Tier = Literal["hot", "cold", "mixed"]
@@ -214,3 +221,76 @@ class Readiness(NamedTuple):
     ready: bool
     reasons: tuple[str, ...]
     degraded: tuple[str, ...]
+
+
+# --- out of a reply -------------------------------------------------------------------------------
+
+
+def reader(kind: type[T]) -> Callable[[Reply], T]:
+    def read(reply: Reply) -> T:
+        try:
+            return typed_json.decode(reply.body, kind)
+        except msgspec.DecodeError as error:
+            raise UnexpectedAnswer(
+                f"an answer that is none of this API ({error}): is that a tierlog broker?"
+            ) from error
+
+    return read
+
+
+def read_batches(reply: Reply) -> FetchedBatches:
+    fields = reply.headers
+    try:
+        return FetchedBatches(
+            reply.body,
+            next_offset=int(fields["log-next-offset"]),
+            log_start_offset=int(fields["log-start-offset"]),
+            high_watermark=int(fields["log-high-watermark"]),
+            up_to_date=fields["log-up-to-date"] == "true",
+            tier=msgspec.convert(fields["log-tier"], Tier),
+            topic_id=fields["log-topic-id"],
+        )
+    except (KeyError, ValueError) as error:
+        raise UnexpectedAnswer(
+            f"a fetch without its headers ({error}): a proxy's answer?"
+        ) from error
+
+
+def read_manifest(reply: Reply) -> ManifestPage:
+    document = reader(dict[str, object])(reply)
+    try:
+        return ManifestPage(
+            version=msgspec.convert(document["version"], int),
+            leader_epoch=msgspec.convert(document["leader_epoch"], int),
+            owner=str(document.get("owner")),
+            log_start_offset=msgspec.convert(document["log_start_offset"], int),
+            segments=msgspec.convert(document["segments"], tuple[dict[str, object], ...]),
+            next_from_offset=msgspec.convert(document.get("next_from_offset"), int | None),
+            document=document,
+            gaps=tuple(
+                (one["base_offset"], one["next_offset"])
+                for one in msgspec.convert(document.get("gaps", []), list[dict[str, int]])
+            ),
+        )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UnexpectedAnswer(f"a manifest that is none of this API ({error})") from error
+
+
+def read_readiness(reply: Reply) -> Readiness:
+    document = reader(dict[str, object])(reply)
+    return Readiness(
+        reply.status == 200, _texts(document.get("reasons")), _texts(document.get("degraded"))
+    )
+
+
+def nothing(reply: Reply) -> None:
+    """For what is done without a word (204): a page that some proxy answers with is not that."""
+    if reply.status != 204:
+        raise UnexpectedAnswer(f"status {reply.status} instead of 204: is that a tierlog broker?")
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    items: Sequence[object] = found if isinstance(found, list) else ()
+    return tuple(
+        item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items
+    )

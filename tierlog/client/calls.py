@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import index
-from typing import Final, Literal, NamedTuple, TypeVar, cast
+from typing import Final, Literal, NamedTuple, cast
 from urllib.parse import quote
 
 import msgspec
 
-from record_format import typed_json
 from record_format.batch import iter_headers
 from record_format.clock import wall_clock_ms
 from record_format.codecs import NONE
@@ -21,9 +20,13 @@ from tierlog.client.answers import (
     FetchedRecords,
     OffsetAndTimestamp,
     ProducerIdentity,
+    nothing,
+    read_batches,
+    read_manifest,
+    read_readiness,
+    reader,
 )
 from tierlog.client.exchange import Call, Repeat
-from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import (
     DEFAULT_BATCH_BYTES,
     NewRecord,
@@ -35,8 +38,6 @@ from tierlog.client.records import (
 )
 from tierlog.client.times import Time, to_ms
 from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request, headers, query
-
-T = TypeVar("T")
 
 Acks = Literal["0", "1", "all"]
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -272,7 +273,7 @@ def fetch_batches(
         extra_wait_s=limits.wait_ms / 1000,
         place=Place(topic, partition),
     )
-    return Call(request, _read_batches)
+    return Call(request, read_batches)
 
 
 def fetch(
@@ -353,7 +354,7 @@ def manifest(
     """The manifest in force, or a version that is still kept; its segments come in pages."""
     path = f"{_partition_path(topic, partition)}/manifest"
     asked = query(version=version, from_offset=from_offset)
-    return Call(Request("GET", path, asked, place=Place(topic, partition)), _read_manifest)
+    return Call(Request("GET", path, asked, place=Place(topic, partition)), read_manifest)
 
 
 def storage_report() -> Call[dict[str, object]]:
@@ -404,10 +405,10 @@ def is_alive() -> Call[bool]:
 
 def readiness() -> Call[answers.Readiness]:
     """`/readyz` answers 503 with its reasons: an answer, not a failure."""
-    return Call(Request("GET", "/readyz"), _read_readiness, answered_by=frozenset((503,)))
+    return Call(Request("GET", "/readyz"), read_readiness, answered_by=frozenset((503,)))
 
 
-# --- reading answers ------------------------------------------------------------------------------
+# --- answers of one member ------------------------------------------------------------------------
 
 
 class _Topics(msgspec.Struct):
@@ -421,76 +422,6 @@ class _OffsetAt(msgspec.Struct):
 
 class _Trimmed(msgspec.Struct):
     log_start_offset: int
-
-
-def reader(kind: type[T]) -> Callable[[Reply], T]:
-    def read(reply: Reply) -> T:
-        try:
-            return typed_json.decode(reply.body, kind)
-        except msgspec.DecodeError as error:
-            raise UnexpectedAnswer(
-                f"an answer that is none of this API ({error}): is that a tierlog broker?"
-            ) from error
-
-    return read
-
-
-def _read_batches(reply: Reply) -> FetchedBatches:
-    fields = reply.headers
-    try:
-        return FetchedBatches(
-            reply.body,
-            next_offset=int(fields["log-next-offset"]),
-            log_start_offset=int(fields["log-start-offset"]),
-            high_watermark=int(fields["log-high-watermark"]),
-            up_to_date=fields["log-up-to-date"] == "true",
-            tier=msgspec.convert(fields["log-tier"], answers.Tier),
-            topic_id=fields["log-topic-id"],
-        )
-    except (KeyError, ValueError) as error:
-        raise UnexpectedAnswer(
-            f"a fetch without its headers ({error}): a proxy's answer?"
-        ) from error
-
-
-def _read_manifest(reply: Reply) -> answers.ManifestPage:
-    document = reader(dict[str, object])(reply)
-    try:
-        return answers.ManifestPage(
-            version=msgspec.convert(document["version"], int),
-            leader_epoch=msgspec.convert(document["leader_epoch"], int),
-            owner=str(document.get("owner")),
-            log_start_offset=msgspec.convert(document["log_start_offset"], int),
-            segments=msgspec.convert(document["segments"], tuple[dict[str, object], ...]),
-            next_from_offset=msgspec.convert(document.get("next_from_offset"), int | None),
-            document=document,
-            gaps=tuple(
-                (one["base_offset"], one["next_offset"])
-                for one in msgspec.convert(document.get("gaps", []), list[dict[str, int]])
-            ),
-        )
-    except (KeyError, msgspec.ValidationError) as error:
-        raise UnexpectedAnswer(f"a manifest that is none of this API ({error})") from error
-
-
-def _read_readiness(reply: Reply) -> answers.Readiness:
-    document = reader(dict[str, object])(reply)
-    return answers.Readiness(
-        reply.status == 200, _texts(document.get("reasons")), _texts(document.get("degraded"))
-    )
-
-
-def nothing(reply: Reply) -> None:
-    """For what is done without a word (204): a page that some proxy answers with is not that."""
-    if reply.status != 204:
-        raise UnexpectedAnswer(f"status {reply.status} instead of 204: is that a tierlog broker?")
-
-
-def _texts(found: object) -> tuple[str, ...]:
-    items: Sequence[object] = found if isinstance(found, list) else ()
-    return tuple(
-        item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items
-    )
 
 
 # --- paths ----------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import msgspec
 
 from record_format.errors import InvalidRequest
 from tierlog.client import answers
-from tierlog.client.calls import Start, nothing, reader
+from tierlog.client.answers import nothing, reader
+from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import Call, Repeat
 from tierlog.client.records import ConsumedRecord
