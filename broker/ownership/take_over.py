@@ -77,10 +77,9 @@ class TakeOvers:
     def get(self, name: str) -> Pending | None:
         return self._pending.get(name)
 
-    def add(self, name: str, pending: Pending) -> Pending:
+    def add(self, name: str, pending: Pending) -> None:
         with self._lock:
             self._save({**self._pending, name: pending})
-        return pending
 
     def remove(self, names: Sequence[str]) -> None:
         with self._lock:

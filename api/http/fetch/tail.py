@@ -37,7 +37,7 @@ from api.http.problems import HeaderList
 from api.http.request import media_types
 from broker.partition import Fetched, Partition, Tier
 from broker.topics import Topic
-from record_format.errors import OffsetPastEnd, OffsetTrimmed, TierlogError
+from record_format.errors import TierlogError
 
 PAGE_BYTES: Final = 64 << 10
 _HEADERS: Final[HeaderList] = [
@@ -253,10 +253,6 @@ def check_within(partition: Partition, offset: int) -> None:
     now = partition.offsets()
     if now.log_start_offset <= offset <= now.high_watermark:
         return
-    kind = OffsetTrimmed if offset < now.log_start_offset else OffsetPastEnd
-    raise kind(
-        f"offset {offset} of {partition} is outside the log, "
-        f"[{now.log_start_offset}, {now.high_watermark}]",
-        log_start_offset=now.log_start_offset,
-        high_watermark=now.high_watermark,
-    )
+    bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
+    refuse = now.trimmed if offset < now.log_start_offset else now.past_end
+    raise refuse(f"offset {offset} of {partition} is outside the log, {bounds}")
