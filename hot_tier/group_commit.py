@@ -172,6 +172,12 @@ class GroupCommit:
     def _is_idle(self) -> bool:
         return not (self._writing or self._flushing or self._answering)
 
+    def _hand_on(self, work: Callable[[], None]) -> None:
+        try:
+            self._executor.submit(work)
+        except RuntimeError:  # the pool's only word for: shut down, while the disk hung
+            work()
+
     # --- writing ----------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
@@ -190,7 +196,7 @@ class GroupCommit:
                 self._may_be_idle()
             if flush:
                 if more:
-                    self._executor.submit(self._write_all)
+                    self._hand_on(self._write_all)
                 self._flush_all()
             if flush or not more:
                 return
@@ -264,7 +270,7 @@ class GroupCommit:
             self._flushing = False
             again = self._claim_flush()
         if again:  # the disk does not wait while this one's producers are told
-            self._executor.submit(self._flush_all)
+            self._hand_on(self._flush_all)
         self._answer(waiting, outcome)
         with self._lock:
             self._answering -= 1

@@ -213,6 +213,33 @@ def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, 
     assert commits.close(TIMEOUT_S)
 
 
+def test_a_flush_that_outlasts_the_threads_is_answered_and_so_is_the_next(
+    open_log, timer, one, disk
+):
+    """A disk that hangs for longer than a broker waits for it at its stop."""
+    log, pool = open_log(disk=disk), ThreadPoolExecutor(4)
+    commits = GroupCommit(log, pool, timer)
+    commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # with a sync of the epoch's own
+    begun, go_on = threading.Event(), threading.Event()
+    real = disk.sync_bytes
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        real(fd)
+
+    disk.sync_bytes = slow
+    first = commits.submit(one(), acks=Acks.ALL)
+    assert begun.wait(TIMEOUT_S)
+    second = commits.submit(one(), acks=Acks.ALL)
+    commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)  # and so was the second written
+    assert not commits.close(0)
+    pool.shutdown(wait=False)
+    go_on.set()
+    assert [one.result(TIMEOUT_S).base_offset for one in (first, second)] == [1, 2]
+    assert commits.close(TIMEOUT_S)
+
+
 def test_many_producers_get_distinct_offsets(open_log, executor, timer, one, records_of):
     log = open_log(config={"segment.bytes": 4096})
     commits = GroupCommit(log, executor, timer)
