@@ -110,6 +110,8 @@ def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRe
                 yield NewRecord(value, key=_key(row, key_column))
     except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
+    except LookupError as error:  # pytz's, or zoneinfo's, of a name that it does not have
+        raise InvalidRequest(f"{file}: no such time zone: {error}") from error
 
 
 def _check_names(names: Sequence[str], key_column: str | None) -> None:

@@ -174,6 +174,11 @@ def test_times_of_parquet_are_told_alike_and_those_of_no_calendar_in_one_line(ti
     )
     said = tierlog.fails(1, "produce", "times", tmp_path / "far.parquet")
     assert "far.parquet: " in said
+    mars = pa.table({"t": pa.array([0], pa.timestamp("us", "Mars/Olympus"))})
+    pq.write_table(mars, tmp_path / "mars.parquet")
+    said = tierlog.fails(1, "produce", "times", tmp_path / "mars.parquet")
+    assert "time zone" in said
+    assert "Mars/Olympus" in said
 
 
 def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
