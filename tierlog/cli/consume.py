@@ -131,7 +131,7 @@ def parse_offset(text: str) -> Any:
     """A number or a keyword. Raises BadParameter."""
     if text in {"earliest", "latest", "earliest-local"}:
         return text
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise typer.BadParameter(
             f"--offset is a number, earliest, latest or earliest-local, not {text!r}"
         )

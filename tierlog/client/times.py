@@ -51,9 +51,9 @@ def time_of_record(time: Time) -> int:
 
 
 def _parse(text: str) -> int | datetime:
-    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
-        return int(text)
     try:
+        if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
+            return int(text)
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(

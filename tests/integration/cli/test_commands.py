@@ -302,6 +302,9 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "KEY=VALUE" in tierlog.fails(2, "topic", "create", "bad", "--config", "nothing")
     assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
+    thousands = "9" * 5000  # of digits, which Python refuses to read
+    assert "--timestamp" in tierlog.fails(2, "consume", "missing", "--timestamp", thousands)
+    assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", thousands)
     both = ("--offset", "1", "--timestamp", "1")
     assert "give one of them" in tierlog.fails(2, "consume", "missing", *both)
     tierlog.ok("topic", "create", "short")
