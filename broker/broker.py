@@ -288,24 +288,23 @@ class Broker:
         for partition in self.partitions():  # first: what was taken still hands work over
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
-        if self._close_logs():
-            self.folder.note_clean_stop()
+        self._close_logs()
         if self.bucket is not None:
             self.bucket.close()
         self.chores.copier.close()
         self.folder.close()
 
-    def _close_logs(self) -> bool:
-        """Whether the next start may trust what it finds."""
+    def _close_logs(self) -> None:
+        """And say for the next start whether it may trust what it finds."""
         clean = not any(self.damaged_partitions())
         with ThreadPoolExecutor(LOGS_CLOSED_AT_ONCE, thread_name_prefix="close") as threads:
             clean = all(list(threads.map(_close_log, self.partitions()))) and clean
         try:
             self.chores.checkpoints.save()
-        except OSError as error:  # those that are there hold, and cost a longer check
-            clean = False
-            log.error("checkpoints not saved", error=str(error))
-        return clean
+            if clean:
+                self.folder.note_clean_stop()
+        except OSError as error:  # what is there holds, and costs a longer check
+            log.error("stop not noted", error=str(error))
 
     def _forget_rows(self, name: str) -> None:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""

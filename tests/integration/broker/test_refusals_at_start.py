@@ -170,11 +170,25 @@ def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, mon
     assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} == {
         "background task waits",
         "log not closed cleanly",
-        "checkpoints not saved",
+        "stop not noted",
     }
     house.broker = house.open()
     assert len(house.records("t")) == 20
     assert house.produce("t", [b"taken"]).base_offset == 20
+
+
+def test_a_stop_that_cannot_be_noted_is_a_stop_all_the_same(tmp_path):
+    settings = BrokerSettings(data_dir=tmp_path / "data")
+    broker = Broker.open(settings, store=None)
+    broker.create_topic("t")
+    (tmp_path / "data" / ".kafka_cleanshutdown.tmp").mkdir()  # as a disk that refuses just this
+    with capture_logs() as logs:
+        broker.close()
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["stop not noted"]
+    again = Broker.open(settings, store=None)
+    assert not again.folder.was_clean
+    (tmp_path / "data" / ".kafka_cleanshutdown.tmp").rmdir()
+    again.close()
 
 
 def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
