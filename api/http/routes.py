@@ -35,8 +35,7 @@ READING: Final = (
     "disk-full",  # no room for what comes from the bucket
 )
 WRITING: Final = (
-    *NO_TOPIC,
-    "unknown-partition",
+    *NO_PARTITION,
     "invalid-record",
     "record-too-large",
     "leadership-lost",
@@ -52,11 +51,7 @@ REBUILDING: Final = (
     "starting",
     "store-unavailable",
 )
-REBUILDING_TO_WRITE: Final = (
-    *REBUILDING,
-    "log-offline",
-    "disk-full",
-)
+REBUILDING_TO_WRITE: Final = (*REBUILDING, "log-offline", "disk-full")
 
 _RECORDS_EXAMPLE: Final = {
     "records": [
@@ -389,11 +384,7 @@ _GROUP_CALLS: Final = (
             )
         },
         status=204,
-        problems=(
-            "unknown-topic",
-            "unknown-partition",
-            *REBUILDING_TO_WRITE,
-        ),
+        problems=(*NO_PARTITION, *REBUILDING_TO_WRITE),
     ),
     Call(
         method="GET",
