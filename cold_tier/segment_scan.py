@@ -8,7 +8,9 @@ sound.
 
 from __future__ import annotations
 
+import errno
 import os
+from io import FileIO
 from pathlib import Path
 
 from crc32c import crc32c as crc32c_of
@@ -34,11 +36,11 @@ def scan_segment(
     with path.open("rb", buffering=0) as file:
         while position < size_bytes:
             left = size_bytes - position
-            body = _read(file.fileno(), position, memoryview(memory)[:left])
+            body = _read(file, position, memoryview(memory)[:left])
             first_bytes = _first_bytes(body, position, path)
             if first_bytes > len(body):
                 larger = memoryview(bytearray(min(first_bytes, left)))
-                body = _read(file.fileno(), position, larger)
+                body = _read(file, position, larger)
             chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
             chunks.append(chunk)
             whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
@@ -48,9 +50,15 @@ def scan_segment(
     )
 
 
-def _read(fd: int, position: int, memory: memoryview) -> memoryview:
+def _read(file: FileIO, position: int, memory: memoryview) -> memoryview:
     """The file's bytes from `position` on, as far as they go and fit."""
-    return memory[: os.preadv(fd, [memory], position)].toreadonly()
+    try:
+        return memory[: os.preadv(file.fileno(), [memory], position)].toreadonly()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        detail = f"cannot be read: {error.strerror}"
+        raise CorruptBatch(detail, file=str(file.name), position=position) from error
 
 
 def _first_bytes(body: Buffer, position: int, path: Path) -> int:

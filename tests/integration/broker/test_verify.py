@@ -13,6 +13,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.batch import iter_headers
 from record_format.errors import StoreUnavailable, UnknownTopic
 from record_format.findings import Findings, ProblemKind
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import cut, flip
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -313,6 +314,20 @@ def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(fill
     monkeypatch.setattr(verify, "check_partition", check_for_long)
     report = filled.broker.verify("t")
     assert report.ok, report.problems
+
+
+def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch):
+    log = filled.broker.partition("t", 0).log
+    bad = log.segments()[0]
+    with monkeypatch.context() as disk:
+        log.sealed.files(bad.base_offset)  # what is looked at at first is known
+        cannot_read(disk, bad.path, kept=filled.root / "kept")
+        report = filled.broker.verify("t", deep=True)
+        filled.broker.chores.holes.look(filled.broker.partition("t", 0))
+    (problem,) = report.problems
+    assert (problem.kind, problem.file) == (ProblemKind.SEGMENT_CORRUPT, str(bad.path))
+    assert "cannot be read" in problem.detail
+    assert filled.broker.verify("t", deep=True).ok
 
 
 def test_the_active_segment_may_be_rolled_while_others_are_read(filled, monkeypatch):
