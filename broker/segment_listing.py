@@ -130,7 +130,7 @@ def _counted_facts(
     try:
         facts = log.segment_facts(view.base_offset) if view.record_count is None else view
         crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
-    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went meanwhile, or is damaged
+    except (UnknownSegment, OffsetTrimmed, CorruptDataError, OSError):  # it went, or is damaged
         return _known_facts(partition, view, entry)
     return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
 

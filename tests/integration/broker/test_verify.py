@@ -5,6 +5,7 @@ import pytest
 
 from broker.mending import local_check, verify
 from broker.mending.verify import verify_bucket
+from broker.segment_listing import glance_segments, iter_segments
 from cold_tier import segment_check
 from cold_tier.folder import FolderStore
 from cold_tier.object_store import Checksum
@@ -328,6 +329,16 @@ def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch)
     assert (problem.kind, problem.file) == (ProblemKind.SEGMENT_CORRUPT, str(bad.path))
     assert "cannot be read" in problem.detail
     assert filled.broker.verify("t", deep=True).ok
+
+
+def test_a_local_segment_that_the_disk_cannot_read_is_listed_all_the_same(filled, monkeypatch):
+    filled.restart()  # which forgets what was counted
+    partition = filled.broker.partition("t", 0)
+    listed = [one.base_offset for one in glance_segments(partition)]
+    bad = partition.log.segments()[0]
+    with monkeypatch.context() as disk:
+        cannot_read(disk, bad.path, kept=filled.root / "kept")
+        assert [one.base_offset for one in iter_segments(partition)] == listed
 
 
 def test_the_active_segment_may_be_rolled_while_others_are_read(filled, monkeypatch):
