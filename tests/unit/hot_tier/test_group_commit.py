@@ -33,6 +33,20 @@ def one(produced, make_batch):
     )
 
 
+def hold_syncs(disk) -> tuple[threading.Event, threading.Event]:
+    """Set once one has begun, and what lets them go on."""
+    begun, go_on = threading.Event(), threading.Event()
+    real = disk.sync_bytes
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        real(fd)
+
+    disk.sync_bytes = slow
+    return begun, go_on
+
+
 def test_all_is_answered_once_it_is_flushed(open_log, executor, timer, one):
     log = open_log()
     commits = GroupCommit(log, executor, timer)
@@ -85,15 +99,7 @@ def test_what_waits_for_a_flush_shares_the_next_one(open_log, executor, timer, o
     commits = GroupCommit(log, executor, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     disk.calls.clear()
-    begun, go_on = threading.Event(), threading.Event()
-    real = disk.sync_bytes
-
-    def slow(fd: int) -> None:
-        begun.set()
-        assert go_on.wait(TIMEOUT_S)
-        real(fd)
-
-    disk.sync_bytes = slow
+    begun, go_on = hold_syncs(disk)
     first = commits.submit(one(), acks=Acks.ALL)
     assert begun.wait(TIMEOUT_S)
     others = [commits.submit(one(), acks=Acks.ALL) for _ in range(100)]
@@ -220,15 +226,7 @@ def test_a_flush_that_outlasts_the_threads_is_answered_and_so_is_the_next(
     log, pool = open_log(disk=disk), ThreadPoolExecutor(4)
     commits = GroupCommit(log, pool, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # with a sync of the epoch's own
-    begun, go_on = threading.Event(), threading.Event()
-    real = disk.sync_bytes
-
-    def slow(fd: int) -> None:
-        begun.set()
-        assert go_on.wait(TIMEOUT_S)
-        real(fd)
-
-    disk.sync_bytes = slow
+    begun, go_on = hold_syncs(disk)
     first = commits.submit(one(), acks=Acks.ALL)
     assert begun.wait(TIMEOUT_S)
     second = commits.submit(one(), acks=Acks.ALL)
