@@ -9,6 +9,7 @@
 * In the place of what is lost comes a batch without records that spans its offsets, as compaction
   leaves them: no offset is given again, and readers step over. So it is with offsets that a lost
   file had: the segment before it takes them in.
+* What the disk cannot read does not check.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from hot_tier.bad_sectors import reading_around
 from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
 from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.file_names import LOG
@@ -157,7 +159,8 @@ class Salvage:
         self._reaches_end = reaches_end
 
     def _pieces(self) -> Pieces:
-        log = self._segment.log_reader(self._state.files)
+        files = self._state.files
+        log = FileReader(files.open(self._segment.name(LOG)), reading_around(files.pread))
         return Pieces(self._segment, log, reaches_end=self._reaches_end)
 
     def lost(self) -> list[Lost]:

@@ -18,15 +18,18 @@ import shutil
 from collections.abc import Callable
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
 from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
+from hot_tier.bad_sectors import reading_around
 from hot_tier.durable_file import REAL_DISK, sync_folder
 from hot_tier.file_names import LOG, parse_file_name
 from hot_tier.parting import base_offsets
 from record_format.errors import CorruptDataError
+
+COPY_BYTES: Final = 1 << 20
 
 
 class LocalRepair:
@@ -140,9 +143,18 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
         name = parse_file_name(path.name)
         if name is not None and is_wanted(name.offset):
             copied = aside / path.name
-            shutil.copy2(path, copied)
+            _copy_file(path, copied)
             REAL_DISK.sync_file(copied)
     _settle(folder, aside)
+
+
+def _copy_file(path: Path, copied: Path) -> None:
+    """All that the disk can read of it."""
+    read = reading_around()
+    with path.open("rb") as source, copied.open("wb") as target:
+        for position in range(0, path.stat().st_size, COPY_BYTES):
+            target.write(read(source.fileno(), COPY_BYTES, position))
+    shutil.copystat(path, copied)
 
 
 def _settle(folder: Path, aside: Path) -> None:

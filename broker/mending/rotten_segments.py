@@ -13,7 +13,7 @@
 * One that the bucket lacks keeps all behind it from going up. So the next that is to go up is
   always read; others, as far as they are deep, are read where every byte is.
 * Where there is no bucket (`NO_BUCKET`) it lacks everything.
-* The files as they are are copied to `tierlog/damaged/`, durably, before anything is changed.
+* What can be read of the files is copied to `tierlog/damaged/`, durably, before anything changes.
 """
 
 from __future__ import annotations

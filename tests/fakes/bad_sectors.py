@@ -7,28 +7,33 @@ from pathlib import Path
 from hot_tier.open_files import OpenFiles
 
 
-def cannot_read(monkeypatch, path: Path, *, kept: Path) -> None:
-    """Reads of that very file fail from now on; one that is put in its place is another."""
-    os.link(path, kept)  # so that no other gets its number
-    bad, read_bytes, preadv = path.stat().st_ino, Path.read_bytes, os.preadv
+def cannot_read(monkeypatch, path: Path, *, kept: Path, where: range | None = None) -> None:
+    """Reads of that very file fail from now on; one that is put in its place is another.
 
-    def refuse(number: int) -> None:
-        if number == bad:
+    `where`: only those that touch these bytes.
+    """
+    os.link(path, kept)  # so that no other gets its number
+    bad, read_bytes, pread, preadv = path.stat().st_ino, Path.read_bytes, os.pread, os.preadv
+    sectors = where or range(path.stat().st_size)
+
+    def refuse(number: int, start: int, end: int) -> None:
+        if number == bad and start < sectors.stop and sectors.start < end:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def read_whole(one: Path) -> bytes:
         if one.exists():
-            refuse(one.stat().st_ino)
+            refuse(one.stat().st_ino, 0, one.stat().st_size)
         return read_bytes(one)
 
     def read_some(fd: int, size_bytes: int, position: int) -> bytes:
-        refuse(os.fstat(fd).st_ino)
-        return os.pread(fd, size_bytes, position)
+        refuse(os.fstat(fd).st_ino, position, position + size_bytes)
+        return pread(fd, size_bytes, position)
 
     def read_into(fd: int, buffers: list[memoryview], position: int) -> int:
-        refuse(os.fstat(fd).st_ino)
+        refuse(os.fstat(fd).st_ino, position, position + sum(map(len, buffers)))
         return preadv(fd, buffers, position)
 
     monkeypatch.setattr(Path, "read_bytes", read_whole)
+    monkeypatch.setattr(os, "pread", read_some)
     monkeypatch.setattr(os, "preadv", read_into)
     monkeypatch.setattr(OpenFiles, "pread", staticmethod(read_some))

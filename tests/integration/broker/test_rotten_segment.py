@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from record_format.errors import CorruptDataError, StoreUnavailable
+from tests.fakes.bad_sectors import cannot_read
 from tests.integration.broker.test_verify import path_of
 
 BATCHES, EACH = 10, 3
@@ -233,3 +234,28 @@ def test_of_a_topic_without_a_bucket_exactly_what_does_not_check_is_dropped(hous
     assert repaired(house, deep=True, accept_loss=True).action == "drop-batches"
     assert [one.offset for one in house.records("t")] == all_but(4)
     assert house.broker.verify("t", deep=True).ok
+
+
+@pytest.mark.parametrize("in_bucket", [True, False])
+def test_what_the_disk_cannot_read_does_not_check(house, monkeypatch, in_bucket):
+    """A sector in the middle of the fifth batch."""
+    house.broker.create_topic("u", config={"retention.ms": -1})
+    for number in range(BATCHES):
+        house.produce("u", [b"%d" % number * 3000] * EACH)
+    partition = house.broker.partition("u", 0)
+    partition.log.roll()
+    if in_bucket:
+        house.copy_sealed()
+    before, path = house.records("u"), partition.log.segments()[0].path
+    written = path.read_bytes()
+    with monkeypatch.context() as disk:
+        bad = range(10 * 4096, 11 * 4096)
+        cannot_read(disk, path, kept=house.root / "kept", where=bad)
+        (step,) = house.broker.repair("u", apply=True, deep=True, accept_loss=True)
+        assert step.action == ("set-aside" if in_bucket else "drop-batches"), step
+        lost = () if in_bucket else range(12, 15)
+        assert house.records("u") == [one for one in before if one.offset not in lost]
+    (aside,) = (house.root / "data" / "tierlog" / "damaged").glob(f"u-0-*/{path.name}")
+    evidence = bytearray(written)
+    evidence[bad.start : bad.stop] = bytes(4096)
+    assert aside.read_bytes() == evidence

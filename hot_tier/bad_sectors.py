@@ -1,0 +1,44 @@
+"""Reads that go on behind what the disk cannot read any more. Zeros stand for it: no checksum takes
+them for a batch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final
+
+SECTOR_BYTES: Final = 4096  # a disk's, or the page of the page cache that has it
+
+Pread = Callable[[int, int, int], bytes]
+
+
+def reading_around(pread: Pread | None = None) -> Pread:
+    """As `pread` (os.pread), to the end of what was asked for. Raises OSError for all but EIO."""
+    plain = pread or os.pread
+
+    def read(fd: int, size_bytes: int, position: int) -> bytes:
+        end = min(position + size_bytes, os.fstat(fd).st_size)
+        found = _read(plain, fd, size_bytes, position) or b""
+        if position + len(found) >= end:
+            return found
+        pieces = [found]  # up to the bad sector
+        position += len(found)
+        while position < end:
+            size = min(SECTOR_BYTES - position % SECTOR_BYTES, end - position)
+            pieces.append(_read(plain, fd, size, position) or bytes(size))
+            position += len(pieces[-1])
+        return b"".join(pieces)
+
+    return read
+
+
+def _read(pread: Pread, fd: int, size_bytes: int, position: int) -> bytes | None:
+    """None where the disk cannot."""
+    try:
+        return pread(fd, size_bytes, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
