@@ -18,10 +18,12 @@ _RFC3339: Final = re.compile(
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_DAY_MS: Final = timedelta(days=1) // _MILLISECOND
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since the epoch; finer fractions of RFC 3339 text are cut off.
+    """Milliseconds since the epoch; finer fractions of RFC 3339 text are cut off, and a leap second
+    is the second after it, since an epoch has none.
 
     Raises ValueError saying what is taken.
     """
@@ -31,8 +33,9 @@ def parse_time(text: str) -> int:
     if match is None:
         raise ValueError(_expected(text))
     date, clock, fraction, _, sign, hours, minutes = match.groups()
+    leap = clock.endswith(":60")
     try:
-        moment = datetime.fromisoformat(f"{date}T{clock}+00:00")
+        moment = datetime.fromisoformat(f"{date}T{clock[:-2] + '59' if leap else clock}+00:00")
     except ValueError as error:
         raise ValueError(f"{_expected(text)}: {error}") from None
     shift = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
@@ -40,7 +43,10 @@ def parse_time(text: str) -> int:
         raise ValueError(_expected(text))
     ms = (moment - _EPOCH) // _MILLISECOND + int((fraction or "0")[:3].ljust(3, "0"))
     shift_ms = shift // _MILLISECOND
-    return _checked(ms + shift_ms if sign == "-" else ms - shift_ms)
+    utc_ms = (ms + shift_ms if sign == "-" else ms - shift_ms) + 1000 * leap
+    if leap and utc_ms % _DAY_MS >= 1000:  # RFC 3339 has them at the end of a day of UTC alone
+        raise ValueError(_expected(text))
+    return _checked(utc_ms)
 
 
 def _checked(ms: int) -> int:
