@@ -106,7 +106,7 @@ class Recovery:
                 raise
             self._truncate(segment, position, reason=bad.detail)
             segment.end = SegmentEnd(position, next_offset)
-            self._sync_log(segment)
+        self._sync_log(segment)
         plan.add_time_entry()
         write_indexes(self._state, segment, plan)
 

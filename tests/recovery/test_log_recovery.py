@@ -1,6 +1,7 @@
 """What an open does with each state that a crash or a bad disk leaves: recovery's table."""
 
 import errno
+import os
 import random
 import shutil
 from pathlib import Path
@@ -535,11 +536,14 @@ def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folde
     assert (again.base_offset, again.duplicate) == (4, False)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("next_is_preallocated", [False, True])
 def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
-    open_log, append_values, records_of, folder, tmp_path, next_is_preallocated
+    open_log, append_values, records_of, folder, tmp_path, next_is_preallocated, is_cut
 ):
-    """All was flushed, the next segment is there, and the old one was not cut to its length."""
+    """All was flushed, the next segment is there, and the old one was not cut to its length; or it
+    was, and that was not synced.
+    """
     config = {"preallocate": True, "segment.bytes": 100_000}
     log = open_log(config=config)
     for value in (b"a", b"b"):
@@ -549,6 +553,10 @@ def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
     shutil.copytree(folder, crashed)
     file_of(crashed, end, ".log").write_bytes(bytes(100_000 if next_is_preallocated else 0))
     disk = LossyDisk()
+    if is_cut:
+        fd = disk.open(file_of(crashed, 0, ".log"), os.O_RDWR)
+        disk.truncate(fd, size_bytes)
+        os.close(fd)
     log = open_log(crashed, config=config, clean=False, recovery_point=end, disk=disk)
     assert [view.size_bytes for view in log.segments()] == [size_bytes, 0]
     for seed in range(10):

@@ -58,13 +58,12 @@ class World:
                 "preallocate": self.random.random() < 0.2,
             }
         )
-        self.open(clean=False)
+        self.open(LossyDisk(), clean=False)
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def open(self, *, clean: bool) -> None:
-        folder = self.folder / str(self.life)
-        self.disk = LossyDisk()
+    def open(self, disk: LossyDisk, *, clean: bool) -> None:
+        folder, self.disk = self.folder / str(self.life), disk
         self.log = self._open(folder, self.disk, clean=clean)
         assert self.log.recovery.clean == clean or not self.lines
         self.epoch += 1
@@ -196,7 +195,13 @@ class World:
     def restart(self) -> None:
         assert self.log.close()
         self.flushed = self.checkpoint = len(self.lines)
-        self.open(clean=True)
+        self.open(LossyDisk(), clean=True)
+
+    def kill(self) -> None:
+        """Lose the process: what it wrote is all there, and no safer than it was."""
+        self.open(self.disk, clean=False)
+        assert self.log.log_end_offset == len(self.lines)
+        self.flushed = self.checkpoint = len(self.lines)
 
     def crash(self) -> None:
         """Lose the power: a new folder with what was synced and some of what was not."""
@@ -204,7 +209,7 @@ class World:
         self.life += 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
-        self.open(clean=False)
+        self.open(LossyDisk(), clean=False)
         end = self.log.log_end_offset
         assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
         del self.lines[end:]
@@ -268,6 +273,7 @@ WEIGHTS = {
     World.delete: 4,
     World.save_checkpoint: 4,
     World.restart: 3,
+    World.kill: 4,
     World.crash: 5,
     World.crash_within: 8,
 }
