@@ -75,4 +75,5 @@ class Checkpoints:
             start = max(log.log_start_offset, moved.get(partition, 0))
             if start > 0 or log.local_log_start_offset > 0:
                 starts[place] = start
+                self._written |= {partition.topic}
         self._folder.write_checkpoint(LOG_STARTS, with_log_starts(starts, self._damaged()))

@@ -68,6 +68,16 @@ def test_a_trim_that_a_deletion_overtook_moves_no_log_start_of_the_next_topic(ho
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
+def test_a_log_start_that_moved_after_the_last_checkpoint_is_not_the_next_topic_s(house) -> None:
+    """A crash would find a new log whose records lie below its start, and they would be gone."""
+    house.broker.create_topic("t")
+    house.produce("t", [b"old"] * 3)
+    house.broker.trim("t", 0, 2)
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
+
+
 @pytest.mark.parametrize("go", [True, False], ids=["they go", "the store lists them for ever"])
 def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, go) -> None:
     """No garbage collection comes by its partitions any more."""
