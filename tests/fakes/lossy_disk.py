@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -94,6 +95,11 @@ class File:
 
     def sync(self) -> None:
         self.safe, self.changes = self.now.copy(), []
+
+    def copy(self) -> File:
+        copied = File(self.safe.copy())
+        copied.now, copied.changes = self.now.copy(), list(self.changes)
+        return copied
 
     def after_crash(self, random: Random) -> Content:
         content = self.safe.copy()
@@ -209,6 +215,20 @@ class LossyDisk(Disk):
         """Make `folder` what a machine that lost its power here might find in place of `of`."""
         with self._lock:
             self._copy(of, folder, random)
+
+    def keep_into(self, folder: Path, *, of: Path) -> None:
+        """Make `folder` what a process that died here leaves in place of `of`: all that it did, and
+        nothing of that is safer than it was.
+        """
+        with self._lock:
+            shutil.copytree(of, folder)
+            for path in (folder, *folder.rglob("*")):
+                with suppress(FileNotFoundError):  # it went meanwhile, otherwise than by this disk
+                    was, now = (of / path.relative_to(folder)).stat().st_ino, path.stat().st_ino
+                    if path.is_dir():
+                        self._names[now] = list(self._names.get(was, []))
+                    elif was in self._files:
+                        self._files[now] = self._files[was].copy()
 
     def _copy(self, source: Path, target: Path, random: Random) -> None:
         target.mkdir(parents=True)

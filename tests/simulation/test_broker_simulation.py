@@ -423,7 +423,7 @@ class World:
         if power_fails:
             self.wear.crash_into(image, self.random, of=died)
         else:
-            shutil.copytree(died, image)
+            self.wear.keep_into(image, of=died)
         shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
         owner = (
             (died / "tierlog" / "owner").read_text()
