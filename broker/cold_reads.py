@@ -214,12 +214,11 @@ class ColdReads:
 
 
 def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
-    """Whether a partition has a side in the bucket: also where remote storage was turned off while
-    segments of it were there, or on their way, and where a restore left a gap, which stands in the
-    manifest alone.
+    """Whether a partition has a side in the bucket: also where remote storage was turned off after
+    segments of it were there. They may all be gone: which offsets were given stands in the manifest
+    alone, where the disk is lost.
     """
-    has_part = manifest is not None and (manifest.segment_count > 0 or bool(manifest.gaps))
-    return has_part or config.remote_storage_enable
+    return config.remote_storage_enable or (manifest is not None and manifest.end_offset > 0)
 
 
 class _Following:

@@ -402,6 +402,22 @@ def test_a_gap_is_known_also_once_remote_storage_was_turned_off(lost, tmp_path, 
         new.restart()
 
 
+def test_no_offset_is_given_again_once_remote_storage_was_turned_off(house, tmp_path, opened):
+    """Nothing is in the bucket any more but the manifest, which knows how far the log had come."""
+    house.broker.create_topic("t", config=CONFIG)
+    house.fill(20)
+    house.offload()
+    house.broker.trim("t", 0, 20)
+    house.broker.alter_topic("t", config={"remote.storage.enable": False})
+    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
+    house.broker.close()
+    new = Restored(tmp_path / "new", house)
+    opened.append(new)
+    for turn in range(2):
+        assert new.produce("t", [b"next"]).base_offset == 20 + GAP + turn
+        new.restart()
+
+
 def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp_path):
     (lost.root / "data" / HIGH_WATERMARKS).write_bytes(b"rotten")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
