@@ -127,13 +127,9 @@ class Holes:
             partition: missing(there[0])
             for partition, gaps in self._found.items()
             if not partition.is_over
-            and not _goes_up(partition)
+            and not partition.goes_up
             and (there := [gap for gap in gaps.values() if not self._is_explained(partition, gap)])
         }
-
-
-def _goes_up(partition: Partition) -> bool:
-    return partition.cold is not None and partition.log.config.remote_storage_enable
 
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:

@@ -107,6 +107,13 @@ class Partition:
         """Nothing will be served any more: whoever waits should ask, and be told why."""
         return self.is_deleted or self.leadership_lost is not None
 
+    @property
+    def goes_up(self) -> bool:
+        """Whether what is sealed is copied to the bucket: not where remote storage was turned off
+        after segments of it were there.
+        """
+        return self.cold is not None and self.log.config.remote_storage_enable
+
     def check_leadership(self) -> None:
         """Raises UnknownTopic where it was deleted, FencedError where another broker owns it."""
         if self.is_deleted:

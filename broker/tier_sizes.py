@@ -1,4 +1,6 @@
-"""How much of a partition each tier has, and how much the bucket is behind."""
+"""How much of a partition each tier has, and how much the bucket is behind: nothing, where remote
+storage is off.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,17 @@ def tier_sizes(partition: Partition) -> TierSizes:
     manifest = partition.cold.manifest
     end_offset = manifest.end_offset if manifest else 0
     both = [view for view in views if view.last_offset < end_offset and view.sealed]
-    lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
+    lag_bytes = lag_segments = 0
+    if partition.goes_up:
+        lag_bytes = hot_bytes - sum(view.size_bytes for view in both)
+        lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
     return TierSizes(
         hot_bytes,
         cold_bytes=partition.cold.size_bytes,
         segments=(manifest.segment_count if manifest else 0)
         + shown
         - sum(view.last_offset >= log_start for view in both),
-        offload_lag_bytes=hot_bytes - sum(view.size_bytes for view in both),
+        offload_lag_bytes=lag_bytes,
         offload_lag_segments=lag_segments,
     )
 
@@ -44,7 +49,7 @@ def offload_lag_ms(partition: Partition, now_ms: int) -> int:
 
     Since its last write where it is sealed, since its first record where it is active.
     """
-    if partition.cold is None:
+    if partition.cold is None or not partition.goes_up:
         return 0
     for view in partition.log.segments():
         if view.active or view.last_offset >= partition.cold.end_offset:

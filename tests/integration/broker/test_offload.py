@@ -252,6 +252,9 @@ def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
     house.offload()
     assert house.broker.partition("t", 0).cold.end_offset == 0
+    (reported,) = house.broker.storage_report().topics
+    assert (reported.offload_lag_bytes, reported.offload_lag_segments) == (0, 0)
+    assert reported.offload_lag_ms == 0
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
     assert house.broker.verify("t", deep=True).ok
