@@ -133,16 +133,18 @@ class LiveTopics:
         with self._changing():
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} exists")
-            for deleted in self._registry.deleted():
-                if deleted.name == name:
-                    self._set_aside(deleted)
+            older = [one for one in self._registry.deleted() if one.name == name]
+            for deleted in older:
+                self._set_aside(deleted)
             self._forget(name)
             record = TopicRecord(
                 name=name,
                 topic_id=self._new_id(),
                 partitions=partitions,
                 config=dict(parsed.overrides),
-                created_ms=self._created_ms(name),
+                # Later than of all that the bucket may still have as live ones: a restore takes the
+                # newest, and clocks step back.
+                created_ms=max([self._clock(), *(one.created_ms + 1 for one in older)]),
             )
             topic = self._topics[name] = self._made(record)
         return topic.describe()
@@ -159,13 +161,6 @@ class LiveTopics:
                 self._set_aside(record)
             raise
         return topic
-
-    def _created_ms(self, name: str) -> int:
-        """Later than of every topic of the name that the bucket may still have as a live one: a
-        restore takes the newest, and clocks step back.
-        """
-        older = [one.created_ms for one in self._registry.deleted() if one.name == name]
-        return max([self._clock(), *(created_ms + 1 for created_ms in older)])
 
     def alter(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
