@@ -55,6 +55,19 @@ def place(made, tmp_path):
     return tmp_path
 
 
+def interrupted(place, fifo, *arguments):
+    """What a command says that is interrupted where it reads a file."""
+    with (place / "said").open("wb") as said:
+        command = Forked(list(arguments), stdout=said, stderr=said, env=Program().environment)
+        try:
+            with fifo.open("wb"):  # once it is read
+                command.send_signal(signal.SIGINT)
+                assert command.wait(60) == 130
+        finally:
+            command.kill()
+    return (place / "said").read_text()
+
+
 def on(place, *, data_dir=None):
     flags = ["--store", f"file://{place / 'bucket'}", "--output", "json"]
     return [*flags, "--data-dir", place / data_dir] if data_dir else flags
@@ -145,20 +158,7 @@ def test_an_interrupted_pin_says_how_to_remove_what_is_pinned_already(place):
     newest.unlink()
     os.mkfifo(newest)
     store = ("--store", f"file://{place / 'bucket'}")
-    with (place / "said").open("wb") as said:
-        pin = Forked(
-            ["storage", "pin", "t", "friday", *store],
-            stdout=said,
-            stderr=said,
-            env=Program().environment,
-        )
-        try:
-            with newest.open("wb"):  # once it is read
-                pin.send_signal(signal.SIGINT)
-                assert pin.wait(60) == 130
-        finally:
-            pin.kill()
-    said = (place / "said").read_text()
+    said = interrupted(place, newest, "storage", "pin", "t", "friday", *store)
     assert "friday may be left as a pin of some partitions" in said
     assert "`tierlog storage unpin t friday` removes it" in said
 
@@ -194,17 +194,8 @@ def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_unt
     epochs.rename(kept)
     os.mkfifo(epochs)
     flags = [*on(place, data_dir="new"), "--tail", place / "data"]
-    with (place / "said").open("wb") as said:
-        restore = Forked(
-            ["storage", "restore", *flags], stdout=said, stderr=said, env=Program().environment
-        )
-        try:
-            with epochs.open("wb"):  # once it is read
-                restore.send_signal(signal.SIGINT)
-                assert restore.wait(60) == 130
-        finally:
-            restore.kill()
-    assert "interrupted: the same command begins anew on" in (place / "said").read_text()
+    said = interrupted(place, epochs, "storage", "restore", *flags)
+    assert "interrupted: the same command begins anew on" in said
     offline = Program()
     refused = offline.fails(
         1,
