@@ -6,28 +6,26 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from typing import Final
+
+from hot_tier.open_files import Pread
 
 SECTOR_BYTES: Final = 4096  # a disk's, or the page of the page cache that has it
 
-Pread = Callable[[int, int, int], bytes]
 
-
-def reading_around(pread: Pread | None = None) -> Pread:
+def reading_around(pread: Pread) -> Pread:
     """As `pread` (os.pread), to the end of what was asked for. Raises OSError for all but EIO."""
-    plain = pread or os.pread
 
     def read(fd: int, size_bytes: int, position: int) -> bytes:
         end = min(position + size_bytes, os.fstat(fd).st_size)
-        found = _read(plain, fd, size_bytes, position) or b""
+        found = _read(pread, fd, size_bytes, position) or b""
         if position + len(found) >= end:
             return found
         pieces = [found]  # up to the bad sector
         position += len(found)
         while position < end:
             size = min(SECTOR_BYTES - position % SECTOR_BYTES, end - position)
-            pieces.append(_read(plain, fd, size, position) or bytes(size))
+            pieces.append(_read(pread, fd, size, position) or bytes(size))
             position += len(pieces[-1])
         return b"".join(pieces)
 

@@ -19,6 +19,8 @@ from record_format.file_slice import OpenFile
 
 KEPT_OPEN_MAX = 64
 
+Pread = Callable[[int, int, int], bytes]  # of a descriptor, so many bytes, at a position
+
 
 class Files(Protocol):
     """What a look-up needs: `OpenFiles`, or a stand-in that does not wait (`files_at_hand`)."""
@@ -27,7 +29,7 @@ class Files(Protocol):
     def images(self) -> IndexImages: ...
 
     @property
-    def pread(self) -> Callable[[int, int, int], bytes]: ...
+    def pread(self) -> Pread: ...
 
     def open(self, path: Path | str) -> OpenFile: ...
 
@@ -114,7 +116,7 @@ class FileReader:
 
     __slots__ = ("_pread", "file")
 
-    def __init__(self, file: OpenFile, pread: Callable[[int, int, int], bytes] = os.pread) -> None:
+    def __init__(self, file: OpenFile, pread: Pread = os.pread) -> None:
         self.file, self._pread = file, pread
 
     @property

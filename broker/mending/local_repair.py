@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from itertools import chain, count
@@ -150,7 +151,7 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
 
 def _copy_file(path: Path, copied: Path) -> None:
     """All that the disk can read of it."""
-    read = reading_around()
+    read = reading_around(os.pread)
     with path.open("rb") as source, copied.open("wb") as target:
         for position in range(0, path.stat().st_size, COPY_BYTES):
             target.write(read(source.fileno(), COPY_BYTES, position))
