@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
@@ -55,10 +54,6 @@ class Holes:
             gap = partition.log.sealed.gap_behind(base_offset)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return None  # it went meanwhile, or who reads it says what it lacks
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return None  # likewise: a bad sector
         if gap is None or self._is_explained(partition, gap):
             return None
         return gap

@@ -16,7 +16,7 @@ from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, unreadable_as
 from record_format.file_slice import FileSlice, OpenFile
 
 
@@ -128,9 +128,10 @@ def _counted_facts(
 ) -> _LocalFacts:
     log = partition.log
     try:
-        facts = log.segment_facts(view.base_offset) if view.record_count is None else view
-        crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
-    except (UnknownSegment, OffsetTrimmed, CorruptDataError, OSError):  # it went, or is damaged
+        with unreadable_as(CorruptDataError, file=str(view.path)):
+            facts = log.segment_facts(view.base_offset) if view.record_count is None else view
+            crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
+    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went, or is damaged
         return _known_facts(partition, view, entry)
     return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
 

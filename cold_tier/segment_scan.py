@@ -8,7 +8,6 @@ sound.
 
 from __future__ import annotations
 
-import errno
 import os
 from io import FileIO
 from pathlib import Path
@@ -18,7 +17,7 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.chunk_table import Chunk, ChunkTable
 from record_format.batch import HEADER_SIZE, Buffer, parse_header
 from record_format.batch_run import describe_run
-from record_format.errors import CorruptBatch
+from record_format.errors import CorruptBatch, unreadable_as
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -52,13 +51,8 @@ def scan_segment(
 
 def _read(file: FileIO, position: int, memory: memoryview) -> memoryview:
     """The file's bytes from `position` on, as far as they go and fit."""
-    try:
+    with unreadable_as(CorruptBatch, file=str(file.name), position=position):
         return memory[: os.preadv(file.fileno(), [memory], position)].toreadonly()
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        detail = f"cannot be read: {error.strerror}"
-        raise CorruptBatch(detail, file=str(file.name), position=position) from error
 
 
 def _first_bytes(body: Buffer, position: int, path: Path) -> int:

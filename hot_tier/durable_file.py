@@ -5,12 +5,11 @@ A reader sees the old bytes or the new ones, after a crash too. One writer a pat
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 from hot_tier.disk import Disk, write_all
-from record_format.errors import CorruptDataError
+from record_format.errors import CorruptDataError, unreadable_as
 
 REAL_DISK = Disk()
 
@@ -43,9 +42,5 @@ def sync_folder(path: Path) -> None:
 
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
     """A file that can be made anew. Raises FileNotFoundError; `corrupt` where the disk fails."""
-    try:
+    with unreadable_as(corrupt, file=str(path)):
         return path.read_bytes()
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise corrupt(f"cannot be read: {error.strerror}", file=str(path)) from error

@@ -18,7 +18,7 @@ from hot_tier.log_state import LogState
 from hot_tier.parting import base_offsets
 from hot_tier.segment import Segment
 from hot_tier.segment_lookup import SegmentLookup
-from record_format.errors import CorruptBatch
+from record_format.errors import CorruptBatch, unreadable_as
 
 
 class Gap(NamedTuple):
@@ -39,7 +39,7 @@ def first_gap(folder: Path) -> Gap | None:
 
 def gap_behind(state: LogState, segment: Segment) -> Gap | None:
     """Between the last batch of a sealed segment of an open log and the next segment. The index
-    leads there. None also where the bytes there are no batches.
+    leads there. None also where the bytes there are no batches, or cannot be read.
     """
     following = segment.end.next_offset
 
@@ -47,10 +47,11 @@ def gap_behind(state: LogState, segment: Segment) -> Gap | None:
         return SegmentLookup(segment, state.files).find_offset(following - 1) is not None
 
     try:
-        if with_good_indexes(state, segment, is_reached):
-            return None
-        headers = segment.headers(state.files)
-        next_offset = max((one.next_offset for one in headers), default=segment.base_offset)
+        with unreadable_as(CorruptBatch, file=segment.name(LOG)):
+            if with_good_indexes(state, segment, is_reached):
+                return None
+            headers = segment.headers(state.files)
+            next_offset = max((one.next_offset for one in headers), default=segment.base_offset)
     except CorruptBatch:
         return None
     return Gap(next_offset, following) if next_offset < following else None

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from itertools import chain
@@ -23,7 +22,7 @@ from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
-from record_format.errors import CorruptBatch, CorruptIndex
+from record_format.errors import CorruptBatch, CorruptIndex, unreadable_as
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
@@ -240,15 +239,12 @@ def _floor(
     if image is not None:
         return _floor_in_memory(image, layout, column=column, target=target)
     try:
-        return _floor_in_file(files, name, layout, column=column, target=target)
+        with unreadable_as(CorruptIndex, file=name):
+            return _floor_in_file(files, name, layout, column=column, target=target)
     except FileNotFoundError:
         raise CorruptIndex("is missing", file=name) from None
     except EOFError as short:
         raise CorruptIndex(str(short), file=name) from None
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise CorruptIndex(f"cannot be read: {error.strerror}", file=name) from error
 
 
 def _floor_in_file(

@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 
@@ -253,6 +256,20 @@ class CorruptDataError(TierlogError):
             position=self.position if position is None else position,
             offset=self.offset if offset is None else offset,
         )
+
+
+@contextmanager
+def unreadable_as(
+    corrupt: type[CorruptDataError], *, file: str, position: int | None = None
+) -> Iterator[None]:
+    """What the disk cannot read (EIO) is told like what does not check; other OSErrors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        detail = f"cannot be read: {error.strerror}"
+        raise corrupt(detail, file=file, position=position) from error
 
 
 class CorruptBatch(CorruptDataError):
