@@ -5,15 +5,20 @@
   1 KiB, 16 KiB and 1 MiB.
 * Peer: boto3's `upload_file` of the same file, with as many parts of the same size in flight.
 * Both to one versitygw on loopback, from this process; CPU is this process's.
+* Each upload begins on a disk that has nothing to write, and its objects are deleted behind it: the
+  pages of the next ones are those of the last. Else the medians of one run and the next are far
+  apart, by what the machine's disk and its host's memory do.
 
-`python -m bench offload`; takes about a minute.
+`python -m bench offload`; takes about two minutes.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +33,7 @@ from cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from record_format import native
 from record_format.batch import parse_header, stamp
 
-ROUNDS: Final = 5
+ROUNDS: Final = 15
 SEGMENT_BYTES: Final = 128 << 20
 BATCHES: Final = {1 << 10: "1 KiB", 16 << 10: "16 KiB", 1 << 20: "1 MiB"}
 PARTS: Final = 4
@@ -63,10 +68,11 @@ def measure(folder: Path, *, rounds: int) -> Report:
             uploader = SegmentUploader(
                 store, limits=UploadLimits(part_bytes=s3.PART_BYTES, parts=PARTS)
             )
-            runs = {
-                "ours": _timed(lambda: uploader.upload(files, folder="segments/", leader_epoch=1)),  # noqa: B023  called in this turn
-                "boto3": _timed(lambda: _upload_file(client, files.log)),  # noqa: B023
+            uploads = {
+                "ours": lambda: uploader.upload(files, folder="segments/", leader_epoch=1),  # noqa: B023  called in this turn
+                "boto3": lambda: _upload_file(client, files.log),  # noqa: B023
             }
+            runs = {who: partial(_timed, client, upload) for who, upload in uploads.items()}
             _add_rows(report, name, interleave(runs, rounds=rounds))
     return report
 
@@ -98,13 +104,14 @@ def _upload_file(client: Any, path: Path) -> None:
     client.upload_file(str(path), s3.BUCKET, f"bench/peer/{time.monotonic_ns()}", Config=config)
 
 
-def _timed(run: Callable[[], object]) -> Callable[[], Spent]:
-    def timed() -> Spent:
-        began, cpu_began = time.perf_counter(), time.process_time()
-        run()
-        return Spent(time.perf_counter() - began, time.process_time() - cpu_began)
-
-    return timed
+def _timed(client: Any, upload: Callable[[], object]) -> Spent:
+    os.sync()
+    began, cpu_began = time.perf_counter(), time.process_time()
+    upload()
+    spent = Spent(time.perf_counter() - began, time.process_time() - cpu_began)
+    for one in client.list_objects_v2(Bucket=s3.BUCKET)["Contents"]:
+        client.delete_object(Bucket=s3.BUCKET, Key=one["Key"])
+    return spent
 
 
 def _add_rows(report: Report, name: str, seen: dict[str, list[Spent]]) -> None:
