@@ -13,7 +13,6 @@ import structlog
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_log import ColdLog
-from broker.cold_reads import uses_bucket
 from broker.data_folder import DataFolder
 from broker.ownership.own_partition import OwnPartition
 from broker.pace import Pace
@@ -107,9 +106,10 @@ class Bucket:
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
-        """None where the partition has no side there (`uses_bucket`)."""
+        """None where the partition has no side there: nothing was, or is to be, told to it."""
         cold = self.cold_log(record, partition)
-        return cold if uses_bucket(LogConfig.parse(record.config), cold.manifest) else None
+        goes_up = LogConfig.parse(record.config).remote_storage_enable
+        return cold if goes_up or cold.notes.has_asked else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         manifests = self._manifests(record, partition)

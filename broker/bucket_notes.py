@@ -62,6 +62,13 @@ class BucketNotes:
         return self.manifest.version if self.manifest else 0
 
     @property
+    def has_asked(self) -> bool:
+        """Whether the folder ever asked to be the owner, or saw who is: the bucket may have
+        segments, also where what was noted of it is old or cannot be read.
+        """
+        return self._sent_path.exists() or self._path.exists()
+
+    @property
     def recorded(self) -> Pairs:
         """The (owner, epoch) pairs in force under which the bucket is known to be this folder's:
         those that it asked for itself, and the one that it saw in force last.

@@ -110,7 +110,7 @@ class Partition:
     @property
     def goes_up(self) -> bool:
         """Whether what is sealed is copied to the bucket: not where remote storage was turned off
-        after segments of it were there.
+        after the partition was claimed there.
         """
         return self.cold is not None and self.log.config.remote_storage_enable
 

@@ -15,6 +15,7 @@ from broker import bucket
 from broker.background.chores import Chores
 from broker.background.copier import Copier
 from broker.background.janitor import removable_end
+from broker.bucket_notes import BucketNotes
 from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
 from record_format.errors import (
@@ -267,7 +268,7 @@ def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was
         house.restart()
     else:
         house.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
-    assert house.broker.partition("t", 0).cold is None
+    assert (house.broker.partition("t", 0).cold is not None) is was_claimed
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
     house.broker.trim("t", 0, 15)
@@ -279,6 +280,27 @@ def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was
     house.restart()
     assert [record.offset for record in house.records("t", offset=15)] == list(range(15, 200))
     assert house.broker.verify("t", deep=True).ok
+
+
+def test_what_went_up_without_a_note_of_it_is_known_again_once_it_is_turned_off(house, monkeypatch):
+    """Else no trim, and no retention, would ever reach it; and a restore would bring it back."""
+    turn_off = turned_off(house)
+    house.stop_copying()
+    for number in range(20):
+        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+
+    def note(self, manifest):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(BucketNotes, "note", note)
+        cold = house.copy_sealed().cold
+    assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
+    turn_off()
+    house.restart()
+    house.claim()
+    house.broker.trim("t", 0, 200)
+    assert house.broker.partition("t", 0).cold.load_newest().log_start_offset == 200
 
 
 def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(house, monkeypatch):
