@@ -116,20 +116,20 @@ class S3Store:
     def put(
         self,
         key: str,
-        body: bytes | memoryview,
+        body: bytes | bytearray | memoryview,
         *,
         if_absent: bool = False,
         crc32c: int | None = None,
     ) -> ObjectStat:
         check_key(key)
-        sent = bytes(body)
+        sent = bytes(body) if isinstance(body, memoryview) else body
         checksum = encode_crc32c(crc32c_of(sent) if crc32c is None else crc32c)
         condition: Any = {"IfNoneMatch": "*"} if if_absent else {}
 
         def send() -> Any:
             return self._client.put_object(
                 **self._at(key),
-                Body=sent,
+                Body=sent,  # type: ignore[arg-type]  # boto3 takes a bytearray
                 ChecksumCRC32C=checksum,
                 **condition,
                 **self._settings(key),
@@ -154,7 +154,9 @@ class S3Store:
         if size_bytes <= max(part_bytes, MULTIPART_FROM_BYTES):
             if pace is not None:
                 pace(size_bytes)
-            self.put(key, read_part(path, 0, size_bytes), crc32c=crc32c)
+            body = bytearray(size_bytes)
+            read_part(path, 0, body)
+            self.put(key, body, crc32c=crc32c)
         else:
             upload = MultipartUpload(
                 self._client,

@@ -1,7 +1,8 @@
 """One large object in parts: bounded memory, a checksum for each part and for the whole.
 
 * A part is read from the file when a worker takes it up: `concurrency` parts are in memory, no
-  more.
+  more. A worker's parts share its memory, for fresh pages cost as much as the sending does. As a
+  bytearray boto3 sends them in one call; of bytes it would make a file that it sends in pieces.
 * The whole file's CRC-32C goes with the completion, for stores that check it (FULL_OBJECT); no
   store is trusted to have done so: the caller asks it afterwards.
 * No precondition is put on the completion: several stores let two writers win it. Names are unique.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -66,8 +68,8 @@ class PartsOfFile(NamedTuple):
     def size_of(self, index: int) -> int:
         return min(self.part_bytes, self.size_bytes - index * self.part_bytes)
 
-    def read(self, index: int) -> bytes:
-        return read_part(self.path, index * self.part_bytes, self.size_of(index))
+    def read_into(self, room: bytearray, index: int) -> None:
+        read_part(self.path, index * self.part_bytes, room)
 
 
 class _Part(NamedTuple):
@@ -88,6 +90,7 @@ class MultipartUpload:
     ) -> None:
         self._client, self._target, self._repeat = client, target, repeat
         self._settings, self._crc32c = settings, crc32c
+        self._own = threading.local()
 
     def run(
         self,
@@ -185,7 +188,8 @@ class MultipartUpload:
         stored = upload.stored.get(index)
         if pace is not None and stored is None:
             pace(parts.size_of(index))
-        body = parts.read(index)
+        body = self._room(parts.size_of(index))
+        parts.read_into(body, index)
         checksum = encode_crc32c(crc32c_of(body))
         if stored is not None and stored.checksum == checksum:
             return {"PartNumber": index + 1, "ETag": stored.etag, "ChecksumCRC32C": checksum}
@@ -194,12 +198,19 @@ class MultipartUpload:
                 **self._target,
                 UploadId=upload.upload_id,
                 PartNumber=index + 1,
-                Body=body,
+                Body=body,  # type: ignore[arg-type]  # boto3 takes a bytearray
                 ChecksumCRC32C=checksum,
             ),
             sent_bytes=len(body),
         )
         return {"PartNumber": index + 1, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
+
+    def _room(self, size_bytes: int) -> bytearray:
+        """The worker's own."""
+        room: bytearray | None = getattr(self._own, "room", None)
+        if room is None or len(room) != size_bytes:
+            room = self._own.room = bytearray(size_bytes)
+        return room
 
     def _complete(self, upload_id: str, parts: list[Any]) -> None:
         # A repeat of a completion that had landed finds no upload: what is there then is confirmed
@@ -249,13 +260,14 @@ def _may_go_on(error: BaseException) -> bool:
     return isinstance(error, ShuttingDown)
 
 
-def read_part(path: Path, position: int, size_bytes: int) -> bytes:
-    """Raises ChecksumRefused where the file is shorter: it is not what its CRC was taken of."""
+def read_part(path: Path, position: int, room: bytearray) -> None:
+    """Fill `room`. Raises ChecksumRefused where the file is shorter: it is not what its CRC was
+    taken of.
+    """
     with path.open("rb", buffering=0) as file:
-        body = os.pread(file.fileno(), size_bytes, position)
-    if len(body) != size_bytes:
-        raise ChecksumRefused(f"{path}: ends at {position + len(body)}: changed while it was read")
-    return body
+        size_bytes = os.preadv(file.fileno(), [room], position)
+    if size_bytes != len(room):
+        raise ChecksumRefused(f"{path}: ends at {position + size_bytes}: changed while it was read")
 
 
 def encode_crc32c(crc: int) -> str:
