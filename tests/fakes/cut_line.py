@@ -63,11 +63,15 @@ class CutLine:
                 try:
                     back = threading.Thread(target=_pump, args=(far, near), daemon=True)
                     back.start()
-                    _pump(near, far, self.see)
+                    _pump(near, far, self._show)
                     back.join()
                 finally:
                     with self._lock:
                         self._pairs.discard((near, far))
+
+    def _show(self, piece: bytes) -> None:
+        """To `see` as it is by now: a connection may be older."""
+        self.see(piece)
 
 
 def _pump(
