@@ -47,10 +47,10 @@ class World:
                 "min.compaction.lag.ms": self.random.choice((0, 0, 2000)),
             }
         )
-        self.open(clean=False)
+        self.open(LossyDisk(), clean=False)
 
-    def open(self, *, clean: bool) -> None:
-        self.disk = LossyDisk()
+    def open(self, disk: LossyDisk, *, clean: bool) -> None:
+        self.disk = disk
         self.log = PartitionLog.open(
             self.folder / str(self.life),
             topic="t",
@@ -61,7 +61,7 @@ class World:
             clean=clean,
             recovery_point=self.recovery_point,
             jitter_seed=1,
-            disk=self.disk,
+            disk=disk,
         )
 
     def append(self) -> None:
@@ -104,13 +104,20 @@ class World:
     def restart(self) -> None:
         assert self.log.close()
         self.flushed = self.recovery_point = len(self.lines)
-        self.open(clean=True)
+        self.open(self.disk, clean=True)
+
+    def kill(self) -> None:
+        """Lose the process: what it wrote is all there, and no safer than it was."""
+        self.open(self.disk, clean=False)
+        assert self.log.log_end_offset == len(self.lines)
+        self.flushed = self.recovery_point = len(self.lines)
 
     def crash(self) -> None:
+        """Lose the power: a new folder with what was synced and some of what was not."""
         flushed, self.life = self.flushed, self.life + 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
-        self.open(clean=False)
+        self.open(LossyDisk(), clean=False)
         end = self.log.log_end_offset
         assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
         del self.lines[end:]
@@ -158,6 +165,7 @@ WEIGHTS = {
     World.reap: 3,
     World.wait: 8,
     World.restart: 3,
+    World.kill: 3,
     World.crash: 8,
 }
 

@@ -195,7 +195,7 @@ class World:
     def restart(self) -> None:
         assert self.log.close()
         self.flushed = self.checkpoint = len(self.lines)
-        self.open(LossyDisk(), clean=True)
+        self.open(self.disk, clean=True)
 
     def kill(self) -> None:
         """Lose the process: what it wrote is all there, and no safer than it was."""
