@@ -43,8 +43,9 @@ def settings_page() -> str:
     ]
     head = (
         "# Settings of a broker\n\n" + NOTE + "\n"
-        "Flags win over variables, those over the TOML file of `--config` (or `TIERLOG_CONFIG`), "
-        "those over defaults.\nSizes may be written as `64MiB` or `2GB`, times as `30s` or `1.5h`. "
+        "Flags take precedence over variables, these over the TOML file given by `--config` (or "
+        "`TIERLOG_CONFIG`), and that over defaults.\nSizes may be written as `64MiB` or `2GB`, "
+        "times as `30s` or `1.5h`. "
         "A name that is not here is refused.\n\n"
     )
     return head + _table(("name in the file", "flag", "variable", "default", "limits", ""), rows)
@@ -56,8 +57,8 @@ def topic_settings_page() -> str:
     ]
     head = (
         "# Settings of a topic\n\n" + NOTE + "\n"
-        "Kafka's own names. Given to `POST /v1/topics` and `PATCH`, or to `tierlog topic create` "
-        "and `alter`\nas `--config KEY=VALUE`.\n\n"
+        "The names are Kafka's. Pass them to `POST /v1/topics` and `PATCH`, or to "
+        "`tierlog topic create` and `alter`\nas `--config KEY=VALUE`.\n\n"
     )
     return head + _table(("key", "type", "default", "limits", ""), rows)
 
@@ -70,7 +71,7 @@ def metrics_page() -> str:
     head = (
         "# Metrics\n\n" + NOTE + "\n"
         "`GET /metrics`, in Prometheus' text format. Counters begin at zero with the process.\n"
-        "Beside these there are the client library's own: `process_` (memory, CPU, descriptors) "
+        "The client library adds its own: `process_` (memory, CPU, descriptors) "
         "and `python_`.\nA dashboard for Grafana is in `docs/grafana/`.\n\n"
     )
     return head + _table(("name", "type", "labels", ""), rows)
@@ -102,11 +103,11 @@ def problems_page() -> str:
     ]
     head = (
         "# Problems\n\n" + NOTE + "\n"
-        "What the HTTP API refuses is an RFC 9457 document: `type` "
+        "A request that fails is answered with an RFC 9457 problem document: `type` "
         f"(`{problems.TYPE_PREFIX}CODE`), `title`, `status`, `detail` (what was wrong, and what "
         "to do), `code`, and the members named here.\nA refused request has changed nothing, "
-        'unless it says `"outcome": "unknown"`: then what was to be written may be there. A '
-        "produce that ended part way has the `results` of what was appended.\n\n"
+        'unless the document says `"outcome": "unknown"`: then the write may have happened. A '
+        "produce request that failed part way has the `results` of what was appended.\n\n"
     )
     columns = ("status", "code", "title", "members", "`Retry-After`")
     return head + _table(columns, sorted(rows, key=lambda row: row[0]))
@@ -127,8 +128,8 @@ def http_page() -> str:
     head = (
         "# HTTP API\n\n" + NOTE + "\n"
         "A broker serves the same as OpenAPI, with the schemas of all bodies, at `/openapi.json`, "
-        "and a page to try the calls at `/docs`.\nWith tokens, each call takes one that has "
-        "the scope named with it ([security](../security.md)). Every call may answer the "
+        "and a page to try the calls at `/docs`.\nWith tokens, each call requires one that has "
+        "the scope named with it ([security](../security.md)). Every call may answer with the "
         f"[problems](problems.md) {common}, and POST, PUT and PATCH {of_a_body}; the others are "
         "named with each call.\n"
     )

@@ -75,7 +75,7 @@ _store = _rows(Part.STORE, prefix="s3.")
 _broker = _rows(Part.BROKER)
 _http = _rows(Part.HTTP, prefix="http.")
 _price = _rows(Part.PRICE, prefix="price.")
-_FREE: Final = "; 0 by default where the store is no s3://."
+_FREE: Final = "; 0 by default unless the store is s3://."
 
 TABLE: Final[tuple[Setting, ...]] = (
     _broker("data.dir", Kind.PATH, "The folder of this broker's logs."),
@@ -88,51 +88,57 @@ TABLE: Final[tuple[Setting, ...]] = (
     _serve(
         "listen",
         Kind.TEXT,
-        "Host and port. An address other than loopback takes tokens, or --insecure-no-auth.",
+        "Host and port. An address other than loopback requires tokens, or --insecure-no-auth.",
     ),
     _store("s3.endpoint", Kind.TEXT, "URL of an S3 server that is not AWS."),
-    _store("s3.region", Kind.TEXT, "Region, where AWS's own configuration does not say it."),
-    _store("s3.profile", Kind.TEXT, "Profile of AWS's configuration files."),
-    _store("s3.path.style", Kind.SWITCH, "The bucket in the path, not in the host's name."),
-    _store("s3.ca.bundle", Kind.TEXT, "PEM file of authorities for the endpoint."),
+    _store("s3.region", Kind.TEXT, "Region, if AWS's own configuration does not name it."),
+    _store("s3.profile", Kind.TEXT, "Profile in AWS's configuration files."),
+    _store(
+        "s3.path.style", Kind.SWITCH, "Put the bucket's name in the path, not in the host name."
+    ),
+    _store("s3.ca.bundle", Kind.TEXT, "PEM file of certificate authorities for the endpoint."),
     _store("s3.storage.class", Kind.TEXT, "Storage class of segment objects."),
     _store("s3.server.side.encryption", Kind.TEXT, "AES256, aws:kms or aws:kms:dsse."),
-    _store("s3.sse.kms.key.id", Kind.TEXT, "Key for aws:kms."),
+    _store("s3.sse.kms.key.id", Kind.TEXT, "KMS key for aws:kms."),
     _broker(
         "allow.single.writer.store",
         Kind.SWITCH,
-        "Accept a store that lets two writers win a race; only this broker may write to it.",
+        "Accept a store that lets two writers win a race; no other broker may write to it.",
     ),
     _broker(
         "take.over",
         Kind.SWITCH,
-        "Take over partitions that another broker owns; that one stops writing.",
+        "Take over partitions that another broker owns; that broker stops writing.",
     ),
     _serve(
         "insecure.no.auth",
         Kind.SWITCH,
-        "Listen on any address, and answer whoever comes.",
+        "Listen on any address without tokens, and answer anyone.",
     ),
-    _serve("tls.cert", Kind.TEXT, "PEM file of the server's certificate, with its chain."),
-    _serve("tls.key", Kind.TEXT, "PEM file of the certificate's key."),
+    _serve("tls.cert", Kind.TEXT, "PEM file with the server's certificate and its chain."),
+    _serve("tls.key", Kind.TEXT, "PEM file with the certificate's private key."),
     _serve(
         "tokens.file",
         Kind.TEXT,
         "File of `tierlog token`; tierlog/tokens.json in the data folder by default. Where it "
         "exists, tokens are required.",
     ),
-    _broker("offload.concurrency", Kind.COUNT, "Uploads at a time.", least=1, most=256),
+    _broker("offload.concurrency", Kind.COUNT, "Concurrent uploads.", least=1, most=256),
     _broker(
-        "offload.bandwidth", Kind.BYTES, "Upload bytes a second; no bound by default.", least=1
+        "offload.bandwidth", Kind.BYTES, "Upload bytes per second; no limit by default.", least=1
     ),
     _broker(
         "offload.part.bytes",
         Kind.BYTES,
-        "Size of a part of a large upload.",
+        "Part size of a multipart upload.",
         least=5 * MIB,
         most=5 << 30,
     ),
-    _broker("cache.bytes", Kind.BYTES, "Disk for cold chunks; a tenth of the disk by default."),
+    _broker(
+        "cache.bytes",
+        Kind.BYTES,
+        "Disk space for cached cold chunks; a tenth of the disk by default.",
+    ),
     _broker(
         "cache.chunk.bytes",
         Kind.BYTES,
@@ -141,7 +147,11 @@ TABLE: Final[tuple[Setting, ...]] = (
         most=64 * MIB,
     ),
     _broker(
-        "cold.requests.max", Kind.COUNT, "Requests to the store in flight.", least=1, most=4096
+        "cold.requests.max",
+        Kind.COUNT,
+        "Concurrent requests to the store for cold reads.",
+        least=1,
+        most=4096,
     ),
     _broker(
         "cold.memory.max",
@@ -150,26 +160,36 @@ TABLE: Final[tuple[Setting, ...]] = (
         least=MIB,
     ),
     _broker(
-        "gc.grace.ms", Kind.MS, "How long an object stays that no manifest names any more.", least=0
+        "gc.grace.ms",
+        Kind.MS,
+        "How long an object is kept after no manifest names it any more.",
+        least=0,
     ),
     _broker(
         "manifest.versions.min", Kind.COUNT, "Manifest versions that are always kept.", least=1
     ),
-    _broker("fence.check.ms", Kind.MS, "How often the owner looks for a newer epoch.", least=100),
     _broker(
-        "store.start.timeout.ms", Kind.MS, "How long a start waits for the store before it goes on."
+        "fence.check.ms",
+        Kind.MS,
+        "How often the owner of a partition checks for a newer epoch.",
+        least=100,
+    ),
+    _broker(
+        "store.start.timeout.ms",
+        Kind.MS,
+        "How long startup waits for the store before it goes on without.",
     ),
     _broker(
         "restore.offset.gap",
         Kind.COUNT,
-        "Offsets left out after a restore or take-over, so that none is given twice.",
+        "Offsets skipped after a restore or take-over, so that none is assigned twice.",
         least=1,
         most=OFFSET_GAP_MAX,
     ),
     _broker(
         "disk.reserve.bytes",
         Kind.BYTES,
-        "With less free disk than this, room is made, then writes are refused; 5% by default.",
+        "Below this much free disk, room is made, then writes are refused; 5% by default.",
     ),
     _broker("recovery.checkpoint.ms", Kind.MS, "How often recovery points are saved.", least=100),
     _broker(
@@ -178,7 +198,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "retention.check.interval.ms",
         Kind.MS,
-        "How often retention acts.",
+        "How often retention is applied.",
         least=10,
         flag="--retention-check-interval",
         flag_kind=Kind.SECONDS,
@@ -186,7 +206,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "shutdown.timeout.ms",
         Kind.MS,
-        "How long a stop may drain and flush.",
+        "How long shutdown may take to drain and flush.",
         least=1,
         flag="--shutdown-timeout",
         flag_kind=Kind.SECONDS,
@@ -194,7 +214,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "log.cleaner.dedupe.buffer",
         Kind.BYTES,
-        "Memory for the keys of a round of compaction, 12 bytes each; more take more rounds.",
+        "Memory for the keys of a compaction round, 12 bytes each; more keys take more rounds.",
         least=MIB,
         field="log_cleaner_dedupe_buffer_bytes",
     ),
@@ -203,7 +223,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "group.commits.max",
         Kind.COUNT,
-        "Committed offsets that all groups have together; they are kept in memory.",
+        "Committed offsets of all groups together; they are kept in memory.",
         least=1,
     ),
     _price(
@@ -215,39 +235,45 @@ TABLE: Final[tuple[Setting, ...]] = (
         "price.get.per.1000", Kind.DOLLARS, "What a thousand GET and HEAD requests cost" + _FREE
     ),
     _price("price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost" + _FREE),
-    _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte out of the store costs."),
-    _price("price.stored.per.gb.month", Kind.DOLLARS, "What a gigabyte costs a month" + _FREE),
-    _http("http.body.max.bytes", Kind.BYTES, "Largest body of a request.", least=1),
-    _http("http.expanded.max.bytes", Kind.BYTES, "Largest body after decompression.", least=1),
-    _http("http.records.max", Kind.COUNT, "Records in a request.", least=1),
-    _http("http.connections.max", Kind.COUNT, "Connections at a time.", least=1),
+    _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte read out of the store costs."),
+    _price(
+        "price.stored.per.gb.month", Kind.DOLLARS, "What storing a gigabyte costs per month" + _FREE
+    ),
+    _http("http.body.max.bytes", Kind.BYTES, "Largest request body.", least=1),
+    _http(
+        "http.expanded.max.bytes", Kind.BYTES, "Largest request body after decompression.", least=1
+    ),
+    _http("http.records.max", Kind.COUNT, "Records per request.", least=1),
+    _http("http.connections.max", Kind.COUNT, "Concurrent connections.", least=1),
     _http("http.inflight.max.bytes", Kind.BYTES, "Bytes of requests being worked on.", least=1),
     _http(
         "http.client.requests.max",
         Kind.COUNT,
-        "Requests a second of one token, or of one address; no bound by default.",
+        "Requests per second of one token, or of one address; no limit by default.",
         least=1,
     ),
-    _http("http.header.max.bytes", Kind.BYTES, "Largest head of a request.", least=1024),
-    _http("http.header.timeout.ms", Kind.MS, "How long a request's head may take.", least=1),
-    _http("http.body.idle.timeout.ms", Kind.MS, "How long a body may stand still.", least=1),
+    _http("http.header.max.bytes", Kind.BYTES, "Largest request head.", least=1024),
+    _http(
+        "http.header.timeout.ms", Kind.MS, "How long a request's head may take to arrive.", least=1
+    ),
+    _http("http.body.idle.timeout.ms", Kind.MS, "How long a request body may stall.", least=1),
     _http(
         "http.body.rate.min",
         Kind.BYTES,
-        "Bytes a second at which a body must come, on the whole.",
+        "Bytes per second at which a request body must arrive, on average.",
         least=1,
     ),
     _http(
         "http.send.idle.timeout.ms",
         Kind.MS,
-        "How long a client may leave its answer unread before it is cut (Linux).",
+        "How long a client may leave its response unread before it is disconnected (Linux).",
         least=1,
         most=2**31 - 1,
     ),
     _http(
         "http.read.threads",
         Kind.COUNT,
-        "Threads that wait for the disk; as many wait for the store.",
+        "Threads for reads from disk; as many again for reads from the store.",
         least=1,
         most=1024,
     ),

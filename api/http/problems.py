@@ -85,12 +85,14 @@ _SIZES = _take("limit_bytes", "size_bytes")
 
 TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidRequest: Kind(400, "invalid-request", "The request is not valid", _errors),
-    errors.InvalidRecord: Kind(400, "invalid-record", "A record may not be appended", _errors),
+    errors.InvalidRecord: Kind(400, "invalid-record", "A record was refused", _errors),
     errors.InvalidConfig: Kind(400, "invalid-config", "The configuration is not valid", _errors),
-    errors.InvalidTopicName: Kind(400, "invalid-topic-name", "Not a topic name", _errors),
-    errors.InvalidBatch: Kind(400, "corrupt-batch", "Not a whole record batch", _take("position")),
+    errors.InvalidTopicName: Kind(
+        400, "invalid-topic-name", "The topic name is not valid", _errors
+    ),
+    errors.InvalidBatch: Kind(400, "corrupt-batch", "A record batch is corrupt", _take("position")),
     refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_place),
-    refusals.Unauthorized: Kind(401, "unauthorized", "Not let in"),
+    refusals.Unauthorized: Kind(401, "unauthorized", "No valid token"),
     refusals.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
     errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
@@ -100,40 +102,42 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownManifestVersion: Kind(
         404, "unknown-manifest-version", "No such manifest version"
     ),
-    refusals.NotFound: Kind(404, "not-found", "Not a path of this API"),
-    refusals.MethodNotAllowed: Kind(405, "method-not-allowed", "Not a method of this path"),
-    refusals.NotAcceptable: Kind(
-        406, "not-acceptable", "Nothing acceptable to answer with", _take("offered")
+    refusals.NotFound: Kind(404, "not-found", "No such path"),
+    refusals.MethodNotAllowed: Kind(
+        405, "method-not-allowed", "The path does not support this method"
     ),
-    errors.TopicExists: Kind(409, "topic-exists", "The topic exists"),
+    refusals.NotAcceptable: Kind(
+        406, "not-acceptable", "No acceptable media type", _take("offered")
+    ),
+    errors.TopicExists: Kind(409, "topic-exists", "The topic already exists"),
     errors.OutOfOrderSequence: Kind(409, "out-of-order-sequence", "The sequence leaves a gap"),
-    errors.ProducerFenced: Kind(409, "producer-fenced", "A newer epoch of this producer wrote"),
+    errors.ProducerFenced: Kind(409, "producer-fenced", "The producer has a newer epoch"),
     errors.InvalidPartitionCount: Kind(
         409, "invalid-partition-count", "Partitions can only be added"
     ),
     errors.FencedError: Kind(409, "leadership-lost", "Another broker owns this partition"),
     errors.OffsetTrimmed: Kind(410, "offset-trimmed", "Below the start of the log", _OFFSETS),
     errors.OffsetMismatch: Kind(
-        412, "offset-mismatch", "The log ends elsewhere", _take("log_end_offset")
+        412, "offset-mismatch", "The log ends at another offset", _take("log_end_offset")
     ),
-    refusals.PreconditionFailed: Kind(412, "precondition-failed", "Not what If-Match names"),
+    refusals.PreconditionFailed: Kind(412, "precondition-failed", "If-Match does not match"),
     errors.RecordTooLarge: Kind(413, "record-too-large", "A record is too large", _SIZES),
     errors.RequestTooLarge: Kind(413, "request-too-large", "The request is too large", _SIZES),
     errors.TooManyRecords: Kind(
         413, "request-too-large", "The request is too large", _take("limit_records", "records")
     ),
     refusals.UnsupportedMediaType: Kind(
-        415, "unsupported-media-type", "Not a media type of this call", _take("accepted")
+        415, "unsupported-media-type", "Unsupported media type", _take("accepted")
     ),
     errors.OffsetPastEnd: Kind(416, "offset-past-end", "Above the high watermark", _OFFSETS),
     refusals.RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
     ),
-    HeaderTooLarge: Kind(431, "header-too-large", "The head is too large", _SIZES),
-    errors.Throttled: Kind(429, "throttled", "Too much at once"),
+    HeaderTooLarge: Kind(431, "header-too-large", "The request head is too large", _SIZES),
+    errors.Throttled: Kind(429, "throttled", "Too many requests"),
     errors.CorruptDataError: Kind(500, "corrupt-log", "A local file fails its check", _local_file),
     errors.MissingObject: Kind(
-        502, "cold-object-missing", "The bucket lacks an object", _object_key
+        502, "cold-object-missing", "An object is missing from the bucket", _object_key
     ),
     errors.CorruptObject: Kind(
         502, "cold-object-corrupt", "An object fails its checksum", _object_key
@@ -143,9 +147,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     ),
     errors.RetriableError: Kind(503, "store-unavailable", "Try again later"),
     errors.StoreUnavailable: Kind(503, "store-unavailable", "The object store does not answer"),
-    errors.OutcomeUnknownError: Kind(
-        503, "store-unavailable", "The store did not say whether it wrote"
-    ),
+    errors.OutcomeUnknownError: Kind(503, "store-unavailable", "The store did not confirm a write"),
     errors.ConfigurationError: Kind(
         503, "store-unavailable", "The object store refuses this broker"
     ),
@@ -156,7 +158,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.NoDescriptor: Kind(429, "throttled", "Too many open files"),
 }
 
-INTERNAL: Final = Kind(500, "internal", "A fault of the broker")
+INTERNAL: Final = Kind(500, "internal", "Internal error")
 NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
 
 

@@ -22,7 +22,7 @@ from broker.reports import StorageReport
 from record_format.findings import VerifyReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
-LINES: Final[Any] = {"type": "string", "description": "one JSON value a line"}
+LINES: Final[Any] = {"type": "string", "description": "one JSON value per line"}
 NO_TOPIC: Final = ("unknown-topic",)
 NO_PARTITION: Final = ("unknown-topic", "unknown-partition")
 READING: Final = (
@@ -69,9 +69,9 @@ _LOG_HEADERS: Final = {
     "Log-Start-Offset": "the earliest offset that can be read",
     "Log-High-Watermark": "consumers read below it",
     "Log-Next-Offset": "ask for this next",
-    "Log-Up-To-Date": "true where the next offset is the high watermark",
+    "Log-Up-To-Date": "true if the next offset is the high watermark",
     "Log-Tier": "hot, cold or mixed",
-    "Log-Topic-Id": "of the topic that answered: another of its name has another",
+    "Log-Topic-Id": "id of the topic; a topic re-created under the same name has another",
 }
 _SEGMENT_HEADERS: Final = {
     "ETag": "of topic id, size and checksum",
@@ -163,7 +163,7 @@ def _produce(path: str, *, to_partition: bool) -> Call:
     if to_partition:
         body[BATCHES] = Body(schema=BINARY)
         headers |= {
-            "If-Offset-Match": "append only where the log ends at exactly this offset",
+            "If-Offset-Match": "append only if the log ends at exactly this offset",
             "Producer-Id": "of an idempotent producer, with the next two",
             "Producer-Epoch": "of the producer",
             "Producer-Sequence": "of the first record",
@@ -181,14 +181,14 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         handler=produce_to_partition if to_partition else produce_to_topic,
         tag="records",
         summary="Produce to a partition" if to_partition else "Produce to a topic",
-        description="`acks`: 0 not awaited, 1 appended, all (-1) also flushed to disk.",
+        description="`acks`: answer at once (0), once appended (1), or once flushed (all, -1).",
         query=ProduceQuery,
         headers=headers,
         body=body,
         answer={JSON: Body(schema=shapes.Produced)},
         other_answers={
             202: OtherAnswer(
-                "`acks=0`: taken in, not awaited",
+                "`acks=0`: accepted, not awaited",
                 {JSON: Body(schema=shapes.Accepted)},
             )
         },
@@ -226,10 +226,10 @@ _RECORD_CALLS: Final = (
         summary="Fetch from an offset, a keyword or a time",
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
-            "in its place: milliseconds or RFC 3339. HEAD gives the headers."
+            "instead: milliseconds or RFC 3339. HEAD returns only the headers."
         ),
         query=FetchQuery,
-        headers={"Last-Event-ID": "of an event stream, as for a tail"},
+        headers={"Last-Event-ID": "for an event stream, as for a tail"},
         answer={
             JSON: Body(schema=shapes.FetchedPartition),
             NDJSON: Body(schema=LINES),
@@ -263,7 +263,7 @@ _RECORD_CALLS: Final = (
         path="/v1/producers",
         handler=new_producer,
         tag="records",
-        summary="Make an idempotent producer's id",
+        summary="Get an id for an idempotent producer",
         answer={JSON: Body(schema=shapes.ProducerIdentity)},
     ),
 )
@@ -319,7 +319,7 @@ _LOG_CALLS: Final = (
         path=_PARTITION + "/manifest",
         handler=partitions.get_manifest,
         tag="log",
-        summary="The manifest in force, or a version of it",
+        summary="The current manifest, or an older version",
         query=partitions.ManifestQuery,
         answer={JSON: Body(schema=shapes.ManifestState)},
         problems=(*READING, "unknown-manifest-version"),
@@ -345,7 +345,7 @@ _LOG_CALLS: Final = (
         path=_TOPIC + "/offload",
         handler=partitions.offload,
         tag="log",
-        summary="Roll the active segments and upload all that is rolled",
+        summary="Roll the active segments and upload all rolled segments",
         query=partitions.OffloadQuery,
         answer={JSON: Body(schema=shapes.Offloaded)},
         problems=(
@@ -361,7 +361,9 @@ _LOG_CALLS: Final = (
         handler=verify,
         tag="log",
         summary="Check both tiers of a topic against the manifest",
-        description="Problems are in the answer, each with its object or file. One at a time.",
+        description=(
+            "The response lists the problems, each with its object or file. One runs at a time."
+        ),
         query=VerifyQuery,
         answer={JSON: Body(schema=VerifyReport)},
         problems=(*NO_TOPIC, "store-unavailable"),
@@ -376,7 +378,7 @@ _GROUP_CALLS: Final = (
         handler=groups.commit_offsets,
         tag="groups",
         summary="Commit the offsets that a group reads next",
-        description="Durable when answered. Partitions that are not named keep their offsets.",
+        description="Durable once answered. Partitions that are not named keep their offsets.",
         body={
             JSON: Body(
                 schema=groups.OffsetsToCommit,
@@ -400,7 +402,7 @@ _GROUP_CALLS: Final = (
         path=_GROUP,
         handler=groups.delete_group,
         tag="groups",
-        summary="Forget a group's offsets",
+        summary="Delete a group's offsets",
         status=204,
         problems=("unknown-group", *REBUILDING_TO_WRITE),
     ),
@@ -429,7 +431,7 @@ _RUNNING_CALLS: Final = (
         path="/readyz",
         handler=running.readyz,
         tag="running it",
-        summary="Every partition serves",
+        summary="Every partition is served",
         answer={JSON: Body(schema=shapes.Ready)},
         other_answers={
             503: OtherAnswer(

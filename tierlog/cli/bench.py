@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-Records = Annotated[int, typer.Option("--records", min=1, help="Records to produce in all.")]
-RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of a value.")]
-BatchRecords = Annotated[int, typer.Option("--batch", min=1, help="Records in a request.")]
-Connections = Annotated[int, typer.Option("--connections", min=1, help="Requests at a time.")]
+Records = Annotated[int, typer.Option("--records", min=1, help="Total number of records.")]
+RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of each value.")]
+BatchRecords = Annotated[int, typer.Option("--batch", min=1, help="Records per request.")]
+Connections = Annotated[int, typer.Option("--connections", min=1, help="Concurrent requests.")]
 Partitions = Annotated[
-    int, typer.Option("--partitions", min=1, help="Partitions of the topic that it makes.")
+    int, typer.Option("--partitions", min=1, help="Partitions of the topic that is created.")
 ]
 AcksOption = Annotated[str, typer.Option("--acks", help="all (flushed) or 1 (written).")]
 Compression = Annotated[
-    str, typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd, by this client.")
+    str, typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd; done by this client.")
 ]
 
 FETCH_BYTES = 8 << 20
@@ -78,7 +78,7 @@ def bench(
     compression: Compression = "none",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Produce into a topic of its own, fetch it all back, delete it, and tell how fast that was."""
+    """Produce into a new topic, fetch it all back, delete it, and report how fast that was."""
     from record_format.codecs import CODEC_IDS
 
     if acks not in ("all", "1"):

@@ -36,7 +36,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="File that holds a token; by default TIERLOG_TOKEN, or the file TIERLOG_TOKEN_FILE.",
+        help="File with a token; by default TIERLOG_TOKEN, or the file in TIERLOG_TOKEN_FILE.",
     ),
 ]
 CaFile = Annotated[
@@ -44,7 +44,7 @@ CaFile = Annotated[
     typer.Option(
         "--ca-file",
         envvar="TIERLOG_CA_FILE",
-        help="PEM file of the authority behind the broker's TLS.",
+        help="PEM file of the authority that signed the broker's certificate.",
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]

@@ -52,7 +52,7 @@ def consume(
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition", "-p", min=0, help="One partition; by default all, one after the other."
+            "--partition", "-p", min=0, help="One partition; by default all, one after another."
         ),
     ] = None,
     offset: Annotated[
@@ -63,34 +63,37 @@ def consume(
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="In place of --offset: milliseconds, or RFC 3339."),
+        typer.Option(metavar="TIME", help="Instead of --offset: milliseconds, or RFC 3339."),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
             "--group",
             "-g",
-            help="Read on where this group's last commit is, and commit what was printed.",
+            help="Continue from this group's last commit, and commit what was printed.",
         ),
     ] = None,
     max_records: Annotated[
-        int | None, typer.Option("--max-records", "-n", min=0, help="End after this many records.")
+        int | None, typer.Option("--max-records", "-n", min=0, help="Stop after this many records.")
     ] = None,
     isolation: Annotated[
         Isolation,
-        typer.Option(help="read_committed leaves out what was aborted, or is not committed yet."),
+        typer.Option(
+            help="read_committed leaves out records that were aborted or are not committed yet."
+        ),
     ] = Isolation.READ_UNCOMMITTED,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, and wait for new records.")
+        bool, typer.Option("--follow", "-f", help="Keep waiting for new records.")
     ] = False,
     format_: Annotated[
         Format,
         typer.Option(
-            "--format", help="value: one a line; json: an object a line; batches: Kafka's bytes."
+            "--format",
+            help="value: one per line; json: one object per line; batches: Kafka's bytes.",
         ),
     ] = Format.VALUE,
 ) -> None:
-    """Print records; ends at the high watermark unless --follow."""
+    """Print records; stops at the high watermark unless --follow is given."""
     from tierlog.client import Limits, OffsetCommit
 
     if offset is not None and timestamp is not None:

@@ -96,10 +96,12 @@ class Stage:
 
 @app.command()
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it running at the end.")] = False,
-    port: Annotated[int, typer.Option(help="Port of the broker, if it is free.")] = 8640,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="The broker's port, if it is free.")] = 8640,
 ) -> None:
-    """The flights of 2013 through both tiers: produce, offload, fetch, and Spark over all of it."""
+    """Send the flights of 2013 through both tiers: produce, offload, fetch, and read with Spark."""
     from tierlog.demo.flights import delays_by_carrier, load_flights
 
     folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))

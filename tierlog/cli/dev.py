@@ -18,12 +18,14 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def dev(
     data_dir: Annotated[
-        Path, typer.Option(help="Folder of the logs (data) and the embedded store (bucket).")
+        Path, typer.Option(help="Folder for the logs (data) and the embedded store (bucket).")
     ] = Path(".tierlog"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Debug lines in the log too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Write debug lines to the log too.")
+    ] = False,
 ) -> None:
-    """A broker with an embedded store; no flags needed. What it holds outlives it."""
+    """Run a broker with an embedded store; no flags needed. Its files stay when it stops."""
     from tierlog import settings
     from tierlog.cli.logs import configure_logs
     from tierlog.cli.serving import run_broker

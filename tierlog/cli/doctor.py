@@ -41,10 +41,10 @@ class Verdict(NamedTuple):
 def doctor(
     *,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A data folder, or where one would be.")
+        Path | None, typer.Option(help="A data folder, or where one is to be.")
     ] = None,
     server: Annotated[
-        str | None, typer.Option(envvar="TIERLOG_SERVER", help="A broker to ask.")
+        str | None, typer.Option(envvar="TIERLOG_SERVER", help="A broker to check.")
     ] = None,
     token: Token = None,
     token_file: TokenFile = None,

@@ -39,12 +39,14 @@ def dump(
         bool, typer.Option("--verify", help="Print problems only; exit 3 if there are any.")
     ] = False,
     records: Annotated[
-        bool, typer.Option("--records/--batches-only", help="Each record, or batches alone.")
+        bool, typer.Option("--records/--batches-only", help="Print each record, or only batches.")
     ] = True,
     data: Annotated[
-        bool, typer.Option("--print-data-log", help="Keys and values too, as text.")
+        bool, typer.Option("--print-data-log", help="Print keys and values too, as text.")
     ] = False,
-    output: Annotated[Output, typer.Option(help="text, or json: an object a line.")] = Output.TEXT,
+    output: Annotated[
+        Output, typer.Option(help="text, or json: one object per line.")
+    ] = Output.TEXT,
     s3_endpoint: EndpointOption = None,
     s3_region: RegionOption = None,
 ) -> None:

@@ -56,7 +56,7 @@ def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) ->
 def set_offsets(
     client: Client, group: Name, places: Places, output: OutputOption = Output.AUTO
 ) -> None:
-    """Set a group's offsets; a new name makes a new group."""
+    """Set a group's offsets; a new name creates a new group."""
     offsets = [parse_place(client, place) for place in places]
     client.commit_offsets(group, offsets)
     if output.is_json:
@@ -74,7 +74,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Forget all of a group's offsets."""
+    """Delete all of a group's offsets."""
     if not yes:
         raise typer.BadParameter(f"this forgets where {group} has read to: say --yes")
     client.delete_group(group)

@@ -43,10 +43,13 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
         "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
         "demo": Entry(
-            "demo", "The flights of 2013 through both tiers, and back by Spark.", "Broker", "demo"
+            "demo",
+            "The flights of 2013 through both tiers, and back through Spark.",
+            "Broker",
+            "demo",
         ),
         "topic": Entry(
-            "topic", "Create, list, describe, alter, delete topics.", "Topics and records"
+            "topic", "Create, list, describe, alter and delete topics.", "Topics and records"
         ),
         "produce": Entry(
             "produce", "Append lines, JSON, CSV or Parquet, or batches.", "Topics and records"
@@ -54,15 +57,19 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
         "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
         "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
-        "bench": Entry("bench", "Measure how fast a broker is, from here.", "Broker"),
+        "bench": Entry("bench", "Measure how fast a broker is, seen from here.", "Broker"),
         "top": Entry("top", "What a broker is doing right now.", "Broker"),
         "replay": Entry(
-            "replay", "Write a range into Parquet, JSON or another topic.", "On Spark", "spark"
+            "replay", "Copy a range to Parquet, JSON or another topic.", "On Spark", "spark"
         ),
         "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark", "spark"),
         "spark-zip": Entry("spark_zip", "tierlog's code as one zip, for executors.", "On Spark"),
-        "dump": Entry("dump", "Print or verify a log's files, in Kafka's words.", "Storage"),
-        "token": Entry("token", "Who may call a broker: create, list, revoke tokens.", "Broker"),
+        "dump": Entry(
+            "dump", "Print or verify a log's files, as Kafka's own tool does.", "Storage"
+        ),
+        "token": Entry(
+            "token", "Create, list and revoke the tokens that a broker accepts.", "Broker"
+        ),
         "doctor": Entry("doctor", "Check this machine for what tierlog needs.", "Broker"),
     }
 )
@@ -121,7 +128,7 @@ def _unwrap_help(command: Any) -> None:
 app = typer.Typer(
     cls=Commands,
     name="tierlog",
-    help="A tiered log store: Kafka's batches on local disk, sealed segments in your bucket.",
+    help="A tiered log store: new records on local disk, sealed segments in your bucket.",
     epilog="Clients take --server or TIERLOG_SERVER; see also tierlog COMMAND --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -27,7 +27,9 @@ StoreOption = Annotated[
 ]
 OfflineStoreOption = Annotated[
     str | None,  # of no variable: that a store is known is no wish to go past the broker
-    typer.Option("--store", metavar="URL", help="Offline: the bucket by itself, no broker."),
+    typer.Option(
+        "--store", metavar="URL", help="Offline: read the bucket itself, without a broker."
+    ),
 ]
 EndpointOption = Annotated[
     str | None,
@@ -43,7 +45,7 @@ RegionOption = Annotated[
     typer.Option(
         "--s3-region",
         envvar="TIERLOG_S3_REGION",
-        help="Region, where AWS's own configuration does not say it.",
+        help="Region, if AWS's own configuration does not name it.",
         metavar="REGION",
     ),
 ]

@@ -37,13 +37,13 @@ OwnStoreOption = Annotated[
     typer.Option(
         "--store",
         envvar="TIERLOG_STORE",
-        help="s3://bucket/prefix or file:///folder; none for a folder that has no bucket.",
+        help="s3://bucket/prefix or file:///folder; omit it for a folder without a bucket.",
         metavar="URL",
     ),
 ]
 TakeOverOption = Annotated[
     bool,
-    typer.Option("--take-over", help="Take over partitions that another folder owns, first."),
+    typer.Option("--take-over", help="First take over partitions that another folder owns."),
 ]
 SingleWriterOption = Annotated[
     bool, typer.Option("--allow-single-writer-store", help="As for serve.")
@@ -55,7 +55,7 @@ GraceOption = Annotated[
         "--gc-grace-ms",
         envvar="TIERLOG_GC_GRACE_MS",
         min=0,
-        help="As for serve: what is younger stays.",
+        help="As for serve: what is younger is kept.",
         metavar="MS",
     ),
 ]
@@ -76,7 +76,7 @@ GapOption = Annotated[
         envvar="TIERLOG_RESTORE_OFFSET_GAP",
         min=1,
         max=OFFSET_GAP_MAX,
-        help="As for serve: offsets left out by a take-over, so that none is given twice.",
+        help="As for serve: offsets skipped by a take-over, so that none is assigned twice.",
         metavar="COUNT",
     ),
 ]

@@ -52,7 +52,7 @@ def produce(
     format_: Annotated[
         Format | None,
         typer.Option(
-            "--format", help="By default by the file's name, else lines.", show_default=False
+            "--format", help="By default, from the file's name, else lines.", show_default=False
         ),
     ] = None,
     partition: Annotated[
@@ -61,7 +61,7 @@ def produce(
             "--partition",
             "-p",
             min=0,
-            help="Partition of all records; by default by key, or in turn.",
+            help="Partition for all records; by default chosen by key, or in turn.",
         ),
     ] = None,
     key_separator: Annotated[
@@ -69,19 +69,19 @@ def produce(
     ] = None,
     key_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="For csv and parquet: the column that is the key too."),
+        typer.Option(metavar="NAME", help="For csv and parquet: the column to use as the key too."),
     ] = None,
     acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
     batch_records: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Most records in one request.")
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of records in one request.")
     ] = 1000,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Append records from a file or a pipe.
 
-    Formats: lines, a value each; ndjson, a JSON value each; envelope, an object each, with value
-    and, if wanted, key, headers, timestamp, partition; csv and parquet, a JSON object a row;
-    batches, Kafka's record batches as they are.
+    Formats: lines, one value per line; ndjson, one JSON value per line; envelope, one object per
+    line with value and, optionally, key, headers, timestamp and partition; csv and parquet, one
+    JSON object per row; batches, Kafka's record batches as they are.
     """
     from tierlog.client import calls
     from tierlog.client.exchange import OVER_A_RESTART

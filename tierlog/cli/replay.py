@@ -33,7 +33,7 @@ def replay(
     notes: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="With --to-topic: a folder that keeps how far it came."
+            metavar="FOLDER", help="With --to-topic: a folder that records how far it got."
         ),
     ] = None,
     to_server: Annotated[
@@ -41,13 +41,16 @@ def replay(
     ] = None,
     by_key: Annotated[
         bool,
-        typer.Option("--by-key", help="With --to-topic: partitions by key, not by their numbers."),
+        typer.Option(
+            "--by-key",
+            help="With --to-topic: choose partitions by key, instead of keeping their numbers.",
+        ),
     ] = False,
     base64: Annotated[
-        bool, typer.Option("--base64", help="With --to-json: bytes rather than text.")
+        bool, typer.Option("--base64", help="With --to-json: write bytes as base64, not as text.")
     ] = False,
     headers: Annotated[
-        bool, typer.Option("--headers", help="With files: a column `headers` too.")
+        bool, typer.Option("--headers", help="With files: write a column `headers` too.")
     ] = False,
     from_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; inclusive.")
@@ -55,12 +58,10 @@ def replay(
     to_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; exclusive.")
     ] = None,
-    step_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes of the log in one step.")
-    ] = "4g",
+    step_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")] = "4g",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Write a range of a topic elsewhere, in steps; run again, it goes on where it ended."""
+    """Copy a range of a topic elsewhere, in steps; run again, it continues where it stopped."""
     from spark_reader.jobs.replay import ToFiles
     from spark_reader.jobs.replay import replay as run_replay
     from spark_reader.option_values import size

@@ -26,9 +26,9 @@ _LEADING = "data.dir store listen s3.endpoint"
 
 
 def serve(*, config: Path | None, verbose: bool, **flags: Any) -> None:
-    """Run a broker: the tail on a data folder, sealed segments in a bucket.
+    """Run a broker, with the tail in a data folder and sealed segments in a bucket.
 
-    Every flag is also TIERLOG_... in the environment and a name in the file of --config; flags win.
+    Every flag is also a TIERLOG_... variable and a key in the file given by --config; flags win.
     """
     from tierlog import settings
     from tierlog.cli.logs import configure_logs
@@ -85,7 +85,7 @@ def _signature() -> inspect.Signature:
     leading = _LEADING.split()
     ordered = sorted(TABLE, key=lambda one: leading.index(one.name) if one.name in leading else 99)
     config = typer.Option("--config", help="TOML file of settings.", metavar="FILE")
-    verbose = typer.Option("--verbose", help="Debug lines in the log too.")
+    verbose = typer.Option("--verbose", help="Write debug lines to the log too.")
     return inspect.Signature(
         [
             *map(_parameter, ordered),

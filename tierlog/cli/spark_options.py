@@ -40,7 +40,7 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         envvar="TIERLOG_SERVER",
-        help="The broker, for what is not in the bucket yet; without it the bucket alone is read.",
+        help="The broker, for what is not in the bucket yet; without it, only the bucket is read.",
         metavar="URL",
     ),
 ]
@@ -48,28 +48,35 @@ MasterOption = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="Spark's master; by default that of spark-submit, else this machine's cores.",
+        help="Spark's master; by default the one spark-submit gives, else this machine's cores.",
         metavar="URL",
     ),
 ]
 ConfOption = Annotated[
-    list[str] | None, typer.Option("--conf", help="Spark's configuration.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--conf", help="A Spark setting; may be repeated.", metavar="KEY=VALUE"),
 ]
 SourceOption = Annotated[
     list[str] | None,
-    typer.Option("--option", help="Any other option of the source.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--option", help="Any other option of the source; may be repeated.", metavar="NAME=VALUE"
+    ),
 ]
 PartitionsOption = Annotated[
     list[int] | None,
-    typer.Option("--partition", "-p", min=0, help="One or more; all by default."),
+    typer.Option("--partition", "-p", min=0, help="A partition; may be repeated. All by default."),
 ]
 FromTimeOption = Annotated[
     str | None,
-    typer.Option("--from-time", metavar="TIME", help="From the first record at or after it."),
+    typer.Option(
+        "--from-time", metavar="TIME", help="Start at the first record at or after this time."
+    ),
 ]
 ToTimeOption = Annotated[
     str | None,
-    typer.Option("--to-time", metavar="TIME", help="Up to the first record at or after it."),
+    typer.Option(
+        "--to-time", metavar="TIME", help="End before the first record at or after this time."
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ def spark_zip(
         "tierlog.zip"
     ),
 ) -> None:
-    """Write what executors import as one zip, without the packages that it depends on."""
+    """Write the code that executors import as one zip, without its dependencies."""
     from spark_reader.jobs.package import build_zip
 
     typer.echo(build_zip(file))

@@ -27,11 +27,11 @@ def stats(
     topic: TopicArgument,
     *,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw it, as SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw a picture, as SVG.")
     ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Records, bytes, keys and sizes by hour of the records' time and by partition."""
+    """Count records, bytes, keys and sizes by hour of the records' time and by partition."""
     from spark_reader.jobs.stats import stats as run_stats
     from spark_reader.jobs.stats_picture import picture as draw
 

@@ -41,7 +41,7 @@ SEGMENT_COLUMNS: Final = ("partition", "offsets", "records", "size", "from", "to
 @app.command("report")
 @client_command
 def report(client: Client, output: OutputOption = Output.AUTO) -> None:
-    """Bytes and segments by tier, what is not offloaded yet, the cache, requests to the store."""
+    """Show bytes and segments by tier, what is not offloaded yet, the cache, store requests."""
     document = client.storage_report()
     if output.is_json:
         print_json(document)
@@ -69,7 +69,7 @@ def segments(
     data_dir: CacheFolder = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Every segment, oldest first: where it begins, how large it is, and in which tier it lies."""
+    """List every segment, oldest first: where it begins, how large it is, and which tier has it."""
     if cache and data_dir is None:
         raise typer.BadParameter("--cache takes --data-dir: it asks this machine's page cache")
     bucket = BucketOptions.named(store, endpoint, region)
@@ -154,7 +154,7 @@ def offload(
     ] = 60.0,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Roll the active segments and upload all that is rolled.
+    """Roll the active segments and upload all rolled segments.
 
     Exits with 1 if something remains after the wait.
     """

@@ -35,7 +35,7 @@ def verify(
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     spark: Annotated[
-        bool, typer.Option("--spark", help="With --store: every byte, on Spark's executors.")
+        bool, typer.Option("--spark", help="With --store: read every byte, on Spark's executors.")
     ] = False,
     master: MasterOption = None,
     conf: ConfOption = None,

@@ -30,21 +30,23 @@ def manifest(
     *,
     partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")] = 0,
     version: Annotated[
-        int | None, typer.Option(min=0, help="An older version; the one in force by default.")
+        int | None, typer.Option(min=0, help="An older version; the current one by default.")
     ] = None,
     diff: Annotated[
         tuple[int, int] | None,
-        typer.Option("--diff", metavar="A B", help="What changed from version A to version B."),
+        typer.Option(
+            "--diff", metavar="A B", help="Show what changed from version A to version B."
+        ),
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="The versions that are still kept; with --store.")
+        bool, typer.Option("--history", help="List the versions that are still kept; with --store.")
     ] = False,
     store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """The manifest of a partition, or a version of it that is still kept."""
+    """Show the manifest of a partition, or an older version that is still kept."""
     bucket = BucketOptions.named(store, endpoint, region)
 
     def load(number: int | None) -> dict[str, Any]:

@@ -27,7 +27,9 @@ app = typer.Typer()
 
 DAY_MS = 86_400_000
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="1 to 128 of [a-zA-Z0-9._-].")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="1 to 128 characters of [a-zA-Z0-9._-].")
+]
 
 
 @app.command("pin")
@@ -40,12 +42,15 @@ def pin(
     days: Annotated[
         float | None,
         typer.Option(
-            "--days", min=0, max=1_000_000, help="Expire after this many days; never by default."
+            "--days",
+            min=0,
+            max=1_000_000,
+            help="Let the pin expire after this many days; never by default.",
         ),
     ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Keep the manifests in force, and every object they name, under a name."""
+    """Keep the current manifests, and every object they name, under a name."""
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
     with bucket.opened() as store:
         partitions = list(_partitions(store, topic))
@@ -87,7 +92,7 @@ def unpin(
     topic: TopicArgument,
     name: NameArgument,
 ) -> None:
-    """Remove a pin; one that is not there is no error."""
+    """Remove a pin; removing one that does not exist is not an error."""
     found = False
     with bucket.opened() as store:
         for _, _, pins in _partitions(store, topic):
@@ -103,7 +108,7 @@ def list_pins(
     topic: TopicArgument,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """All pins of a topic, expired ones too."""
+    """List all pins of a topic, including expired ones."""
     with bucket.opened() as store:
         found = [
             (number, one) for number, _, pins in _partitions(store, topic) for one in pins.all()

@@ -37,7 +37,7 @@ GarbageDirOption = Annotated[
     ),
 ]
 ApplyOption = Annotated[
-    bool, typer.Option("--apply", help="Carry it out; without it, only show it.")
+    bool, typer.Option("--apply", help="Carry out the plan; without it, only show the plan.")
 ]
 
 
@@ -50,14 +50,14 @@ def repair(
     *,
     apply: ApplyOption = False,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Also give up records that are nowhere else.")
+        bool, typer.Option("--accept-loss", help="Also give up records that exist nowhere else.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Mend what verify finds, and logs that a broker could not open.
+    """Repair what verify finds, and logs that a broker could not open.
 
-    Uploads again, makes indexes anew, drops what nobody has any more. What is bad on disk is set
+    Uploads logs again, rebuilds indexes, drops what nobody has any more. What is bad on disk is set
     aside, never deleted.
     """
     if apply:
@@ -93,7 +93,7 @@ def gc(
 ) -> None:
     """Delete objects and manifest versions that nothing needs any more, once their grace is over.
 
-    Without --apply they are only listed, from the bucket alone, also beside a running broker;
+    Without --apply they are only listed, from the bucket alone, even while a broker is running;
     --apply opens the owner's data folder.
     """
     bucket = owner.bucket
@@ -161,7 +161,7 @@ def restore(
     gap: GapOption = OFFSET_GAP,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Make a data folder out of a bucket; the first serve on it takes the partitions over."""
+    """Create a data folder from a bucket; the first serve on it takes the partitions over."""
     from broker.mending.restore import RestoreOptions
     from broker.mending.restore import restore as restore_folder
     from tierlog.cli.logs import configure_logs

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from api.http.access.tokens import TokenEntry
 
 app = typer.Typer(
-    help="Create, list, revoke tokens. Where there is a tokens file, every call takes one.",
+    help="Create, list and revoke tokens. With a tokens file, every call requires a token.",
     no_args_is_help=True,
     add_completion=False,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="TIERLOG_DATA_DIR", help="The broker's data folder."),
@@ -45,7 +45,9 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            "--scope", metavar="read|produce|admin", help="May be repeated; admin holds all."
+            "--scope",
+            metavar="read|produce|admin",
+            help="May be repeated; admin includes the others.",
         ),
     ],
     topics: Annotated[
@@ -55,7 +57,7 @@ def create(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Make a token and print it: it is shown this once, and kept as a hash."""
+    """Create a token and print it. It is shown only once; only its hash is kept."""
     from api.http.access.grants import Scope
     from api.http.access.tokens import create_token
 
@@ -81,7 +83,7 @@ def list_tokens(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """List the tokens: names, scopes, topics; never the tokens themselves."""
+    """List the tokens' names, scopes and topics; never the tokens themselves."""
     from api.http.access.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
@@ -105,7 +107,7 @@ def revoke(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Revoke a token, from the broker's next request on."""
+    """Revoke a token; the broker refuses it from the next request on."""
     from api.http.access.tokens import revoke_token
 
     revoke_token(_path(data_dir, tokens_file), name)

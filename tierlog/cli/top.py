@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 Every = Annotated[
-    float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between two looks.")
+    float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between updates.")
 ]
 Looks = Annotated[
     int | None,
     typer.Option(
-        "--looks", min=1, help="End after this many; one where the output is no terminal."
+        "--looks", min=1, help="Stop after this many updates; one if the output is not a terminal."
     ),
 ]
-Rows = Annotated[int, typer.Option("--rows", min=1, help="Topics shown, the busiest first.")]
+Rows = Annotated[int, typer.Option("--rows", min=1, help="Number of topics shown, busiest first.")]
 
 
 class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,24 +37,28 @@ METRICS: Final = (
     Metric(
         "tierlog_http_request_seconds",
         "histogram",
-        "From the head of a request to the last byte of its answer handed to the kernel",
+        "From a request's head until the last byte of its response is handed to the kernel",
         _CALL,
     ),
-    Metric("tierlog_http_errors_total", "counter", "Problems answered, by code", ("code",)),
-    Metric("tierlog_http_requests_in_progress", "gauge", "Requests under way"),
-    Metric("tierlog_http_waiting_requests", "gauge", "Long polls and tails that wait"),
+    Metric("tierlog_http_errors_total", "counter", "Problem responses, by code", ("code",)),
+    Metric("tierlog_http_requests_in_progress", "gauge", "Requests in progress"),
+    Metric("tierlog_http_waiting_requests", "gauge", "Long polls and tails that are waiting"),
     Metric("tierlog_http_connections", "gauge", "Open connections"),
-    Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies that are held"),
+    Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies held in memory"),
     Metric(
-        "tierlog_http_unsent_memory_bytes", "gauge", "Bytes of memory with answers to slow readers"
+        "tierlog_http_unsent_memory_bytes",
+        "gauge",
+        "Bytes of memory that hold responses to slow readers",
     ),
     Metric(
-        "tierlog_http_unsent_disk_bytes", "gauge", "Bytes of files with answers to slow readers"
+        "tierlog_http_unsent_disk_bytes",
+        "gauge",
+        "Bytes of files that hold responses to slow readers",
     ),
     Metric(
         "tierlog_http_shared_pages_total",
         "counter",
-        "Pages at the end of a log, by whether another reader had them written already",
+        "Pages at the end of a log, by whether one written for another reader could be shared",
         ("result",),
     ),
     Metric(
@@ -63,35 +67,35 @@ METRICS: Final = (
         "Bytes of pages at the end of a log, kept for other readers",
     ),
     # --- records in and out
-    Metric("tierlog_produced_records_total", "counter", "Records taken in over HTTP"),
+    Metric("tierlog_produced_records_total", "counter", "Records produced over HTTP"),
     Metric(
         "tierlog_produced_bytes_total",
         "counter",
-        "Bytes of the batches that records taken in became",
+        "Bytes of the batches of records produced over HTTP",
     ),
     Metric(
         "tierlog_fetched_records_total",
         "counter",
-        "Records given out over HTTP, by tier; of raw batches the offsets that they span",
+        "Records fetched over HTTP, by tier; for raw batches, the offsets that they span",
         ("tier",),
     ),
     Metric(
         "tierlog_fetched_bytes_total",
         "counter",
-        "Bytes of batches and segments read for answers, by tier",
+        "Bytes of batches and segments read for responses, by tier",
         ("tier",),
     ),
     # --- the log
     Metric(
         "tierlog_log_write_seconds",
         "histogram",
-        "One write into a log, of all the appends that waited for it",
+        "One write to a log, of all the appends that were waiting for it",
     ),
-    Metric("tierlog_log_flush_seconds", "histogram", "One flush of a log to the medium"),
+    Metric("tierlog_log_flush_seconds", "histogram", "One flush of a log to disk"),
     Metric(
         "tierlog_log_commit_seconds",
         "histogram",
-        "An append with acks=all, from its submission until it was on the medium",
+        "An append with acks=all, from its submission until it is flushed to disk",
     ),
     Metric("tierlog_topics", "gauge", "Topics"),
     Metric(
@@ -101,7 +105,12 @@ METRICS: Final = (
         ("state",),
     ),
     Metric("tierlog_topic_bytes", "gauge", "Bytes of a topic, by tier", ("topic", "tier")),
-    Metric("tierlog_topic_segments", "gauge", "Segments of a topic, each once", ("topic",)),
+    Metric(
+        "tierlog_topic_segments",
+        "gauge",
+        "Segments of a topic; one in both tiers counts once",
+        ("topic",),
+    ),
     Metric(
         "tierlog_partition_high_watermark",
         "gauge",
@@ -117,7 +126,7 @@ METRICS: Final = (
     Metric(
         "tierlog_partition_log_end_offset",
         "gauge",
-        "Next offset to be given",
+        "Next offset to be assigned",
         ("topic", "partition"),
     ),
     Metric(
@@ -125,23 +134,23 @@ METRICS: Final = (
         "gauge",
         f"Partitions beyond the first {PARTITIONS_MAX:,}, which have no offsets here",
     ),
-    Metric("tierlog_disk_free_bytes", "gauge", "Bytes free where the data folder lies"),
+    Metric("tierlog_disk_free_bytes", "gauge", "Bytes free on the disk of the data folder"),
     Metric(
         "tierlog_disk_reserve_bytes",
         "gauge",
-        "disk.reserve.bytes: where less is free, writes are refused",
+        "disk.reserve.bytes: with less free, writes are refused",
     ),
     # --- the bucket
     Metric(
         "tierlog_offload_lag_bytes",
         "gauge",
-        "Bytes that are local only, the active segments with them",
+        "Bytes that are local only, including active segments",
         ("topic",),
     ),
     Metric(
         "tierlog_offload_held_up_partitions",
         "gauge",
-        "Partitions whose next segment rotted, or is gone: nothing goes up before a repair",
+        "Partitions whose next segment is damaged or gone: nothing is uploaded before a repair",
     ),
     Metric("tierlog_offload_lag_segments", "gauge", "Segments that are local only", ("topic",)),
     Metric(
@@ -150,36 +159,38 @@ METRICS: Final = (
         "How long the oldest local-only segment of a topic has waited",
         ("topic",),
     ),
-    Metric(
-        "tierlog_store_available", "gauge", "1 where the store answers and is ours, 0 where not"
-    ),
+    Metric("tierlog_store_available", "gauge", "1 if the store answers and can be used, else 0"),
     Metric(
         "tierlog_store_requests_total",
         "counter",
-        "Requests to the store, those that failed with them",
+        "Requests to the store, including those that failed",
         _STORE,
     ),
     Metric("tierlog_store_errors_total", "counter", "Requests to the store that failed", _STORE),
     Metric("tierlog_store_sent_bytes_total", "counter", "Bytes sent to the store", _STORE),
-    Metric("tierlog_store_received_bytes_total", "counter", "Bytes got from the store", _STORE),
+    Metric(
+        "tierlog_store_received_bytes_total", "counter", "Bytes received from the store", _STORE
+    ),
     Metric(
         "tierlog_store_cost_dollars_total",
         "counter",
-        "What the requests cost by the price table; what is stored is not in it",
+        "What the requests cost by the price.* settings, without storage",
         _STORE,
     ),
     Metric("tierlog_chunk_cache_hits_total", "counter", "Cold chunks found on disk"),
-    Metric("tierlog_chunk_cache_misses_total", "counter", "Cold chunks got from the store"),
-    Metric("tierlog_chunk_cache_evictions_total", "counter", "Chunks that made room for others"),
+    Metric("tierlog_chunk_cache_misses_total", "counter", "Cold chunks fetched from the store"),
+    Metric(
+        "tierlog_chunk_cache_evictions_total", "counter", "Chunks evicted to make room for others"
+    ),
     Metric("tierlog_chunk_cache_chunks", "gauge", "Chunks on disk"),
     Metric(
         "tierlog_chunk_cache_bytes",
         "gauge",
-        "Bytes of the cache's disk, by state: cached, reserved (on their way), lingering "
-        "(evicted, and open still)",
+        "Bytes of the cache's disk, by state: cached, reserved (being fetched), lingering "
+        "(evicted, but still open)",
         ("state",),
     ),
-    Metric("tierlog_chunk_cache_limit_bytes", "gauge", "Bytes of disk that the cache may take"),
+    Metric("tierlog_chunk_cache_limit_bytes", "gauge", "Bytes of disk that the cache may use"),
     # --- the process, beside the client library's process_ and python_ metrics
     Metric("tierlog_build_info", "gauge", "1, by version", ("version",)),
 )
