@@ -132,7 +132,7 @@ class LiveTopics:
         _check_partition_count(partitions)
         with self._changing():
             if name in self._topics:
-                raise TopicExists(f"topic {name!r} exists")
+                raise TopicExists(f"topic {name!r} already exists")
             older = [one for one in self._registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)

@@ -224,7 +224,7 @@ class Partition:
         if committed and self._seen() != seen:
             # Compaction, and who lets a segment go, forget an aborted transaction together with its
             # records, which these slices may still hold.
-            raise now.trimmed(f"{self}: segments went, or were replaced, meanwhile")
+            raise now.trimmed(f"{self}: segments were deleted or replaced meanwhile")
         return Fetched(
             slices=slices,
             next_offset=next_offset,

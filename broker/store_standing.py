@@ -218,7 +218,7 @@ class StoreStanding:
             return
         try:
             if self.store.head(CLUSTER_KEY) is None:
-                raise StoreUnavailable(f"{self.store.url} has no {CLUSTER_KEY} any more")
+                raise StoreUnavailable(f"{self.store.url} no longer has {CLUSTER_KEY}")
             self.unavailable = None
         except (StoreUnavailable, ConfigurationError) as error:
             self.note_unavailable(error)

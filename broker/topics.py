@@ -32,7 +32,7 @@ def check_topic_name(name: str) -> None:
     if not name:
         raise InvalidTopicName("a topic name may not be empty")
     if name in (".", ".."):
-        raise InvalidTopicName(f"a topic may not be called {name!r}")
+        raise InvalidTopicName(f"a topic may not be named {name!r}")
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidTopicName(
             f"a topic name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"

@@ -80,7 +80,7 @@ class Upkeep:
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
         if not self._verifying.acquire(blocking=False):
-            raise Throttled("a verification is under way; there is one at a time")
+            raise Throttled("a verification is in progress; only one runs at a time")
         try:
             store = self._bucket.standing.checked_store() if self._bucket is not None else None
             settled = partial(self._settled, topic.record.name)

@@ -305,7 +305,7 @@ class ChunkCache:
             except (FileNotFoundError, FileExistsError):
                 continue  # the last chunk of the segment was evicted, and its folder with it
             return
-        raise FileNotFoundError(errno.ENOENT, "its folder goes away again and again", str(path))
+        raise FileNotFoundError(errno.ENOENT, "its folder keeps being deleted", str(path))
 
     def _insert(self, key: ChunkKey, entry: _Entry, *, filled: bool = True) -> None:
         self._entries[key] = entry

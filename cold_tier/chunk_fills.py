@@ -109,7 +109,7 @@ class ChunkFills:
         try:
             return self._fill_cache(chunk, room_wait_s=0.0)
         except DiskFull as error:
-            raise Throttled("the disk has no room for a guess") from error
+            raise Throttled("the disk has no room for reading ahead") from error
         finally:
             with self._lock:
                 self._guesses -= 1

@@ -145,7 +145,7 @@ def pack_chunk_table(table: ChunkTable) -> bytes:
 def parse_chunk_table(data: Buffer, *, file: str) -> ChunkTable:
     """Raises CorruptObject, UnknownFormatVersion."""
     if len(data) < _HEADER.size + _CRC.size or bytes(data[:4]) != MAGIC:
-        raise CorruptObject("is no chunk table", file=file)
+        raise CorruptObject("is not a chunk table", file=file)
     _, version, entry_size, base_offset, log_crc, log_size, count = _HEADER.unpack_from(data)
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(

@@ -274,7 +274,7 @@ class FolderStore:
                     f"{key}: put: its folder was not synced: {error.strerror}"
                 ) from error
             return
-        raise StoreUnavailable(f"{key}: its folder is deleted again and again")
+        raise StoreUnavailable(f"{key}: its folder keeps being deleted")
 
     def _make_folders(self, folder: Path) -> None:
         """Each new folder's own entry is durable before anything lies in it."""

@@ -117,7 +117,7 @@ def head_size(sections: int) -> int:
 def parse_directory(data: Buffer, *, file: str) -> Directory:
     """Parse the head, all of which is in `data`. Raises CorruptObject, UnknownFormatVersion."""
     if len(data) < head_size(0) or bytes(data[:4]) != MAGIC:
-        raise CorruptObject("is no index bundle", file=file)
+        raise CorruptObject("is not an index bundle", file=file)
     _, version, entry_size, base_offset, log_size, count = _HEADER.unpack_from(data)
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(
@@ -126,7 +126,7 @@ def parse_directory(data: Buffer, *, file: str) -> Directory:
         )
     end = head_size(count) - _CRC.size
     if entry_size != _ENTRY.size or len(data) < end + _CRC.size:
-        raise CorruptObject("the directory is cut", file=file)
+        raise CorruptObject("the directory is truncated", file=file)
     if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
         raise CorruptObject("the directory fails its CRC-32C", file=file)
     entries = _ENTRY.iter_unpack(bytes(data[_HEADER.size : end]))

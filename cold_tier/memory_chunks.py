@@ -48,7 +48,7 @@ class MemoryChunks:
         try:
             while (file := self._begin(chunk)) is None:
                 if time.monotonic() >= deadline:
-                    raise Throttled("the disk is full, and memory full of chunks in use")
+                    raise Throttled("the disk is full, and so is the memory for chunks in use")
                 time.sleep(0.05)  # a file that is closed cannot notify: look again
             os.posix_fallocate(file.fd, 0, chunk.size_bytes)
             room = mmap.mmap(file.fd, chunk.size_bytes)

@@ -221,7 +221,7 @@ def crc32c_checksum(crc: int) -> Checksum:
 def check_key(key: str) -> str:
     """The key itself. Raises InvalidKey."""
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        raise InvalidKey(f"key {key[:80]!r}…: above {MAX_KEY_BYTES} bytes")
+        raise InvalidKey(f"key {key[:80]!r}…: longer than {MAX_KEY_BYTES} bytes")
     for component in key.split("/"):
         _check_component(component, key)
     return key
@@ -239,8 +239,8 @@ def check_prefix(prefix: str) -> str:
 
 def _check_component(component: str, key: str) -> None:
     if component in {"", ".", ".."} or component == RESERVED_COMPONENT:
-        raise InvalidKey(f"key {key!r}: {component!r} cannot be a part of a key")
+        raise InvalidKey(f"key {key!r}: {component!r} cannot be part of a key")
     if not component.isprintable() or "\\" in component:
-        raise InvalidKey(f"key {key!r}: holds a character that not every store keeps")
+        raise InvalidKey(f"key {key!r}: it has a character that some stores do not keep")
     if len(component.encode()) > MAX_COMPONENT_BYTES:
-        raise InvalidKey(f"key {key[:80]!r}…: a part above {MAX_COMPONENT_BYTES} bytes")
+        raise InvalidKey(f"key {key[:80]!r}…: a part is longer than {MAX_COMPONENT_BYTES} bytes")

@@ -40,7 +40,7 @@ def open_store(
     )
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise SettingsError(f"store {_redacted(url)}: a URL of bucket and prefix, nothing more")
+        raise SettingsError(f"store {_redacted(url)}: expected a bucket and a prefix, nothing more")
     if parts.scheme == "s3":
         if not parts.netloc:
             raise SettingsError(f"store {url}: names no bucket; write s3://bucket/prefix")
@@ -49,7 +49,7 @@ def open_store(
         return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
-    written = f"; this folder is written {Path(url).absolute().as_uri()}" if _is_path(url) else ""
+    written = f"; write this folder as {Path(url).absolute().as_uri()}" if _is_path(url) else ""
     raise SettingsError(
         f"store {url!r}: begins with none of s3://bucket/prefix, file:///folder, memory://name"
         + written
@@ -68,7 +68,7 @@ def _redacted(url: str) -> str:
 def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectStore:
     host, path = parts.netloc, unquote(parts.path)
     if host not in {"", "localhost"} or not path.startswith("/"):
-        raise SettingsError(f"store {url}: a folder is written file:///absolute/path")
+        raise SettingsError(f"store {url}: write a folder as file:///absolute/path")
     return FolderStore(Path(path), must_exist=must_exist)
 
 

@@ -257,7 +257,7 @@ class RangedReader:
                     if stop.is_set():
                         raise _Cancelled
                     if self._monotonic() > deadline:
-                        raise StoreUnavailable(f"{chunk.log_key}: the answer is too slow")
+                        raise StoreUnavailable(f"{chunk.log_key}: the response is too slow")
                     crc = crc32c_of(piece, crc)
                     received += len(piece)
                     _write_all(fd, piece, temp)

@@ -169,7 +169,7 @@ class S3Store:
             upload.run(parts, concurrency=concurrency, pace=pace, resumable=resumable)
         stored = self.head(key)
         if stored is None:
-            raise StoreUnavailable(f"{key}: the store took it and does not have it")
+            raise StoreUnavailable(f"{key}: the store accepted it but does not have it")
         return stored
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -313,7 +313,7 @@ class S3Store:
             if not answer["IsTruncated"]:
                 return
             if not token or token == wanted.get("ContinuationToken"):
-                raise StoreUnavailable(f"LIST {prefix}: says that there is more, and not where")
+                raise StoreUnavailable(f"LIST {prefix}: it says that there is more, but not where")
             wanted = {**wanted, "ContinuationToken": token}
 
     def _stats(self, answer: Any) -> ObjectStats:
@@ -407,11 +407,13 @@ class S3Store:
                 received += len(piece)
                 yield piece
         except FOREIGN as error:
-            raise StoreUnavailable(f"{key}: the answer broke off after {received} bytes") from error
+            raise StoreUnavailable(
+                f"{key}: the response broke off after {received} bytes"
+            ) from error
         finally:
             self._ledger.count("get", key, requests=0, received_bytes=received)
         if received != size_bytes:
-            raise StoreUnavailable(f"{key}: the answer has {received} bytes, not {size_bytes}")
+            raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
 
 
 def _pieces_of(answer: Answering, into: memoryview | None) -> Iterator[Piece]:

@@ -36,7 +36,7 @@ class Head(NamedTuple):
         """Raises NotPlain where the answer does not say."""
         size = self.headers.get("content-length", "")
         if "transfer-encoding" in self.headers or not size.isdecimal():
-            raise NotPlain("an answer of unknown length")
+            raise NotPlain("a response of unknown length")
         return int(size)
 
     @property
@@ -90,10 +90,10 @@ class Connection:
             more = self._socket.recv(_RECV_BYTES)
             if not more:
                 kind = ConnectionAbortedError if seen else ConnectionResetError
-                raise kind("the connection was closed before an answer")
+                raise kind("the connection was closed before a response")
             seen += more
             if len(seen) > HEAD_MAX_BYTES:
-                raise NotPlain("an answer with too large a head")
+                raise NotPlain("a response whose head is too large")
         return _parse_head(bytes(seen[:end]), bytes(seen[end + 4 :]))
 
     def receive(self, head: Head, into: memoryview) -> Iterator[memoryview]:
@@ -103,7 +103,7 @@ class Connection:
         """
         left = head.size_bytes - len(head.body)
         if left < 0:
-            raise ConnectionAbortedError("the answer is longer than it says")
+            raise ConnectionAbortedError("the response is longer than it says")
         have = len(head.body)
         into[:have] = head.body
         while have or left:
@@ -130,7 +130,7 @@ def _parse_head(head: bytes, body: bytes) -> Head:
     version, _, rest = lines[0].partition(" ")
     status = rest[:3]
     if version != "HTTP/1.1" or not status.isdecimal() or int(status) < 200:
-        raise NotPlain("an answer that is not HTTP/1.1")
+        raise NotPlain("a response that is not HTTP/1.1")
     headers = {}
     for line in lines[1:]:
         name, _, value = line.partition(":")

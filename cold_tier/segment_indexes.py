@@ -195,7 +195,7 @@ class SegmentIndexes:
         """`in_vain`: how many loads had been so when its wait began."""
         with self._loads:
             if self._in_vain != in_vain:
-                raise StoreUnavailable("not waited for: those before did so in vain")
+                raise StoreUnavailable("not tried: those before it waited in vain")
             try:
                 yield
             except StoreUnavailable:
@@ -230,7 +230,7 @@ def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
 def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
     name = parse_segment(log_key)
     if name is None:
-        raise CorruptObject("is no key of a segment's log", file=log_key)
+        raise CorruptObject("is not the key of a segment's log", file=log_key)
     unique = f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
     return tuple(
         ChunkRef(log_key, (unique, number), chunk.position, chunk.size_bytes, chunk.crc32c)

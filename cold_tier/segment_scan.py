@@ -70,7 +70,7 @@ def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) 
     """
     chunk = _first_chunk(body, position, next_offset=next_offset, file=file)
     if chunk.size_bytes != len(body):
-        raise CorruptBatch("the last batch is cut", file=file, position=chunk.end_position)
+        raise CorruptBatch("the last batch is truncated", file=file, position=chunk.end_position)
     return chunk
 
 
@@ -82,7 +82,7 @@ def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) ->
         at = None if error.position is None else position + error.position
         raise CorruptBatch(error.detail, file=file, position=at, offset=error.offset) from error
     if run is None:
-        raise CorruptBatch("the last batch is cut", file=file, position=position)
+        raise CorruptBatch("the last batch is truncated", file=file, position=position)
     return Chunk(
         position=position,
         size_bytes=run.size_bytes,

@@ -198,7 +198,7 @@ class SegmentUploader:
         self._store.put(keys.indexes, bundle.body, crc32c=bundle.crc32c)
         stat = self._store.head(keys.indexes)
         if stat is None:
-            raise StoreUnavailable(f"{keys.indexes}: the store took it and does not have it")
+            raise StoreUnavailable(f"{keys.indexes}: the store accepted it but does not have it")
         self._confirm(stat, size_bytes=len(bundle.body), crc32c=bundle.crc32c)
 
     def _confirm(self, stat: ObjectStat, *, size_bytes: int, crc32c: int) -> None:

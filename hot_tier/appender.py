@@ -64,7 +64,7 @@ class _Group:
         batches, expected_offset = append
         headers = batches.headers
         if not headers:
-            raise InvalidRecord("a request without a record")
+            raise InvalidRecord("the request has no records")
         if len(headers) > 1 or headers[0].producer_id >= 0:
             duplicate = self._check_producers(headers)
             if duplicate:
@@ -118,7 +118,7 @@ class _Group:
                 seen[header.producer_id] = after_batch(known, header, now_ms=self._now_ms)
         if not first or not last or copies < len(headers):
             if copies:
-                raise OutOfOrderSequence("some batches of the request were appended before")
+                raise OutOfOrderSequence("some batches of the request were already appended")
             return None
         return last._replace(offset_delta=last.last_offset - first.first_offset)
 

@@ -140,7 +140,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
 def one_large_batch(log: FileReader, position: int, *, end: int) -> CheckedBatch:
     """The batch at `position`, larger than a chunk or cut by the end of the file."""
     if end - position < HEADER_SIZE:
-        raise CorruptBatch(f"{end - position} bytes are no batch", position=position)
+        raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
     if header.end_position > end:
         raise cut_batch(header, end=end)

@@ -41,7 +41,7 @@ def rewriting(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
     keeps whoever swaps from the files. Raises Throttled while another is made, OSError.
     """
     if not state.rewriting.acquire(blocking=False):
-        raise Throttled(f"{state.name}: a segment is being written anew just now")
+        raise Throttled(f"{state.name}: a segment is just being rewritten")
     try:
         cleaned = CleanedSegment(state, base_offset)
         try:

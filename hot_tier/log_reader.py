@@ -143,7 +143,7 @@ def with_good_indexes(
             if segment is state.active.segment:
                 raise
             if not waits:
-                raise BlockingIOError(errno.EAGAIN, "an index is to be made anew") from None
+                raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
             with state.lock:  # so that no compaction puts another file in its place meanwhile
                 if state.shut or segment not in state.segments.items:
                     raise FileNotFoundError(segment.name(LOG)) from None
@@ -271,7 +271,7 @@ def aborted_transactions(
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
         if segment.has_transactions and not waits:
-            raise BlockingIOError(errno.EAGAIN, "a transaction index is to be read")
+            raise BlockingIOError(errno.EAGAIN, "a transaction index has to be read")
         try:
             entries = read_entries(segment)
         except FileNotFoundError:

@@ -157,7 +157,9 @@ class LogState:
         if self.shut:
             return self._shut_error()
         if self.offline is None:
-            reason = "the disk failed" if isinstance(error, OSError) else "a write broke down"
+            reason = (
+                "the disk failed" if isinstance(error, OSError) else "a write failed unexpectedly"
+            )
             self.offline = f"{self.name}: {reason}: {error}"
             with suppress(OSError):  # a disk that refuses this too is read anew after a restart
                 (self.folder / OFFLINE_MARKER).touch()

@@ -184,7 +184,9 @@ class Salvage:
                 if not swap(state, self._reaper, (segment,), cleaned, bucket_follows=False):
                     raise FileNotFoundError
         except FileNotFoundError as error:
-            raise UnknownSegment(f"{state.name}: segment {segment.base_offset} went") from error
+            raise UnknownSegment(
+                f"{state.name}: segment {segment.base_offset} was deleted"
+            ) from error
         except OSError as error:
             raise disk_error(state, error) from error
 

@@ -74,7 +74,9 @@ class Pins:
         its name taken.
         """
         if not is_pin_name(name):
-            raise InvalidRequest(f"{name!r} is no name for a pin: 1 to 128 of [a-zA-Z0-9._-]")
+            raise InvalidRequest(
+                f"{name!r} is not a pin's name: 1 to 128 characters of [a-zA-Z0-9._-]"
+            )
         if len(self._objects.list(self._keys.pins, limit=PINS_MAX)) >= PINS_MAX:
             raise InvalidRequest(f"there are {PINS_MAX} pins already")
         pin = Pin(
@@ -157,7 +159,7 @@ class Pins:
             if there is None:
                 raise OutcomeUnknownError(f"{key}: no answer, and it is not there") from problem
             if there != pin:
-                raise InvalidRequest(f"a pin {pin.name!r} exists already") from problem
+                raise InvalidRequest(f"a pin {pin.name!r} already exists") from problem
 
     def _read(self, key: str) -> Pin | None:
         try:

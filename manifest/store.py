@@ -142,7 +142,9 @@ class ManifestStore:
             if manifest is not None:
                 self._newest = (manifest.version, manifest.nonce, started_ms)
             return manifest
-        raise ManifestConflict(f"{self.keys.folder}: versions go away faster than they can be read")
+        raise ManifestConflict(
+            f"{self.keys.folder}: versions are deleted faster than they can be read"
+        )
 
     def check_none_was(self) -> None:
         """For who found no manifest: raises MissingObject where segments lie there. They go up once

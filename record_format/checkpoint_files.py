@@ -58,7 +58,7 @@ def parse_offset_checkpoint(data: bytes, *, file: str = "") -> list[TopicPartiti
             line[0], _number(line[1], _I32_MAX, file), _number(line[2], _I64_MAX, file)
         )
         if entry[:2] in seen or not entry.topic:
-            raise CorruptSnapshot(f"{entry.topic!r} {entry.partition} is there twice", file=file)
+            raise CorruptSnapshot(f"{entry.topic!r} {entry.partition} occurs twice", file=file)
         seen.add(entry[:2])
         entries.append(entry)
     return entries
@@ -94,7 +94,7 @@ def parse_topic_id(text: str) -> uuid.UUID:
         topic_id = uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
         if format_topic_id(topic_id) == text:  # the last character holds four spare bits
             return topic_id
-    raise ValueError(f"{text!r} is no topic id")
+    raise ValueError(f"{text!r} is not a topic id")
 
 
 def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
@@ -113,7 +113,7 @@ def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
         raise UnknownFormatVersion(f"version {int(match[1])} is not known", file=file)
     try:
         if not match or not match[3] or data[match.end(2) :] not in (b"", b"\n"):
-            raise ValueError("this is no partition.metadata")
+            raise ValueError("this is not a partition.metadata")
         return parse_topic_id(match[3].decode())
     except ValueError as error:
         raise CorruptSnapshot(str(error), file=file) from error
@@ -146,10 +146,10 @@ def parse_properties(data: bytes, *, file: str = "") -> dict[str, str]:
             r"((?:\\.|[^\\=: \t\f])+)[ \t\f]*[=: \t\f][ \t\f]*((?:\\.|[^\\])*)", line
         )
         if not match:
-            raise CorruptSnapshot(f"{line!r} is no property", file=file)
+            raise CorruptSnapshot(f"{line!r} is not a property", file=file)
         name, value = (_unescape(text, file) for text in match.groups())
         if name in properties:
-            raise CorruptSnapshot(f"property {name!r} is there twice", file=file)
+            raise CorruptSnapshot(f"property {name!r} occurs twice", file=file)
         properties[name] = value
     return properties
 
@@ -184,7 +184,7 @@ def _parse_lines(data: bytes, *, fields: int, file: str) -> list[list[str]]:
     except UnicodeDecodeError as error:
         raise CorruptSnapshot("this is not text", file=file) from error
     if not text.endswith("\n"):
-        raise CorruptSnapshot("the last line is cut", file=file)
+        raise CorruptSnapshot("the last line is truncated", file=file)
     lines = text[:-1].split("\n")
     version = _number(lines[0], _I32_MAX, file)
     if version != _VERSION:
@@ -194,12 +194,12 @@ def _parse_lines(data: bytes, *, fields: int, file: str) -> list[list[str]]:
     split = [line.split(" ") for line in lines[2:]]
     for line in split:
         if len(line) != fields:
-            raise CorruptSnapshot(f"{' '.join(line)!r} has not {fields} fields", file=file)
+            raise CorruptSnapshot(f"{' '.join(line)!r} does not have {fields} fields", file=file)
     return split
 
 
 def _number(text: str, limit: int, file: str) -> int:
     """0 to `limit`, written as Java writes it."""
     if not _NUMBER.match(text) or not 0 <= int(text) <= limit:
-        raise CorruptSnapshot(f"{text[:40]!r} is no number from 0 to {limit}", file=file)
+        raise CorruptSnapshot(f"{text[:40]!r} is not a number from 0 to {limit}", file=file)
     return int(text)

@@ -119,7 +119,7 @@ def _gzip_decompress(data: Buffer, max_bytes: int) -> bytes:
         if left < 0:
             raise ExpandsTooFar(GZIP, max_bytes=max_bytes)
         if not member.eof:
-            raise CorruptBatch("gzip: the stream is cut")
+            raise CorruptBatch("gzip: the stream is truncated")
         rest = member.unused_data
     return members[0] if len(members) == 1 else b"".join(members)
 
@@ -137,12 +137,12 @@ def _snappy_decompress(data: Buffer, max_bytes: int) -> bytes:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _snappy_block(bytes(data), max_bytes, max_bytes)
     if len(data) < len(_XERIAL_HEADER):
-        raise CorruptBatch("snappy: the stream header is cut")
+        raise CorruptBatch("snappy: the stream header is truncated")
     parts: list[bytes] = []
     left, position = max_bytes, len(_XERIAL_HEADER)
     while position < len(data):
         if len(data) - position < 4:
-            raise CorruptBatch("snappy: a block length is cut")
+            raise CorruptBatch("snappy: a block length is truncated")
         size = _I32.unpack_from(data, position)[0]
         position += 4
         if not 0 < size <= len(data) - position:
@@ -226,7 +226,7 @@ def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
     if len(expanded) > max_bytes:
         raise ExpandsTooFar(LZ4, max_bytes=max_bytes)
     if not frame.eof:
-        raise CorruptBatch("lz4: the frame is cut")
+        raise CorruptBatch("lz4: the frame is truncated")
     if frame.unused_data:
         raise CorruptBatch("lz4: bytes after the frame")
     return expanded
@@ -249,7 +249,7 @@ def _zstd_decompress(data: Buffer, max_bytes: int) -> bytes:
         left -= len(parts[-1])
         position = end
     if position != len(data):
-        raise CorruptBatch("zstd: a skippable frame is cut")
+        raise CorruptBatch("zstd: a skippable frame is truncated")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -267,14 +267,14 @@ def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
     bound, last = 0, False
     while not last:
         if len(data) - position < 3:
-            raise CorruptBatch("zstd: the frame is cut")
+            raise CorruptBatch("zstd: the frame is truncated")
         block = int.from_bytes(data[position : position + 3], "little")
         last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
         bound += size if kind != 2 else _ZSTD_BLOCK_MAX
         position += 3 + (1 if kind == 1 else size)
     position += 4 if parameters.has_checksum else 0
     if position > len(data):
-        raise CorruptBatch("zstd: the frame is cut")
+        raise CorruptBatch("zstd: the frame is truncated")
     return position, bound
 
 

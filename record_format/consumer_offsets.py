@@ -193,6 +193,6 @@ class _Fields:
     def _take(self, size: int) -> bytes:
         taken = self._data[self._position : self._position + size]
         if len(taken) < size:
-            raise CorruptDataError(f"a field of {size} bytes is cut at {len(taken)}")
+            raise CorruptDataError(f"a field of {size} bytes is truncated after {len(taken)}")
         self._position += size
         return taken

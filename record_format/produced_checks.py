@@ -89,7 +89,7 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
         if records > limits.max_records:
             raise TooManyRecords(limit_records=limits.max_records, records=records)
     if not headers:
-        raise InvalidRecord("the request holds no record")
+        raise InvalidRecord("the request has no records")
     return headers
 
 
@@ -128,7 +128,7 @@ def _check_attributes(header: BatchHeader, index: int) -> None:
     if header.is_control:
         problem = "control batches are the broker's own"
     elif header.is_transactional:
-        problem = "transactional batches are not taken"
+        problem = "transactional batches are not accepted"
     elif header.has_delete_horizon:
         problem = "a delete horizon is set by the broker's own compaction only"
     elif header.timestamp_type != CREATE_TIME:

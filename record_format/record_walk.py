@@ -42,7 +42,7 @@ class Problem(IntEnum):
 
 
 PROBLEM_TEXTS: Final = {
-    Problem.VARINT: "a number is cut or too long",
+    Problem.VARINT: "a number is truncated or too long",
     Problem.RECORD_LENGTH: "the record's length does not fit the batch",
     Problem.TIMESTAMP: "the timestamp does not fit 64 bits",
     Problem.OFFSET_DELTA: "the offset delta is out of order or out of range",

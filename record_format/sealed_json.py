@@ -97,7 +97,7 @@ def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
     try:
         version = _version_decoder.decode(data).format_version
     except _NOT_JSON as error:
-        raise CorruptManifest(f"this is no sealed document: {error}", file=file) from error
+        raise CorruptManifest(f"this is not a sealed document: {error}", file=file) from error
     if version != _FORMAT_VERSION:
         raise UnknownFormatVersion(
             f"format version {version} of {kind!r} is not known here (known: {_FORMAT_VERSION}); "
@@ -107,7 +107,7 @@ def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
     try:
         sealed = _decoder.decode(data)
     except _NOT_JSON as error:
-        raise CorruptManifest(f"this is no sealed document: {error}", file=file) from error
+        raise CorruptManifest(f"this is not a sealed document: {error}", file=file) from error
     document = bytes(sealed.document)
     problem = _mismatch(sealed, document, kind)
     if problem:

@@ -64,7 +64,7 @@ def _read(buf: bytes, position: int, *, bits: int) -> tuple[int, int]:
             if shift >= bits:
                 raise CorruptBatch(f"a varint is longer than {bits} bits")
     except IndexError:
-        raise CorruptBatch("a varint is cut") from None
+        raise CorruptBatch("a varint is truncated") from None
     if raw >> bits:
         raise CorruptBatch(f"a varint is longer than {bits} bits")
     return (raw >> 1) ^ -(raw & 1), position

@@ -101,7 +101,7 @@ def _text(name: str, value: Option) -> str:
 
 def _time(name: str, value: datetime) -> str:
     if value.utcoffset() is None:
-        raise InvalidOption(f"option {name}: {value} needs its offset from UTC, as tzinfo=UTC")
+        raise InvalidOption(f"option {name}: {value} needs a UTC offset, as in tzinfo=UTC")
     return value.isoformat()
 
 

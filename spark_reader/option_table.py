@@ -78,7 +78,7 @@ def _read(name: str, option: Option, text: str) -> Any:
         return option.read(name, text)
     except InvalidOption:
         if option.secret:
-            raise InvalidOption(f"option {name}: its value is not usable") from None
+            raise InvalidOption(f"option {name}: its value cannot be used") from None
         raise
 
 

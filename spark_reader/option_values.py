@@ -33,7 +33,7 @@ def refused(name: str, value: str, allowed: str) -> InvalidOption:
 
 def text(name: str, value: str) -> str:
     if not value.strip():
-        raise refused(name, value, "a text that says something")
+        raise refused(name, value, "a text that is not empty")
     return value.strip()
 
 

@@ -91,7 +91,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
             known = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in COLUMN_TYPES.items())
             raise InvalidOption(f"column {name} {kind} cannot be written; there are: {known}")
     if "value" not in found:
-        raise InvalidOption("there is no column value: it is what a record is about")
+        raise InvalidOption("there is no column value, which a record needs")
     if "topic" not in found and options.topic is None:
         raise InvalidOption("give the option topic, or a column topic")
 
@@ -100,7 +100,7 @@ def _refuse_if_mistyped(name: str) -> None:
     """Other columns are passed over, as by Kafka's sink, those that the source gives above all."""
     near = get_close_matches(name.lower(), COLUMN_TYPES, n=1, cutoff=0.8)
     if near and name not in columns.TYPES:
-        raise InvalidOption(f"column {name} is none that is written; did you mean {near[0]}?")
+        raise InvalidOption(f"column {name} is not one that is written; did you mean {near[0]}?")
 
 
 class Sink:

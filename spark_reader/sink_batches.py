@@ -103,7 +103,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 def _header(given: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
     if given is None or given["key"] is None:
-        raise InvalidRecord("a row whose headers hold one without a key")
+        raise InvalidRecord("a row has a header without a key")
     return given["key"], given["value"]
 
 
@@ -128,7 +128,7 @@ class Batcher:
         """Take a row; gives what became ready to be sent. Raises InvalidRecord."""
         topic = self._topic if self._topic is not None else row.topic
         if topic is None:
-            raise InvalidRecord("a row without a topic, and no option topic says one for all")
+            raise InvalidRecord("a row has no topic, and the option topic is not set")
         place = Place(topic, self._partition(topic, row))
         pending = self._pending.setdefault(place, _Pending())
         size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")

@@ -107,7 +107,7 @@ class Topics:
         for option, pairs in named.items():
             for name, partition in pairs:
                 if name not in by_name:
-                    raise InvalidOption(f"option {option}: topic {name!r} is not one that is read")
+                    raise InvalidOption(f"option {option}: topic {name!r} is not among those read")
                 _check_partitions(option, by_name[name], (partition,))
                 if (name, partition) not in read:
                     raise InvalidOption(f"option {option}: {name}-{partition} is not one assigned")

@@ -228,7 +228,7 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
             "of it keeps others out"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
-        raise SettingsError("tls.cert and tls.key go together: one of them is not set")
+        raise SettingsError("tls.cert and tls.key must be set together")
     return Settings(
         broker=broker,
         http=HttpSettings(
@@ -254,7 +254,7 @@ def _tokens_file(told: str | None, data_dir: Path) -> Path:
     if told is None:
         return data_dir / "tierlog" / "tokens.json"
     if not Path(told).exists():
-        raise SettingsError(f"tokens.file {told} is not there: `tierlog token create` makes it")
+        raise SettingsError(f"tokens.file {told} does not exist: `tierlog token create` creates it")
     return Path(told)
 
 

@@ -200,7 +200,7 @@ class TierlogApp(FastAPI):
             await send_answer(exchange, answer)
         except (TierlogError, EOFError, OSError) as error:
             self._log(exchange, error, "cut-short")
-            raise CutShort("the answer was cut short") from error
+            raise CutShort("the response was cut short") from error
 
     def _find(self, exchange: Exchange) -> Call | None:
         scope = exchange.scope

@@ -208,7 +208,7 @@ def to_problem(
 
 def _detail(error: Exception, kind: Kind) -> str:
     if kind is INTERNAL:
-        return "the broker failed in a way it should not; its log has the request id"
+        return "the broker failed unexpectedly; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
         return error.detail
     if isinstance(error, errors.RequestError):

@@ -52,12 +52,14 @@ class UnsentAnswers:
             self._take(exchange, Unsent(memory_bytes=size))
             return answer
         if self.held.disk_bytes + size > self.limits.disk_bytes:
-            raise Throttled(f"answers of {self.held.disk_bytes} bytes wait for slow readers")
+            raise Throttled(
+                f"responses of {self.held.disk_bytes} bytes are waiting for slow readers"
+            )
         self._take(exchange, Unsent(disk_bytes=size))
         try:
             file = await self._in_thread(partial(_NamelessFile, self._folder, answer.body))
         except OSError as error:
-            raise Throttled(f"an answer found no room on disk: {error.strerror}") from error
+            raise Throttled(f"there is no room on disk for a response: {error.strerror}") from error
         return FileAnswer(answer.status, answer.headers, (FileSlice(file, 0, size),))
 
     def sent(self, exchange: Exchange) -> None:

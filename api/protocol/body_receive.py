@@ -90,7 +90,7 @@ class BodyReceive:
         if self._came == len(self._view):
             self._finish()
         elif not count:
-            self._finish(ConnectionResetError("the client ended within the body"))
+            self._finish(ConnectionResetError("the client disconnected within the body"))
         else:
             self._go_on()
 

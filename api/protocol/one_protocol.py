@@ -41,10 +41,10 @@ class OneProtocol(HttpToolsProtocol):
         """Raises InvalidRequest. Call with the head complete."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
-            raise InvalidRequest(f"HTTP/{version} is not spoken here")
+            raise InvalidRequest(f"HTTP/{version} is not supported")
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if codings and b",".join(codings).lower() != b"chunked":
-            raise InvalidRequest("of Transfer-Encoding only `chunked` is known")
+            raise InvalidRequest("the only Transfer-Encoding supported is `chunked`")
         if self.parser.should_upgrade():
             self._body_head = _body_head(self.headers)
 

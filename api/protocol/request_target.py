@@ -24,7 +24,7 @@ def to_origin_form(url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         return url
     found = _ABSOLUTE.fullmatch(url)
     if found is None:
-        raise InvalidRequest("its target is neither a path nor a URL of http with a host alone")
+        raise InvalidRequest("its target is neither a path nor an http URL with only a host")
     authority, target = found.groups()
     headers[:] = [(name, authority if name == b"host" else value) for name, value in headers]
     if target is None:

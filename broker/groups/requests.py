@@ -37,7 +37,7 @@ def check_offsets(offsets: Sequence[NewOffset]) -> None:
             detail = f"metadata has at most {MAX_METADATA_BYTES} bytes, not {size}"
             problems.append(FieldProblem(f"offsets[{index}].metadata", detail))
         if one[:2] in seen:
-            detail = f"{one.topic}-{one.partition} is there twice"
+            detail = f"{one.topic}-{one.partition} is given twice"
             problems.append(FieldProblem(f"offsets[{index}]", detail))
         seen.add(one[:2])
     if not offsets:

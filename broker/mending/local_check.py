@@ -76,7 +76,9 @@ def _check_borders(
     for left, right in pairwise(views):
         if left.last_offset + 1 != right.base_offset:
             kind = ProblemKind.GAP if left.last_offset < right.base_offset else ProblemKind.OVERLAP
-            detail = f"ends in offset {left.last_offset}, the next begins at {right.base_offset}"
+            detail = (
+                f"ends at offset {left.last_offset}, but the next begins at {right.base_offset}"
+            )
             found.add(kind, detail, file=str(left.path), base_offset=left.base_offset)
     local_start, covered = views[0].base_offset, partition.log.log_start_offset
     if partition.cold is not None:

@@ -126,6 +126,6 @@ def _opened(
     cut = opened.recovery
     if cut.cut_reason or not entry.base_offset < opened.log_end_offset <= entry.next_offset:
         opened.close()
-        detail = cut.cut_reason or f"ends in offset {opened.log_end_offset - 1}"
+        detail = cut.cut_reason or f"ends at offset {opened.log_end_offset - 1}"
         raise CorruptDataError(detail, file=entry.log_key, position=cut.cut_position or None)
     return opened

@@ -93,7 +93,7 @@ class OldFolder:
     def __init__(self, path: Path, *, cluster_id: str) -> None:
         properties = path / "meta.properties"
         if not properties.exists():
-            raise ConfigurationError(f"--tail {path}: is no broker's data folder")
+            raise ConfigurationError(f"--tail {path}: is not a broker's data folder")
         found = checkpoint_files.parse_properties(properties.read_bytes(), file=str(properties))
         if (its_id := found.get("cluster.id")) != cluster_id:
             raise ConfigurationError(
@@ -186,7 +186,7 @@ def take_tail(
     bases = parting.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
-        return Tail(whole=False, detail=f"its log does not reach down to offset {end_offset}")
+        return Tail(whole=False, detail=f"its log does not reach back to offset {end_offset}")
     in_force = manifest.leader_epoch if manifest else -1
     epochs = tuple(start for start in old.own_epochs(target.keys) if start.epoch > in_force)
     _copy(source, target, end_offset, snapshot=snapshot)

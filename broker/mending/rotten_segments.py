@@ -127,7 +127,7 @@ class RottenSegments:
 
     def _set_aside(self, view: SegmentView, bucket: InBucket) -> RepairStep:
         if not bucket.has(view):
-            detail = f"{view.path} does not check, nor does what the bucket has of it"
+            detail = f"{view.path} fails its check, and so does the bucket's copy"
             return self._step(Action.NONE, view, detail)
         kept = self._kept_by(view, bucket)
         if kept is not None:
@@ -136,7 +136,7 @@ class RottenSegments:
                 "which would leave the disk with it: repair that first"
             )
             return self._step(Action.NONE, view, detail)
-        detail = f"{view.path} does not check; the bucket has all of it, and is read instead"
+        detail = f"{view.path} fails its check; the bucket has all of it, and is read instead"
         return self._step(Action.SET_ASIDE, view, detail)
 
     def _kept_by(self, last: SegmentView, bucket: InBucket) -> SegmentView | None:

@@ -109,7 +109,7 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
         record.partitions,
         record.config,
     ):
-        detail = f"the newest version ({there.version}) says something else than this broker"
+        detail = f"the newest version ({there.version}) differs from what this broker has"
         found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
     return found
 

@@ -151,7 +151,9 @@ def _plan(
         say(f"go on with the plan in {notes.url(_PLAN)}")
         return plan
     if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
-        raise InvalidRequest(f"{notes.url()} is not empty, and no replay's: it has {others[0]}")
+        raise InvalidRequest(
+            f"{notes.url()} is not empty, and is not a replay's: it has {others[0]}"
+        )
     options = parse_options(source, streaming=False, s3a=s3a)
     split_bytes = options.split_bytes or MAX_SPLIT_BYTES
     options = replace(options, split_bytes=split_bytes)

@@ -67,7 +67,7 @@ def from_json(text: str, *, file: str) -> ReplayPlan:
         ids = dict(document.get("topic_ids", {}))
         return ReplayPlan(asked=dict(document["asked"]), topic_ids=ids, steps=steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptDataError("is no replay plan", file=file) from error
+        raise CorruptDataError("is not a replay plan", file=file) from error
 
 
 def _step(document: Any) -> Step:

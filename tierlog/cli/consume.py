@@ -97,9 +97,9 @@ def consume(
     from tierlog.client import Limits, OffsetCommit
 
     if offset is not None and timestamp is not None:
-        raise typer.BadParameter("--timestamp stands in place of --offset: give one of them")
+        raise typer.BadParameter("--timestamp replaces --offset: give one of them")
     if group is not None and timestamp is not None:
-        raise typer.BadParameter("--group reads on from its commits: no --timestamp")
+        raise typer.BadParameter("--group continues from its commits: no --timestamp")
     start, since_ms = parse_offset(offset or "earliest"), _parse_time(timestamp)
     limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
     if format_ is Format.BATCHES:
@@ -209,7 +209,7 @@ def _batches(
 ) -> None:
     """Whole batches as they lie on disk, up to the high watermark, or the last stable offset."""
     if partition is None:
-        raise typer.BadParameter("--format batches takes one partition: --partition N")
+        raise typer.BadParameter("--format batches needs one partition: --partition N")
     if sys.stdout.isatty():
         raise typer.BadParameter("--format batches is for a file or a pipe, not for a terminal")
     at_end = False

@@ -118,7 +118,7 @@ def _known_files(path: Path) -> list[Path]:
             (one for one in sorted(path.iterdir()) if (one / "partition.metadata").exists()), None
         )
         near = f"; a partition's folder is {inside}" if inside else ""
-        raise FileNotFoundError(2, f"holds no files of a log{near}", str(path))
+        raise FileNotFoundError(2, f"has no log files{near}", str(path))
     return known
 
 

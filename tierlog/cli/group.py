@@ -76,7 +76,9 @@ def delete(
 ) -> None:
     """Delete all of a group's offsets."""
     if not yes:
-        raise typer.BadParameter(f"this forgets where {group} has read to: say --yes")
+        raise typer.BadParameter(
+            f"this deletes the committed offsets of {group}: confirm with --yes"
+        )
     client.delete_group(group)
     output.tell({"deleted": group}, f"deleted {group}")
 

@@ -136,7 +136,7 @@ class OwnerOptions:
         from tierlog.cli.logs import configure_logs
 
         if not (data_dir / "meta.properties").exists():
-            raise ConfigurationError(f"{data_dir} is no broker's data folder")
+            raise ConfigurationError(f"{data_dir} is not a broker's data folder")
         configure_logs()
         settings = BrokerSettings(
             data_dir=data_dir,
@@ -149,5 +149,5 @@ class OwnerOptions:
         native.load()
         bucket = self.bucket
         if bucket is None and any((data_dir / "tierlog" / "manifests").glob("*.json")):
-            raise ConfigurationError(f"{data_dir} has a bucket: say which with --store URL")
+            raise ConfigurationError(f"{data_dir} has a bucket: name it with --store URL")
         return settings, bucket.open() if bucket else None

@@ -115,7 +115,7 @@ def produce(
     with count.told_if_it_ends_early(), _opened(file, gathering) as source:
         if kind is Format.BATCHES:
             if partition is None:
-                raise typer.BadParameter("--format batches goes to one partition: --partition N")
+                raise typer.BadParameter("--format batches needs one partition: --partition N")
             for body in _whole_batches(source):
                 taken(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
@@ -148,7 +148,7 @@ def _items(
         return enumerate(lines(source, key_separator=key), 1)
     if kind is Format.PARQUET:
         if file is None:
-            raise typer.BadParameter("--format parquet takes a FILE: it is read from its end")
+            raise typer.BadParameter("--format parquet needs a FILE: it is read from its end")
         return enumerate(parquet_rows(file, key_column=key), 1)
     if kind is Format.CSV:
         return enumerate(csv_rows(source, key_column=key), 1)
@@ -221,7 +221,7 @@ class _Count:
             yield
         except BaseException:
             if self.records:
-                note(f"tierlog: ended early; before that {self._summary()}")
+                note(f"tierlog: stopped early; before that {self._summary()}")
             raise
 
     def report(self, *, as_json: bool) -> None:

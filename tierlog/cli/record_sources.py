@@ -88,7 +88,9 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
         _check_names(rows.fieldnames or (), key_column)
         for row in rows:
             if None in row:
-                raise InvalidRequest(f"line {rows.line_num}: more cells than the first row names")
+                raise InvalidRequest(
+                    f"line {rows.line_num}: more cells than the first row has names"
+                )
             cells = {name: cell or None for name, cell in row.items()}
             yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
     except (csv.Error, UnicodeDecodeError) as error:

@@ -68,7 +68,7 @@ def replay(
 
     target: ToFiles | ToTopic
     if [to_parquet, to_json, to_topic].count(None) != 2:
-        raise typer.BadParameter(f"say where to: {Places}")
+        raise typer.BadParameter(f"where to? {Places}")
     if to_topic is not None:
         target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
     elif to_json is not None:
@@ -109,7 +109,7 @@ def _to_topic(
     if server is None:
         raise typer.BadParameter("--to-topic needs --to-server or --server")
     if notes is None:
-        raise typer.BadParameter("--to-topic needs --notes: a folder that says what is done")
+        raise typer.BadParameter("--to-topic needs --notes: a folder that records what is done")
     options = {"server": server, "topic": name, "compression": "lz4"}
     if source.token_file is not None:
         options["tokenFile"] = str(source.token_file)
@@ -125,5 +125,5 @@ def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> st
     if offset is None:
         return None
     if not partitions:
-        raise typer.BadParameter("an offset is a partition's own: give --partition with it")
+        raise typer.BadParameter("offsets are per partition: give --partition too")
     return json.dumps({topic: {str(number): offset for number in partitions}})

@@ -122,7 +122,9 @@ def _tls(settings: Settings) -> Tls | None:
     what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"
 
     def passphrase() -> str:  # else OpenSSL asks the terminal
-        raise ConfigurationError(f"{what}: the key has a passphrase; a broker's has none")
+        raise ConfigurationError(
+            f"{what}: the key has a passphrase; a broker's key must not have one"
+        )
 
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

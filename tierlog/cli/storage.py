@@ -71,7 +71,7 @@ def segments(
 ) -> None:
     """List every segment, oldest first: where it begins, how large it is, and which tier has it."""
     if cache and data_dir is None:
-        raise typer.BadParameter("--cache takes --data-dir: it asks this machine's page cache")
+        raise typer.BadParameter("--cache needs --data-dir: it looks at this machine's page cache")
     bucket = BucketOptions.named(store, endpoint, region)
     if bucket is not None:
         found = _offline_segments(topic, partition, bucket)

@@ -56,7 +56,7 @@ def manifest(
 
     if history:
         if bucket is None:
-            raise typer.BadParameter("--history reads the bucket: --store URL")
+            raise typer.BadParameter("--history reads the bucket: give --store URL")
         _print_history(topic, partition, bucket, output)
         return
     if diff is not None:

@@ -98,7 +98,7 @@ def unpin(
         for _, _, pins in _partitions(store, topic):
             found |= pins.has(name)
             pins.delete(name)
-    note(f"{topic}: {name} is no pin any more" if found else f"{topic}: there is no pin {name!r}")
+    note(f"{topic}: pin {name!r} removed" if found else f"{topic}: there is no pin {name!r}")
 
 
 @app.command("pins")

@@ -76,7 +76,7 @@ def repair(
     if not steps:
         note(f"{topic}: nothing to repair")
     elif not apply:
-        note("nothing was changed; --apply does it")
+        note("nothing was changed; --apply carries this out")
     if any(not one.done for one in steps):
         raise typer.Exit(FOUND_PROBLEMS)
 
@@ -98,11 +98,13 @@ def gc(
     """
     bucket = owner.bucket
     if bucket is None:
-        raise typer.BadParameter("garbage is in a bucket: --store URL")
+        raise typer.BadParameter("garbage is collected in a bucket: give --store URL")
     if not apply:
         plans = _planned(owner, bucket, topic)
     elif data_dir is None:
-        raise typer.BadParameter("only the owner of a bucket collects: --data-dir DIR")
+        raise typer.BadParameter(
+            "only the owner of a bucket collects its garbage: give --data-dir DIR"
+        )
     else:
         plans = _collected(owner, topic, data_dir)
     rows = [(number, *one) for number, plan in plans.items() for one in _named(plan)]
@@ -114,7 +116,7 @@ def gc(
     if apply:
         note(f"{len(rows)} deleted")
     else:
-        note(f"{len(rows)} to delete; --apply does it" if rows else "nothing to delete")
+        note(f"{len(rows)} to delete; --apply deletes them" if rows else "nothing to delete")
 
 
 def _planned(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:
@@ -172,7 +174,7 @@ def restore(
         try:
             report = restore_folder(store, options)
         except KeyboardInterrupt:
-            note(f"interrupted: the same command begins anew on {data_dir}")
+            note(f"interrupted: the same command starts over on {data_dir}")
             raise
     if output.is_json:
         print_json(msgspec.to_builtins(report))
@@ -185,7 +187,7 @@ def restore(
             "before anything is served: put back what is unreadable, and restore into a new folder"
         )
     elif not output.is_json:
-        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} goes on from there")
+        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} continues from there")
     if damaged:
         places = ", ".join(damaged)
         note(f"damaged: {places}: serve once, stop, `storage repair --deep` on {data_dir}")

@@ -67,7 +67,7 @@ def create(
     scopes = tuple(Scope(one) for one in scope)
     path = _path(data_dir, tokens_file)
     if data_dir is not None and not data_dir.exists():
-        note(f"no broker had {data_dir} yet: it is made, for one that starts on it")
+        note(f"{data_dir} did not exist: it is created for a broker to start on")
     now_ms = wall_clock_ms()
     token = create_token(path, name, scopes=scopes, topics=topics, now_ms=now_ms)
     if output.is_json:
@@ -118,7 +118,7 @@ def _path(data_dir: Path | None, tokens_file: Path | None) -> Path:
     if tokens_file is not None:
         return tokens_file
     if data_dir is None:
-        raise typer.BadParameter("which broker: --data-dir DIR, or --tokens-file FILE")
+        raise typer.BadParameter("which broker? Give --data-dir DIR, or --tokens-file FILE")
     return data_dir / "tierlog" / "tokens.json"
 
 

@@ -107,7 +107,7 @@ def read(text: str, *, at_s: float) -> Reading:
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except ValueError as error:
-        raise UnexpectedAnswer(f"metrics that are none ({error}): is that a broker?") from error
+        raise UnexpectedAnswer(f"not Prometheus metrics ({error}): is that a broker?") from error
     return Reading(at_s, samples)
 
 

@@ -96,9 +96,9 @@ def alter(
     """Change settings, or add partitions."""
     changes = parse_config(config) | dict.fromkeys(unset or ())
     if not changes and partitions is None:
-        raise typer.BadParameter("nothing to change: --config, --unset or --partitions")
+        raise typer.BadParameter("nothing to change: give --config, --unset or --partitions")
     if changes and partitions is not None:
-        raise typer.BadParameter("--partitions by itself: the two are separate changes")
+        raise typer.BadParameter("give --partitions by itself: the two are separate changes")
     topic = client.alter_topic(name, config=changes or None, partitions=partitions)
     output.tell(topic, f"altered {name}")
 
@@ -113,7 +113,7 @@ def delete(
 ) -> None:
     """Delete a topic, here and in the bucket."""
     if not yes:
-        raise typer.BadParameter(f"this deletes all of {name}, hot and cold: say --yes")
+        raise typer.BadParameter(f"this deletes all of {name}, hot and cold: confirm with --yes")
     client.delete_topic(name)
     output.tell({"deleted": name}, f"deleted {name}")
 

@@ -273,7 +273,7 @@ def read_manifest(reply: Reply) -> ManifestPage:
             ),
         )
     except (KeyError, msgspec.ValidationError) as error:
-        raise UnexpectedAnswer(f"a manifest that is none of this API ({error})") from error
+        raise UnexpectedAnswer(f"not a manifest of this API ({error})") from error
 
 
 def read_readiness(reply: Reply) -> Readiness:

@@ -214,7 +214,7 @@ class AsyncClient:
         """Do what a conversation asks for, step by step, until it has its answer."""
         loop = asyncio.get_running_loop()
         if (self._loop or loop) is not loop:
-            raise RuntimeError("this client is of another event loop: make one in each")
+            raise RuntimeError("this client belongs to another event loop: create one in each")
         self._loop = loop
         outcome: Outcome = None
         while True:

@@ -134,7 +134,7 @@ class AsyncProducer:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise RuntimeError("the producer failed; make a new one") from self._failure
+            raise RuntimeError("the producer failed; create a new one") from self._failure
         if self._closed:
             raise RuntimeError("the producer is closed")
 

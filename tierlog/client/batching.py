@@ -113,7 +113,9 @@ class Batching:
             known = ", ".join(CODEC_IDS)
             raise InvalidRequest(f"compression {self.compression!r}: one of {known}")
         if check_acks(self.acks) == "0":
-            raise InvalidRequest("acks=0 is not awaited, so that nothing could be told of a record")
+            raise InvalidRequest(
+                "with acks=0 nothing is awaited, so a record's result would never be known"
+            )
 
     @property
     def codec(self) -> int:

@@ -104,7 +104,7 @@ class GroupPlace:
 
     def __init__(self, name: str, topic: str, *, timestamp: Time | None, now_s: float) -> None:
         if timestamp is not None:
-            raise InvalidRequest("a group reads on from its commits: give group or timestamp")
+            raise InvalidRequest("a group continues from its commits: give group or timestamp")
         self.name, self._topic = name, topic
         self._committed_s = now_s
         self._read: dict[int, int] = {}

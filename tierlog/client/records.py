@@ -139,7 +139,7 @@ def to_batches(
     """
     new = _each(records)
     if not new:
-        raise InvalidRecord("the request holds no record")
+        raise InvalidRecord("the request has no records")
     cut = encode_batches(
         [to_bytes(record.value, name="value") for record in new],
         timestamps=[now_ms if r.timestamp is None else time_of_record(r.timestamp) for r in new],

@@ -75,7 +75,9 @@ class Sender:
             attempts = ENDLESS if self._was_answered else policy.attempts
             policy = replace(policy, attempts=attempts, deadline_s=left_s)
         elif self._was_answered is False:
-            raise BrokerUnreachable(f"not tried: it waited {timeout_s:g} s behind one that failed")
+            raise BrokerUnreachable(
+                f"not tried: it waited {timeout_s:g} s for a request that failed"
+            )
         if self._identity is None:
             self._identity = yield from exchange(calls.init_producer(), policy)
         topic, partition = pending.place

@@ -36,7 +36,7 @@ def to_ms(time: Time | None) -> int | None:
     if not isinstance(time, datetime):
         raise TypeError(f"a time is an int, text or a datetime, not {type(time).__name__}")
     if time.tzinfo is None:
-        raise InvalidRequest(f"{time.isoformat()}: a time needs its offset from UTC, as in ...Z")
+        raise InvalidRequest(f"{time.isoformat()}: a time needs a UTC offset, as in ...Z")
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
@@ -46,7 +46,7 @@ def time_of_record(time: Time) -> int:
     """
     found = to_ms(time)
     if not -1 <= found <= MAX_TIME:
-        raise InvalidRequest(f"timestamp: a time lies between 0 and {MAX_TIME}, not at {found}")
+        raise InvalidRequest(f"timestamp: a time must be between 0 and {MAX_TIME}, not at {found}")
     return found
 
 

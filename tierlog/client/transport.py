@@ -182,7 +182,7 @@ def _checked(token: str, where: str) -> str:
     """Without the line break that a file, or a secret that was one, ends with."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or not token:
-        raise SettingsError(f"{where}: holds no token")
+        raise SettingsError(f"{where}: contains no token")
     return token
 
 

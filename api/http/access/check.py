@@ -66,7 +66,9 @@ class Access:
         need = NEEDS.get(call, UNLISTED)
         grant.check_scopes(need.scopes)
         if need.whole and grant.topics:
-            raise Forbidden(f"a token for topics {grant.topics!r} may not ask about all of them")
+            raise Forbidden(
+                f"a token for topics {grant.topics!r} may not make a call about all topics"
+            )
         topic = exchange.params.get("topic")
         if topic is not None:
             grant.check_topic(topic)

@@ -28,7 +28,7 @@ class Grant(NamedTuple):
         """Any of them will do. Raises Forbidden."""
         if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
             named = " or ".join(scopes)
-            raise Forbidden(f"this call takes a token with the scope {named}")
+            raise Forbidden(f"this call needs a token with the scope {named}")
 
     def sees_topic(self, topic: str) -> bool:
         return topic.startswith(self.topics)

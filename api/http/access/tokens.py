@@ -90,11 +90,13 @@ def create_token(
     Raises ConfigurationError.
     """
     if not _NAME.match(name):
-        raise ConfigurationError(f"a token's name has 1 to 64 of A-Z a-z 0-9 . _ @ -, not {name!r}")
+        raise ConfigurationError(
+            f"a token's name has 1 to 64 characters of A-Z a-z 0-9 . _ @ -, not {name!r}"
+        )
     if not _TOPICS.match(topics):
         raise ConfigurationError(f"no topic begins with {topics!r}")
     if not scopes:
-        raise ConfigurationError("a token takes at least one scope: read, produce or admin")
+        raise ConfigurationError("a token needs at least one scope: read, produce or admin")
     token = _PREFIX + secrets.token_urlsafe(32)
     entry = TokenEntry(
         name=name,
@@ -105,7 +107,7 @@ def create_token(
     )
     with _changing(path) as entries:
         if any(known.name == name for known in entries):
-            raise ConfigurationError(f"there is a token {name!r} already: revoke it first")
+            raise ConfigurationError(f"token {name!r} already exists: revoke it first")
         if len(entries) >= MAX_TOKENS:
             raise ConfigurationError(f"at most {MAX_TOKENS} tokens are kept")
         entries.append(entry)

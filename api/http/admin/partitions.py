@@ -147,7 +147,7 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
 async def trim(context: Context, exchange: Exchange) -> Answer:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
-        raise Forbidden(f"{exchange.topic} is internal: it is not trimmed over HTTP")
+        raise Forbidden(f"{exchange.topic} is internal: it cannot be trimmed over HTTP")
     wanted = await json_body(context, exchange, _TRIM)
     log_start = await context.change_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset

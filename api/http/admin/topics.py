@@ -110,7 +110,7 @@ def _check_offsets_are_kept(wanted: AlterTopic) -> None:
 
 async def delete_topic(context: Context, exchange: Exchange) -> Answer:
     if context.broker.topic(exchange.topic).record.internal:
-        raise Forbidden(f"{exchange.topic} is internal: it is not deleted over HTTP")
+        raise Forbidden(f"{exchange.topic} is internal: it cannot be deleted over HTTP")
     await context.change(context.broker.delete_topic, exchange.topic)
     return Answer(204, [])
 

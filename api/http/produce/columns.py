@@ -341,5 +341,5 @@ def _check_count(count: int, *, limit: int) -> None:
 
 def _no_record() -> InvalidRecord:
     return InvalidRecord(
-        "the request holds no record", problems=(FieldProblem("records", "no record"),)
+        "the request has no records", problems=(FieldProblem("records", "no record"),)
     )

@@ -55,7 +55,7 @@ def read_head(context: Context, exchange: Exchange, partition: Partition | None)
     """Everything that can be refused before a byte of the body is read."""
     topic = context.broker.topic(exchange.topic)
     if topic.record.internal:
-        raise Forbidden(f"{topic.record.name} is internal: it is not produced to over HTTP")
+        raise Forbidden(f"{topic.record.name} is internal: it cannot be written to over HTTP")
     query = strict_json.parse_query(exchange.scope["query_string"], ProduceQuery)
     media_type = _media_type(exchange, partition)
     _check_parameters(query, media_type)

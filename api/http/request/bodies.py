@@ -49,7 +49,7 @@ class InflightBytes:
 
     def take(self, size_bytes: int) -> None:
         if self.held and self.held + size_bytes > self._limit:
-            raise Throttled(f"requests under way hold {self.held} bytes already; try again")
+            raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
         self.held += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
@@ -116,7 +116,7 @@ async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) 
         except ConnectionError:
             raise ClientGone from None
         except OSError as error:
-            raise NoDescriptor(f"no descriptor left for a body: {error.strerror}") from error
+            raise NoDescriptor(f"no file descriptor left for a body: {error.strerror}") from error
     return body
 
 
@@ -176,7 +176,7 @@ class _Pace:
     def check(self, size_bytes: int) -> None:
         """Raises StalledBody."""
         if time.monotonic() - self._started > self.idle_s + size_bytes / self._rate:
-            raise StalledBody(f"the body came at less than {self._rate} bytes a second")
+            raise StalledBody(f"the body arrived at less than {self._rate} bytes per second")
 
     def stalled(self) -> StalledBody:
         return StalledBody(f"no byte of the body came for {self.idle_s:g} s")

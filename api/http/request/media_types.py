@@ -108,5 +108,5 @@ def content_encodings(header: str | None, *, accepted: Sequence[str]) -> list[st
                 accepted=accepted,
             )
     if len(names) > 1:
-        raise UnsupportedMediaType("one Content-Encoding at a time is taken", accepted=accepted)
+        raise UnsupportedMediaType("only one Content-Encoding is accepted", accepted=accepted)
     return names

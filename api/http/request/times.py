@@ -51,7 +51,7 @@ def parse_time(text: str) -> int:
 
 def _checked(ms: int) -> int:
     if not 0 <= ms <= MAX_TIMESTAMP:
-        raise ValueError(f"a time lies between 0 and {MAX_TIMESTAMP}, not at {ms}")
+        raise ValueError(f"a time must be between 0 and {MAX_TIMESTAMP}, not at {ms}")
     return ms
 
 

@@ -88,8 +88,8 @@ EACH_CALL = {
     ),
     "a web server": (
         Say(200, body=PAGE),
-        "cluster.json: this is no sealed document: JSON is malformed: invalid character (byte 0); "
-        "does another kind of server answer there?",
+        "cluster.json: this is not a sealed document: JSON is malformed: invalid character "
+        "(byte 0); does another kind of server answer there?",
     ),
     "a web server without such a page": (
         Say(404, body=PAGE),

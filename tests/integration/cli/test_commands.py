@@ -121,7 +121,7 @@ def test_rows_of_csv_are_taken_as_others_write_them(tierlog):
     assert lines_of(tierlog.ok("consume", "csv")) == [f'{{"":"0","a":"{large}"}}'.encode()]
     for text, said in (
         ("a,b,a\n1,2,3\n", "more than one column is called 'a'"),
-        (",a\n1,2,3\n", "line 2: more cells than the first row names"),
+        (",a\n1,2,3\n", "line 2: more cells than the first row has names"),
     ):
         arguments, given = produce(text)
         assert said in tierlog.fails(1, *arguments, **given)
@@ -384,7 +384,7 @@ def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
         b'{"key": "a", "key_base64": "YQ=="}': "line 3.key_base64: give key or",
         b'{"headers": [{"name": "n", "value": "", "value_base64": ""}]}': "not both",
         b'{"timestamp": "soon"}': "line 3.timestamp: expected milliseconds since the epoch",
-        b'{"timestamp": -2}': "line 3.timestamp: a time lies between 0 and",
+        b'{"timestamp": -2}': "line 3.timestamp: a time must be between 0 and",
         b'{"value": 1, "value": 2}': "line 3.value: given more than once",
         b'{"value": \xff}': "line 3: the body is not UTF-8",
         b"{broken": "line 3: ",

@@ -63,7 +63,7 @@ def test_help_names_every_command(offline):
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),
         (2, (*SERVE, "--restore-offset-gap", "9" * 18), "lies between 1 and 10"),
         (2, ("storage", "restore", "--restore-offset-gap", "9" * 18), "or equal to 10"),
-        (2, (*SERVE, "--store", "./bucket"), "is written file:///"),
+        (2, (*SERVE, "--store", "./bucket"), "write this folder as file:///"),
         (2, (*SERVE, "--store", "file://bucket"), "file:///absolute/path"),
         (2, ("storage", "verify", "t", "--store", "s3:/b/p"), "store s3:/b/p: names no bucket"),
         (2, ("storage", "offload", "t", "--wait", "61"), "60, not '61'"),
@@ -74,7 +74,7 @@ def test_help_names_every_command(offline):
             ("serve", "--data-dir", __file__, "--listen", "127.0.0.1:0"),
             "data.dir " + __file__ + " is a file, not a folder",
         ),
-        (1, ("dump", str(FIXTURES)), "holds no files of a log; a partition's folder is"),
+        (1, ("dump", str(FIXTURES)), "has no log files; a partition's folder is"),
     ],
 )
 def test_wrong_usage_is_one_line(offline, code, arguments, said):

@@ -93,7 +93,7 @@ def test_repair_needs_a_folder_that_no_broker_has_open(place):
     assert refused.returncode == 1
     assert b"in use by another broker" in refused.stderr
     refused = offline.run("storage", "gc", "t", "--apply", *on(place, data_dir="nothing"))
-    assert b"is no broker's data folder" in refused.stderr
+    assert b"is not a broker's data folder" in refused.stderr
     assert not (place / "nothing").exists()
 
 
@@ -140,7 +140,7 @@ def test_pins_are_made_listed_and_let_go(place):
     (made,) = json.loads(offline.ok("storage", "pin", "t", "friday", *on(place)))["pins"]
     assert (made["name"], made["partition"], made["expires_ms"]) == ("friday", 0, None)
     again = offline.run("storage", "pin", "t", "friday", *on(place))
-    assert b"exists already" in again.stderr
+    assert b"already exists" in again.stderr
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == [made]
     store = ("--store", f"file://{place / 'bucket'}")
     mistyped = offline.run("storage", "unpin", "t", "firday", *store)
@@ -149,7 +149,7 @@ def test_pins_are_made_listed_and_let_go(place):
     pin.chmod(0o644)
     pin.write_bytes(b"rotten")
     let_go = offline.run("storage", "unpin", "t", "friday", *store)
-    assert (let_go.returncode, b"friday is no pin any more" in let_go.stderr) == (0, True)
+    assert (let_go.returncode, b"pin 'friday' removed" in let_go.stderr) == (0, True)
     assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == []
 
 
@@ -185,8 +185,8 @@ def test_a_lost_folder_is_restored_and_served(place):
     assert b"restore into a new folder" in done.stderr
     (left,) = json.loads(done.stdout)["others"]
     text = offline.run("storage", "restore", *on(place, data_dir="third"), "--output", "text")
-    assert b"goes on from there" not in text.stderr, "not before that"
-    assert (left["name"], "is no sealed" in left["unreadable"]) == ("bad", True), left
+    assert b"continues from there" not in text.stderr, "not before that"
+    assert (left["name"], "is not a sealed" in left["unreadable"]) == ("bad", True), left
 
 
 def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_until_then(place):
@@ -195,7 +195,7 @@ def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_unt
     os.mkfifo(epochs)
     flags = [*on(place, data_dir="new"), "--tail", place / "data"]
     said = interrupted(place, epochs, "storage", "restore", *flags)
-    assert "interrupted: the same command begins anew on" in said
+    assert "interrupted: the same command starts over on" in said
     offline = Program()
     refused = offline.fails(
         1,

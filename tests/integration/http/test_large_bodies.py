@@ -222,4 +222,4 @@ def test_a_large_body_that_comes_too_slowly_is_cut(impatient: RunningServer) -> 
         return b""
 
     # Who was late with a byte, not only slow, tries again.
-    until(lambda: b"less than 1000000 bytes a second" in refusal())
+    until(lambda: b"less than 1000000 bytes per second" in refusal())

@@ -83,7 +83,7 @@ def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
 
     with served(tmp_path, settings) as server:
         # Who was late with a byte, not only slow, tries again.
-        until(lambda: b"less than 1000 bytes a second" in refusal(server.port))
+        until(lambda: b"less than 1000 bytes per second" in refusal(server.port))
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux cuts them")

@@ -105,7 +105,7 @@ def test_trailers_are_bounded_as_a_head_is(api: Api, piece: bytes) -> None:
 @pytest.mark.parametrize(
     ("request_line", "header", "said"),
     [
-        ("GET /v1/topics HTTP/2.0", "X-Any: 1", b"HTTP/2.0 is not spoken"),
+        ("GET /v1/topics HTTP/2.0", "X-Any: 1", b"HTTP/2.0 is not supported"),
         ("POST /v1/producers HTTP/1.1", "Transfer-Encoding: gzip, chunked", b"Transfer-Encoding"),
         ("POST /v1/producers HTTP/1.1", "Transfer-Encoding: gzip,chunked", b"Transfer-Encoding"),
     ],

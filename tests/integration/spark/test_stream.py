@@ -136,7 +136,7 @@ def test_topics_that_a_pattern_finds_during_a_stream_and_that_go_again(own):
     def by_pattern(**given):
         return reader(own, subscribe=None, subscribePattern="t.*", **given)
 
-    with pytest.raises(InvalidOption, match="topic 't-new' is not one that is read"):
+    with pytest.raises(InvalidOption, match="topic 't-new' is not among those read"):
         by_pattern(startingOffsets='{"t-new": {"0": 5}}').initialOffset()
 
     own.produce("t", 50)

@@ -148,7 +148,7 @@ def test_a_fault_of_ours_ends_the_log_and_is_told_to_everybody(
     with pytest.raises(ZeroDivisionError):
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     monkeypatch.undo()
-    with pytest.raises(LogOfflineError, match="broke down"):
+    with pytest.raises(LogOfflineError, match="failed unexpectedly"):
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     assert log.read(0, max_bytes=1).next_offset == 1, "reads go on"
     assert commits.close(TIMEOUT_S)

@@ -98,7 +98,7 @@ def test_subscribes_by_list_pattern_and_assignment(url):
         Read(url, subscribe="nothing")
     with pytest.raises(InvalidOption, match="there is no many-7; the topic has 3"):
         Read(url, assign='{"many": [7]}')
-    with pytest.raises(InvalidOption, match="topic 'txn' is not one that is read"):
+    with pytest.raises(InvalidOption, match="topic 'txn' is not among those read"):
         Read(url, subscribe="many", startingOffsets='{"txn": {"0": 1}}')
 
 

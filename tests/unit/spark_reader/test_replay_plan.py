@@ -68,5 +68,5 @@ def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
     with pytest.raises(CorruptDataError, match="a replay plan of format 2"):
         from_json(newer, file="plan.json")
     for broken in ("", "[]", "{}", plan.to_json().replace("[", "{", 1)):
-        with pytest.raises(CorruptDataError, match=r"plan\.json: is no replay plan"):
+        with pytest.raises(CorruptDataError, match=r"plan\.json: is not a replay plan"):
             from_json(broken, file="plan.json")

@@ -522,7 +522,7 @@ def test_an_asynchronous_client_is_of_one_event_loop():
     """Another would find connections, and locks, that belong to one that may be gone."""
     c = tierlog.AsyncClient(transport=httpx.MockTransport(Script(ok({"topics": []}))))
     assert asyncio.run(c.list_topics()) == ()
-    with pytest.raises(RuntimeError, match="another event loop: make one in each"):
+    with pytest.raises(RuntimeError, match="another event loop: create one in each"):
         asyncio.run(c.list_topics())
 
 
@@ -592,7 +592,7 @@ def test_behind_a_fork_nothing_of_the_other_side_is_used_or_closed(tmp_path):
 
 
 def test_no_records_are_no_batches():
-    with tierlog.Client() as client, pytest.raises(errors.InvalidRecord, match="holds no record"):
+    with tierlog.Client() as client, pytest.raises(errors.InvalidRecord, match="has no records"):
         client.produce_encoded("t", [], partition=0)
 
 

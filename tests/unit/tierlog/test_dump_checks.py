@@ -50,7 +50,7 @@ def damage(path: Path, position: int, *, size: int = 1) -> None:
         ("00000000000000000000.timeindex", 7, "timestamp"),
         ("00000000000000000000.txnindex", 1, "version"),
         ("00000000000000000079.snapshot", 20, "checksum"),
-        ("leader-epoch-checkpoint", 0, "no number"),
+        ("leader-epoch-checkpoint", 0, "not a number"),
     ],
 )
 def test_verify_finds_a_changed_byte(folder, name, position, said):

@@ -528,7 +528,7 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
             with pytest.raises(TypeError, match="expected bytes, text or None"):
                 producer.send("t", partition=0, **wrong)
         for time in (-5, 2**63, "1969-12-31T23:00:00Z"):
-            with pytest.raises(errors.InvalidRequest, match="a time lies between 0 and"):
+            with pytest.raises(errors.InvalidRequest, match="a time must be between 0 and"):
                 producer.send("t", "v", partition=0, timestamp=time)
         after = producer.send("t", bytearray(b"after"), partition=0)
     assert [before.result(0).offset, after.result(0).offset] == [0, 1]
@@ -624,7 +624,7 @@ def test_a_producer_whose_client_was_closed_lets_nobody_wait():
     assert producer.flush(timeout_s=10)
     for one in sent:
         assert isinstance(one.exception(10), RuntimeError)
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="create a new one"):
         producer.send("t", "v", partition=0)
     producer.close()
 
@@ -636,7 +636,7 @@ def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
         sent = [await producer.send("t", "v", partition=partition) for partition in (0, 1)]
         await c.aclose()
         await producer.flush()
-        with pytest.raises(RuntimeError, match="make a new one"):
+        with pytest.raises(RuntimeError, match="create a new one"):
             await producer.send("t", "v", partition=0)
         with pytest.raises(RuntimeError):
             await producer.aclose()
