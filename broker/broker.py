@@ -115,8 +115,8 @@ class Broker:
     ) -> Broker:
         """Lock the folder, check the store, recover every log, start the background work.
 
-        Raises ConfigurationError where the folder is in use, or where the store's prefix belongs to
-        another cluster; CorruptDataError where a file of the folder cannot be trusted.
+        Raises ConfigurationError if the folder is in use, or if the store's prefix belongs to
+        another cluster; CorruptDataError if a file of the folder cannot be trusted.
         """
         broker = cls.open_idle(settings, store=store, clock=clock)
         broker.start()

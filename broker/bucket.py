@@ -106,7 +106,7 @@ class Bucket:
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
-        """None where the partition has no side there: nothing was, or is to be, told to it."""
+        """None if the partition has no side there: nothing was, or is to be, told to it."""
         cold = self.cold_log(record, partition)
         goes_up = LogConfig.parse(record.config).remote_storage_enable
         return cold if goes_up or cold.notes.has_asked else None
@@ -162,7 +162,7 @@ class Bucket:
     def delete_topic(self, record: TopicRecord) -> None:
         """Delete what the bucket has of the topic. May be done again.
 
-        Raises FencedError where another folder owns a partition now: what is left then stays.
+        Raises FencedError if another folder owns a partition now: what is left then stays.
         """
         with self._telling:
             pass  # who told it of this topic has ended, and nobody begins

@@ -58,7 +58,7 @@ class BucketNotes:
 
     @property
     def version(self) -> int:
-        """Of the manifest; 0 where none is known."""
+        """Of the manifest; 0 if none is known."""
         return self.manifest.version if self.manifest else 0
 
     @property
@@ -102,7 +102,7 @@ class BucketNotes:
 
 
 def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
-    """None where there is none to be read."""
+    """None if there is none to be read."""
     if not path.exists():
         return None
     try:

@@ -84,8 +84,8 @@ class ColdLog(ColdReads):
 
     def upload(self, files: SegmentFiles) -> SegmentEntry:
         """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
-        both while it is `going_up`. Raises CorruptDataError where a file cannot be read, and
-        DiskFull where the process has no descriptor for it.
+        both while it is `going_up`. Raises CorruptDataError if a file cannot be read, and
+        DiskFull if the process has no descriptor for it.
         """
         try:
             with told_when_full(files.log):

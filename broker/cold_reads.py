@@ -60,7 +60,7 @@ class ColdReads:
 
     @property
     def end_offset(self) -> int:
-        """All below it, from the log start on, is in the bucket; 0 where nothing is known."""
+        """All below it, from the log start on, is in the bucket; 0 if nothing is known."""
         manifest = self.notes.manifest
         return manifest.end_offset if manifest else 0
 
@@ -98,7 +98,7 @@ class ColdReads:
             raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
 
     def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:
-        """As `read`, where all it takes is in memory; None where it is not, and where a gap goes
+        """As `read`, where all it takes is in memory; None if it is not, and if a gap goes
         on to the end of the cold tier.
         """
         manifest = self.manifest
@@ -114,7 +114,7 @@ class ColdReads:
         )
 
     def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """As the manifests' `find`. Raises BlockingIOError where the page is not in memory."""
+        """As the manifests' `find`. Raises BlockingIOError if the page is not in memory."""
         entry = self._manifests.peek(manifest, offset)
         if entry is None and offset < manifest.end_offset:
             raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
@@ -185,7 +185,7 @@ class ColdReads:
         return self._manifests.iter_entries(manifest, from_offset=from_offset)
 
     def load_newest(self) -> Manifest | None:
-        """The manifest in force, asked of the bucket; None where there is none. Not noted."""
+        """The manifest in force, asked of the bucket; None if there is none. Not noted."""
         return self._manifests.load(at_least=self.notes.version)
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
@@ -238,7 +238,7 @@ class _Following:
 
 
 def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
-    """Kafka's snapshot of the producers at the end of the bucket; None where there is none.
+    """Kafka's snapshot of the producers at the end of the bucket; None if there is none.
 
     Lost with its object, it costs that a repeated request is appended again: that does not keep a
     partition from being restored.

@@ -37,7 +37,7 @@ class Damaged(NamedTuple):
 
 
 def reason_of(error: Exception, partition: str) -> TierlogError | None:
-    """What the partition's calls answer; None where the fault is not of this partition alone."""
+    """What the partition's calls answer; None if the fault is not of this partition alone."""
     if isinstance(error, CorruptDataError):
         return with_remedy(error)
     if isinstance(error, LogOfflineError):

@@ -169,7 +169,7 @@ class DataFolder:
     def read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
         """Offsets by topic and partition; empty where there is no file.
 
-        Raises CorruptSnapshot where the file is not of Kafka's format: a log start that is guessed
+        Raises CorruptSnapshot if the file is not of Kafka's format: a log start that is guessed
         could bring back what was deleted.
         """
         return read_checkpoint(self.path / name)
@@ -240,7 +240,7 @@ def write_checkpoint(
 
 @contextmanager
 def folder_lock(data_dir: Path) -> Iterator[None]:
-    """Hold a folder that no broker may have open. Raises ConfigurationError where one has."""
+    """Hold a folder that no broker may have open. Raises ConfigurationError if one has."""
     try:
         fd = _take_lock(data_dir / ".lock")
     except OSError as error:
@@ -269,7 +269,7 @@ def _take_lock(path: Path) -> int:
 
 
 def topic_id_of(folders: Iterable[Path]) -> str | None:
-    """What the first of these partition folders that says it says; None where none does."""
+    """What the first of these partition folders that says it says; None if none does."""
     for folder in folders:
         path = folder / "partition.metadata"
         if path.exists():

@@ -47,7 +47,7 @@ class Holes:
         self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
 
     def find(self, partition: Partition, base_offset: int) -> Gap | None:
-        """The hole behind a sealed segment; None where there is none, or one that is explained."""
+        """The hole behind a sealed segment; None if there is none, or one that is explained."""
         if partition.log.config.compacts:
             return None
         try:
@@ -66,7 +66,7 @@ class Holes:
         return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
 
     def check(self, partition: Partition, base_offset: int) -> None:
-        """Raises CorruptDataError where a hole is behind the segment: what is not there must not
+        """Raises CorruptDataError if a hole is behind the segment: what is not there must not
         count as uploaded.
         """
         gap = self.find(partition, base_offset)
@@ -88,7 +88,7 @@ class Holes:
             self._looked[partition] = view.last_offset + 1
 
     def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
-        """False where the bucket is yet to follow compaction: it has what was there before."""
+        """False if the bucket is yet to follow compaction: it has what was there before."""
         cold = partition.cold
         in_bucket = cold is not None and gap.base_offset <= cold.end_offset
         if in_bucket and not partition.log.sealed.mirrored:
@@ -129,7 +129,7 @@ class Holes:
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
     """Up to where the bucket is to be read, for a file is not here that begins where an entry of
-    the manifest does; None where all are.
+    the manifest does; None if all are.
 
     Costs no request, and a look at files only where there are fewer than a page has entries.
     Raises OSError.

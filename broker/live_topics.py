@@ -273,7 +273,7 @@ class LiveTopics:
             self._opener.epochs.forget_all_but(self._registry.ids())
 
     def _find_ours(self, name: str) -> Topic:
-        """Raises FencedError where another folder owns a partition of it now."""
+        """Raises FencedError if another folder owns a partition of it now."""
         topic = self.find(name)
         for partition in topic.partitions.values():
             partition.check_leadership()
@@ -288,7 +288,7 @@ class LiveTopics:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """One change at a time. Raises ShuttingDown, and DiskFull where nothing was changed."""
+        """One change at a time. Raises ShuttingDown, and DiskFull if nothing was changed."""
         with self._lock, told_when_full(self._folder.path):
             if self._closed:
                 raise ShuttingDown("the broker is shutting down")

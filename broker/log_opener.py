@@ -222,7 +222,7 @@ class LogOpener:
         )
 
     def _check_reaches(self, opened: PartitionLog, checkpoint: int, *, cold_end: int) -> None:
-        """Raises CorruptBatch where the log ends below what had been in it. After a clean stop,
+        """Raises CorruptBatch if the log ends below what had been in it. After a clean stop,
         which says where it ended, it may where the bucket has all.
         """
         end, reached = opened.log_end_offset, max(checkpoint, cold_end)

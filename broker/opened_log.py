@@ -10,7 +10,7 @@ from manifest.state import EpochStart
 
 
 class OpenedLog:
-    """`take_over`: None where it is this folder's own."""
+    """`take_over`: None if it is this folder's own."""
 
     __slots__ = ("cold", "log", "take_over")
 

@@ -115,7 +115,7 @@ class Partition:
         return self.cold is not None and self.log.config.remote_storage_enable
 
     def check_leadership(self) -> None:
-        """Raises UnknownTopic where it was deleted, FencedError where another broker owns it."""
+        """Raises UnknownTopic if it was deleted, FencedError if another broker owns it."""
         if self.is_deleted:
             raise UnknownTopic(self.topic)
         reason = self.leadership_lost
@@ -172,7 +172,7 @@ class Partition:
         raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
-        """As `read`, where that needs no disk and no bucket; None where it would."""
+        """As `read`, where that needs no disk and no bucket; None if it would."""
         now = self.offsets()
         if committed and offset < now.local_log_start_offset:
             return None  # what was aborted there the bucket's indexes say
@@ -191,7 +191,7 @@ class Partition:
     def _read(
         self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
     ) -> Fetched:
-        """BlockingIOError where it may not wait, and would have to."""
+        """BlockingIOError if it may not wait, and would have to."""
         self.check_leadership()
         seen = self._seen() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark

@@ -1,7 +1,7 @@
 """What helps where a file of a data folder cannot be read, or its disk is full: said together with
 the refusal.
 
-* The file's name decides: what is made anew without it, and what has to come from elsewhere.
+* The file's name decides: what is rebuilt without it, and what has to come from elsewhere.
 * Nothing is mended here. Some of these files would be safe to begin anew, but why one became
   unreadable is for somebody to look at first.
 * Of a file that a newer tierlog wrote the refusal says so; taking it away would lose what it holds.

@@ -55,7 +55,7 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
     Facts of a local segment that were never counted are counted now: it may read the segment. Of
-    one that cannot be read they stay None. Raises UnknownTopic where it was deleted meanwhile.
+    one that cannot be read they stay None. Raises UnknownTopic if it was deleted meanwhile.
     """
     with partition.told_when_over():
         yield from _listed(partition, from_offset, _counted_facts)
@@ -184,7 +184,7 @@ def _open_local(log: PartitionLog, view: SegmentView) -> SegmentBytes:
 
 
 def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | None:
-    """As `open_segment`, where that needs no disk and no bucket; None where it would."""
+    """As `open_segment`, where that needs no disk and no bucket; None if it would."""
     partition.check_leadership()
     log = partition.log
     if base_offset < log.log_start_offset:
@@ -231,7 +231,7 @@ def slices_of(
 def try_slices_of(
     partition: Partition, segment: SegmentBytes, *, start: int, end: int
 ) -> tuple[FileSlice, ...] | None:
-    """As `slices_of`, where all is local and few files; None where it is not."""
+    """As `slices_of`, where all is local and few files; None if it is not."""
     if start == end:
         return ()
     if isinstance(segment.source, OpenFile):

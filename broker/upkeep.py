@@ -128,7 +128,7 @@ class Upkeep:
         return plans
 
     def _may_write(self, partition: Partition, *, apply: bool) -> None:
-        """Raises FencedError where another folder owns it in the bucket."""
+        """Raises FencedError if another folder owns it in the bucket."""
         if apply:
             self._chores.copier.claim(partition)
         elif partition.cold is not None:

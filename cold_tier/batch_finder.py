@@ -143,7 +143,7 @@ class ChunkWalk:
         self._chunk, self._file, self._known, self._steps = chunk, file, known, steps
 
     def find(self, offset: int) -> BatchPlace | None:
-        """The first batch that ends above `offset`; None where the chunk has none."""
+        """The first batch that ends above `offset`; None if the chunk has none."""
         near = self._known.at_offset(offset)
         if near is not None and near.next_offset > offset:
             return near

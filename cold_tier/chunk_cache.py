@@ -264,7 +264,7 @@ class ChunkCache:
         self._unlink(victims)
         return freed
 
-    # --- below: all with the lock held, but for what touches the disk -----------------------------
+    # --- below: all with the lock held, except for what touches the disk --------------------------
 
     def _hold(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
         """For one reader, who was counted in the entry's ticket."""

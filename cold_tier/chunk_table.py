@@ -106,7 +106,7 @@ class ChunkTable:
 
     @property
     def min_timestamp(self) -> int | None:
-        """The least of all records; None where one chunk's is not known."""
+        """The least of all records; None if one chunk's is not known."""
         return _of_all(min, [chunk.min_timestamp for chunk in self.chunks])
 
     @property

@@ -177,9 +177,9 @@ class ColdReader:
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
     ) -> ColdRead | None:
-        """As `read`, where nothing has to come from the store or the disk; None where it has.
+        """As `read`, where nothing has to come from the store or the disk; None if it has.
 
-        `following` may raise BlockingIOError where it would have to ask.
+        `following` may raise BlockingIOError if it would have to ask.
         """
         index = self._indexes.peek(segment)
         if index is None:
@@ -317,7 +317,7 @@ class ColdReader:
     def cached_range(
         self, segment: ColdSegment, *, start: int, end: int
     ) -> tuple[FileSlice, ...] | None:
-        """As `byte_range`, all at once and without waiting; None where a chunk is not cached, or
+        """As `byte_range`, all at once and without waiting; None if a chunk is not cached, or
         the range takes more than a few.
         """
         index = self._indexes.peek(segment)
@@ -345,7 +345,7 @@ class ColdReader:
         end_offset: int = END,
     ) -> tuple[int, int] | None:
         """Offset and timestamp of the first record, by offset, in [start_offset, end_offset) whose
-        timestamp is at or above `timestamp`; None where the segment has none.
+        timestamp is at or above `timestamp`; None if the segment has none.
 
         Timestamps need not rise. Raises as `read`.
         """

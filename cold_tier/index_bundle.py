@@ -70,7 +70,7 @@ class Directory(NamedTuple):
     sections: Mapping[int, Section]
 
     def section(self, kind: SectionKind) -> Section | None:
-        """None where there is none or it is empty."""
+        """None if there is none or it is empty."""
         found = self.sections.get(kind)
         return found if found is not None and found.size_bytes else None
 
@@ -137,7 +137,7 @@ def parse_directory(data: Buffer, *, file: str) -> Directory:
 
 
 def check_section(section: Section, data: Buffer, *, file: str) -> bytes:
-    """The section's bytes. Raises CorruptObject where they are not what the directory says."""
+    """The section's bytes. Raises CorruptObject if they are not what the directory says."""
     body = bytes(data)
     if len(body) != section.size_bytes or crc32c_of(body) != section.crc32c:
         raise CorruptObject(

@@ -48,7 +48,7 @@ def keys_beside(log_key: str) -> SegmentKeys:
 
 
 def parse_segment(key: str) -> SegmentName | None:
-    """None where it is not a segment object's key."""
+    """None if it is not a segment object's key."""
     match = _SEGMENT.fullmatch(key.rpartition("/")[2])
     if match is None:
         return None

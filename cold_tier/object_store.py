@@ -72,7 +72,7 @@ class Checksum(NamedTuple):
 
 
 class ObjectStat(NamedTuple):
-    """What the store says of an object; `checksum` is None where it keeps none to compare."""
+    """What the store says of an object; `checksum` is None if it keeps none to compare."""
 
     key: str
     size_bytes: int
@@ -159,7 +159,7 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object. Raises MissingObject; CorruptObject where it is above `max_bytes`."""
+        """The whole object. Raises MissingObject; CorruptObject if it is above `max_bytes`."""
         ...
 
     def get_range(
@@ -171,13 +171,13 @@ class ObjectStore(Protocol):
         overwrites: nothing is allocated. Without, pieces are bytes and may be kept.
 
         Nothing is sent before the first `next`; close the iterator when leaving it early. Raises
-        MissingObject; CorruptObject where the object ends before `end`; StoreUnavailable where the
+        MissingObject; CorruptObject if the object ends before `end`; StoreUnavailable if the
         answer broke off or was of another range.
         """
         ...
 
     def head(self, key: str) -> ObjectStat | None:
-        """None where there is no such object."""
+        """None if there is no such object."""
         ...
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:

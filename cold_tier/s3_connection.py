@@ -33,7 +33,7 @@ class Head(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Raises NotPlain where the answer does not say."""
+        """Raises NotPlain if the answer does not say."""
         size = self.headers.get("content-length", "")
         if "transfer-encoding" in self.headers or not size.isdecimal():
             raise NotPlain("a response of unknown length")
@@ -83,7 +83,7 @@ class Connection:
         self._flags = socket.MSG_WAITALL
 
     def ask(self, request: bytes) -> Head:
-        """Raises ConnectionResetError where the other side is gone and has said nothing."""
+        """Raises ConnectionResetError if the other side is gone and has said nothing."""
         self._socket.sendall(request)
         seen = bytearray()
         while (end := seen.find(b"\r\n\r\n")) < 0:

@@ -261,7 +261,7 @@ def _may_go_on(error: BaseException) -> bool:
 
 
 def read_part(path: Path, position: int, room: bytearray) -> None:
-    """Fill `room`. Raises ChecksumRefused where the file is shorter: it is not what its CRC was
+    """Fill `room`. Raises ChecksumRefused if the file is shorter: it is not what its CRC was
     taken of.
     """
     with path.open("rb", buffering=0) as file:

@@ -142,7 +142,7 @@ class SegmentIndexes:
         return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
 
     def _producers(self, segment: ColdSegment) -> Producers | None:
-        """At the end of the segment; None where nothing good says it."""
+        """At the end of the segment; None if nothing good says it."""
         file = segment.indexes_key
         section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
         if section is None or section.size_bytes > SNAPSHOT_MAX_BYTES:
@@ -239,7 +239,7 @@ def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
 
 
 def check_table(table: ChunkTable, segment: NamedSegment) -> None:
-    """Raise CorruptObject where the chunk table is of another segment."""
+    """Raise CorruptObject if the chunk table is of another segment."""
     found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
     if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):
         raise CorruptObject("the chunk table is of another segment", file=segment.indexes_key)

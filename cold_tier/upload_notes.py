@@ -8,7 +8,7 @@
   since a store may date an object by the beginning of its upload.
 * It goes before the object that it led to may be named by a manifest, so that no name is ever used
   for a second object.
-* What cannot be read, or written, is no note: the upload begins anew, under a new name.
+* What cannot be read, or written, is no note: the upload starts over, under a new name.
 
 A partition's uploads go one after the other; different partitions may come from any thread.
 """

@@ -101,7 +101,7 @@ class ActiveSegment:
             size_bytes=min(config.segment_bytes, MAX_SEGMENT_BYTES),
             age_ms=config.effective_segment_ms - self.jitter_ms,
             created_ms=self.created_ms,
-            # Below nothing where the topic's `segment.index.bytes` was lowered meanwhile.
+            # Below nothing if the topic's `segment.index.bytes` was lowered meanwhile.
             offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets), 0),
             # One place stays free for the entry that sealing adds.
             time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times), 0),
@@ -110,7 +110,7 @@ class ActiveSegment:
     # --- writing ----------------------------------------------------------------------------------
 
     def write(self, pending: PendingWrite, *, now_ms: int) -> None:
-        """Do what was planned. Raises OSError; the segment is then as it was, but for the file's
+        """Do what was planned. Raises OSError; the segment is then as it was, except for the file's
         tail.
         """
         write_all(self.disk, self._fd, pending.buffers, pending.start.size_bytes)

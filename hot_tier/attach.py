@@ -22,7 +22,7 @@ from record_format.checkpoint_files import EpochEntry
 def attach_front(
     state: LogState, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
 ) -> bool:
-    """Make `files` (sealed, synced) the first segment; False where the log start has passed it, or
+    """Make `files` (sealed, synced) the first segment; False if the log start has passed it, or
     the log was closed.
 
     `epochs`: those its records were appended in. Raises DiskFull, LogOfflineError.

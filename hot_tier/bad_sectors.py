@@ -33,7 +33,7 @@ def reading_around(pread: Pread) -> Pread:
 
 
 def _read(pread: Pread, fd: int, size_bytes: int, position: int) -> bytes | None:
-    """None where the disk cannot."""
+    """None if the disk cannot."""
     try:
         return pread(fd, size_bytes, position)
     except OSError as error:

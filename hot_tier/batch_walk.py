@@ -38,7 +38,7 @@ def headers_from(
     """The headers of the batches in [position, end); `header.position` is a position of the file.
 
     Reads `first_bytes` at first, one header behind a large batch, a window of them behind a small
-    one: who looks for one batch wants no other. Raises CorruptBatch where the bytes are no batch,
+    one: who looks for one batch wants no other. Raises CorruptBatch if the bytes are not a batch,
     or a batch reaches beyond `end`.
     """
     window, window_start = b"", position

@@ -65,7 +65,7 @@ def _index_image(segment: Segment, suffix: str, entry_size: int) -> bytes:
 
 
 def open_clean(state: LogState, folder: LogFolder) -> bool:
-    """Open without checks; False where the tail is not what a clean stop leaves."""
+    """Open without checks; False if the tail is not what a clean stop leaves."""
     segment = state.segments.items[-1]
     try:
         facts = TailFacts(state, segment)

@@ -124,4 +124,4 @@ def _size_of(segment: Segment, suffix: str) -> int:
     try:
         return segment.path(suffix).stat().st_size
     except FileNotFoundError:
-        return 0  # it is made anew when it is needed
+        return 0  # it is rebuilt when it is needed

@@ -1,7 +1,7 @@
 """One round of compaction: the last record of each key stays (Kafka's Cleaner).
 
 * First the keys of the dirty part go into a table; where it is full the round ends there, and the
-  next goes on. Then every segment up to there is written anew, in groups, without what is out of
+  next goes on. Then every segment up to there is rewritten, in groups, without what is out of
   date, and takes the place of the old ones group by group.
 * What stays keeps its offset. A round that is done again, after a crash or a stop, does no harm:
   the checkpoint moves only when all its groups are in place.
@@ -51,7 +51,7 @@ from record_format.index_layouts import AbortedTxn
 
 
 class LastRecord(NamedTuple):
-    """What a producer's last batch is: `offset` None where its last word is a marker."""
+    """What a producer's last batch is: `offset` None if its last word is a marker."""
 
     offset: int | None
     epoch: int

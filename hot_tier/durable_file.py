@@ -41,6 +41,6 @@ def sync_folder(path: Path) -> None:
 
 
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
-    """A file that can be made anew. Raises FileNotFoundError; `corrupt` where the disk fails."""
+    """A file that can be rebuilt. Raises FileNotFoundError; `corrupt` where the disk fails."""
     with unreadable_as(corrupt, file=str(path)):
         return path.read_bytes()

@@ -45,7 +45,7 @@ class LeaderEpochs:
         return found[-1] if found else None
 
     def begin(self, epoch: int, start_offset: int) -> None:
-        """Note that the next record is the first of `epoch`; nothing where it has begun."""
+        """Note that the next record is the first of `epoch`; nothing if it has begun."""
         latest = self.entries[-1].epoch if self.entries else -1
         if epoch > latest:
             self._replace((*self.entries, EpochEntry(epoch, start_offset)))

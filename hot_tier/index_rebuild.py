@@ -1,4 +1,4 @@
-"""The indexes of a sealed segment made anew from its batch headers, as appending made them."""
+"""The indexes of a sealed segment rebuilt from its batch headers, as appending made them."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ class PartitionLog:
         default).
 
         At least one batch where there is one. Raises OffsetTrimmed (not on local disk),
-        OffsetPastEnd, CorruptDataError; BlockingIOError where it may not wait for the disk and
+        OffsetPastEnd, CorruptDataError; BlockingIOError if it may not wait for the disk and
         would have to. What is found may still have to be read: only the way to it is in memory.
         """
         end = self.high_watermark if end_offset is None else end_offset
@@ -328,7 +328,7 @@ class PartitionLog:
     def aborted_transactions(
         self, offset: int, end_offset: int, *, waits: bool = True
     ) -> list[AbortedTxn]:
-        """Aborted transactions with records in [offset, end_offset). BlockingIOError where it may
+        """Aborted transactions with records in [offset, end_offset). BlockingIOError if it may
         not wait for the disk and would have to.
         """
         return steady(
@@ -360,7 +360,7 @@ class PartitionLog:
         """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
 
         It is in the log-start checkpoint already. Files go with `delete_local`.
-        Raises OffsetPastEnd above the high watermark, LogOfflineError where the log was closed.
+        Raises OffsetPastEnd above the high watermark, LogOfflineError if the log was closed.
         """
         with self._state.lock:
             self._state.check_shut()
@@ -383,7 +383,7 @@ class PartitionLog:
         start_at(self._state, offset)
 
     def close(self) -> bool:
-        """Flush, write the producer snapshot, trim the indexes; True where that makes a clean
+        """Flush, write the producer snapshot, trim the indexes; True if that makes a clean
         stop.
         """
         with self._state.lock:

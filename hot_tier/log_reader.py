@@ -46,7 +46,7 @@ class LogRead(NamedTuple):
 
 def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files) -> LogRead:
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
-    one. With `files` that do not wait: raises BlockingIOError where it would have to.
+    one. With `files` that do not wait: raises BlockingIOError if it would have to.
 
     An empty read at the end, which offsets that were left out before it lead to as well. Raises
     OffsetTrimmed (below the first local segment, or the log start), OffsetPastEnd,
@@ -93,7 +93,7 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
 def _slice(
     state: LogState, files: Files, segment: Segment, offset: int, limits: tuple[int, int]
 ) -> tuple[FileSlice, int] | None:
-    """What the segment has, and the offset behind it; None where it has nothing.
+    """What the segment has, and the offset after it; None if it has nothing.
 
     `limits`: bytes, and the offset to end at.
     """
@@ -134,7 +134,7 @@ def with_good_indexes(
     """The answer of `look_up`, with a new index where the old one is wrong; BlockingIOError there
     for who may not wait.
 
-    Raises OffsetTrimmed where the segment was deleted meanwhile, CorruptDataError.
+    Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError.
     """
     try:
         try:
@@ -264,7 +264,7 @@ def aborted_transactions(
     state: LogState, offset: int, *, end_offset: int, waits: bool = True
 ) -> list[AbortedTxn]:
     """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
-    OffsetTrimmed where a segment was deleted meanwhile; BlockingIOError where a file would have to
+    OffsetTrimmed if a segment was deleted meanwhile; BlockingIOError if a file would have to
     be read that may not be waited for.
     """
     segments = state.segments

@@ -15,12 +15,12 @@
 | two segments that overlap | refused (CorruptDataError) |
 | log ends below the recovery point | the point is lowered: whether it may be, `broker` knows |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
-| `.txnindex` empty, short, unordered, garbage | made anew from the batches at the open |
-| snapshot missing or bad | an older one, or none, and a longer replay; made anew for an upload |
-| `leader-epoch-checkpoint` missing or bad | made anew from the batches |
-| the log had gone offline | what is above the recovery point is written anew before it is flushed |
+| `.txnindex` empty, short, unordered, garbage | rebuilt from the batches at the open |
+| snapshot missing or bad | an older one, or none, and a longer replay; rebuilt for an upload |
+| `leader-epoch-checkpoint` missing or bad | rebuilt from the batches |
+| the log had gone offline | what is above the recovery point is rewritten before it is flushed |
 
-What is made anew is so too where the disk cannot read it. A `.log` that it cannot read takes the
+What is rebuilt is so too where the disk cannot read it. A `.log` that it cannot read takes the
 log offline.
 
 Recovery flushes all that it keeps, and the folder, before anything is served. It runs before the
@@ -63,7 +63,7 @@ def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> Recove
 
 
 def _load_epochs(state: LogState) -> bool:
-    """False where there is no good file, and the batches have to tell."""
+    """False if there is no good file, and the batches have to tell."""
     try:
         state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
     except (FileNotFoundError, CorruptSnapshot):

@@ -4,7 +4,7 @@
   epochs and producers anew from what is there.
 * A new file is whole and synced before the old one is cut, so every step may be repeated after a
   crash; `mend_overlap` finishes a split that a crash interrupted, before the log is opened.
-* `split_at` deletes nothing but indexes, which are made anew; `start_empty` is for logs whose
+* `split_at` deletes nothing but indexes, which are rebuilt; `start_empty` is for logs whose
   records are in the other tier.
 """
 

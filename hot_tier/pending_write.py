@@ -19,7 +19,7 @@ from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class Facts(NamedTuple):
-    """What is counted of a segment's records; None where a part of it was never read."""
+    """What is counted of a segment's records; None if a part of it was never read."""
 
     first_timestamp: int | None
     min_timestamp: int | None

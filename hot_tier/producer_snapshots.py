@@ -44,7 +44,7 @@ def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> Path:
 
 
 def mend_snapshot(state: LogState, offset: int) -> Path:
-    """The snapshot at `offset`; one that is missing or bad is made anew first, out of an older one
+    """The snapshot at `offset`; one that is missing or bad is rebuilt first, out of an older one
     and the batches between. Raises CorruptBatch, OSError.
     """
     path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
@@ -64,7 +64,7 @@ def _write(state: LogState, offset: int, producers: Iterable[Producer], *, sync:
 
 
 def _read(path: Path) -> list[ProducerEntry] | None:
-    """None where it is bad."""
+    """None if it is bad."""
     try:
         return parse_snapshot(read_whole(path, CorruptSnapshot), file=str(path))
     except (CorruptSnapshot, UnknownFormatVersion):
@@ -96,7 +96,7 @@ def load_newest(
 
 def snapshot_before(folder: Path, offset: int, *, now_ms: int) -> bytes:
     """The producers before `offset`, of a log that nobody has open: by its newest good snapshot up
-    to there and the batches behind that one. Raises CorruptBatch.
+    to there and the batches after that one. Raises CorruptBatch.
     """
     states = ProducerStates()
     found = [name for path in folder.iterdir() if (name := parse_file_name(path.name))]

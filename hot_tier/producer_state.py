@@ -60,7 +60,7 @@ class Producer(NamedTuple):
 
 
 def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
-    """The earlier copy of this batch, or None where it is new and in order.
+    """The earlier copy of this batch, or None if it is new and in order.
 
     Raises ProducerFenced, OutOfOrderSequence. A producer that is not known may begin anywhere: its
     records may all have expired (as in Kafka).
@@ -183,7 +183,7 @@ class ProducerStates:
         return min(tuple(self.open_transactions.values()), default=None)
 
     def expire(self, *, seen_before_ms: int) -> int:
-        """Forget producers idle since then, but for those in a transaction; how many."""
+        """Forget producers idle since then, except for those in a transaction; how many."""
         idle = [
             producer.producer_id
             for producer in self._producers.values()

@@ -1,7 +1,7 @@
 """Opening a log after a crash; what is decided, and when, is the table in `opening`.
 
 Every batch above the recovery point is checked, the file is cut at the first bad byte or refused,
-and the indexes are made anew.
+and the indexes are rebuilt.
 """
 
 from __future__ import annotations

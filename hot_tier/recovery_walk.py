@@ -37,7 +37,7 @@ Piece = PlacedRun | CheckedBatch
 
 
 class BatchesInOrder:
-    """Iterate once. Raises CorruptBatch behind the last good batch."""
+    """Iterate once. Raises CorruptBatch after the last good batch."""
 
     def __init__(self, segment: Segment, log: FileReader, *, limit: int | None) -> None:
         """`limit`: the next segment begins there; runs end below it."""

@@ -2,7 +2,7 @@
 
 * A batch counts where its checksum holds and its offsets lie where they can: above the batch before
   it, below the next segment. The base offset has no checksum: of two batches that contradict each
-  other the one counts that the batch behind it goes on from.
+  other the one counts that the batch after it goes on from.
 * Behind a bad batch the next is where its length says. Where none is there, the bytes are gone
   through for one that checks, and behind which another begins, or the file ends: a batch may be a
   record of another.
@@ -164,14 +164,14 @@ class Salvage:
         return Pieces(self._segment, log, reaches_end=self._reaches_end)
 
     def lost(self) -> list[Lost]:
-        """What does not check; nothing where all does. Raises OSError."""
+        """What does not check; nothing if all does. Raises OSError."""
         return [piece for piece in self._pieces() if isinstance(piece, Lost)]
 
     def drop_lost(self) -> None:
         """Put the segment without that in its place. See that nobody reads its files by their paths
         meanwhile.
 
-        Raises UnknownSegment where it went meanwhile, Throttled (a compaction), CorruptIndex,
+        Raises UnknownSegment if it went meanwhile, Throttled (a compaction), CorruptIndex,
         DiskFull, LogOfflineError.
         """
         state, segment = self._state, self._segment

@@ -98,7 +98,7 @@ class SealedSegments:
     def files(self, base_offset: int) -> SegmentFiles:
         """What an upload takes of a flushed segment: paths, to be read under `lock`.
 
-        Raises UnknownSegment where it is not sealed and flushed, or was deleted, LogOfflineError
+        Raises UnknownSegment if it is not sealed and flushed, or was deleted, LogOfflineError
         where the log was closed.
         """
         return steady(self._state, lambda: self._files(base_offset))
@@ -128,7 +128,7 @@ class SealedSegments:
         )
 
     def _check_indexes(self, segment: Segment) -> None:
-        """What is uploaded fits the log, all of it; a bad index is made anew first."""
+        """What is uploaded fits the log, all of it; a bad index is rebuilt first."""
         try:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):

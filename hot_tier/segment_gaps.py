@@ -22,7 +22,7 @@ from record_format.errors import CorruptBatch, unreadable_as
 
 
 class Gap(NamedTuple):
-    """A segment ends below `next_offset`, and the one behind it begins at `base_offset`."""
+    """A segment ends below `next_offset`, and the one after it begins at `base_offset`."""
 
     next_offset: int
     base_offset: int
@@ -58,7 +58,7 @@ def gap_behind(state: LogState, segment: Segment) -> Gap | None:
 
 
 def _next_offset(folder: Path, base_offset: int) -> int | None:
-    """Behind the segment's last batch; None where its bytes are no batches."""
+    """Behind the segment's last batch; None if its bytes are not a batch."""
     next_offset = base_offset
     try:
         for header in headers_of(path_of(folder, base_offset, LOG)):

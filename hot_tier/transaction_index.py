@@ -15,7 +15,7 @@ from record_format.index_layouts import AbortedTxn, pack_txn_index, parse_txn_in
 
 
 def read_entries(segment: Segment) -> list[AbortedTxn]:
-    """Raises CorruptIndex, FileNotFoundError where the segment was deleted meanwhile."""
+    """Raises CorruptIndex, FileNotFoundError if the segment was deleted meanwhile."""
     if not segment.has_transactions:
         return []
     path = segment.path(TRANSACTION_INDEX)

@@ -2,7 +2,7 @@
 
 * An epoch under which nothing was written leaves no trace: a later one that starts at or below its
   start replaces it, as in Kafka's leader-epoch cache.
-* What lies wholly below the log start is dropped, but for the epoch that the log start is in.
+* What lies wholly below the log start is dropped, except for the epoch that the log start is in.
 * At most MAX_EPOCHS are kept, the newest: a history is there to find where two logs part, and they
   part near their ends.
 """

@@ -207,7 +207,7 @@ class Collector:
         return tuple(keys), frozenset(forget)
 
     def _listed(self, page: RemovedPage) -> list[RemovedObject] | None:
-        """All that goes with a page, which is the last of it; None where it cannot be read."""
+        """All that goes with a page, which is the last of it; None if it cannot be read."""
         try:
             return self._manifests.removed_with(page)
         except CorruptDataError:

@@ -33,7 +33,7 @@ def step_violation(before: Manifest, after: Manifest) -> str | None:
 
 
 def require(manifest: Manifest) -> None:
-    """Raise InvalidTransition where a rule is broken."""
+    """Raise InvalidTransition if a rule is broken."""
     if (broken := violation(manifest)) is not None:
         raise InvalidTransition(f"{where(manifest)}: {broken}")
 

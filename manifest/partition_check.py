@@ -53,7 +53,7 @@ class ManifestCheck:
         self.findings = Findings(keys.partition)
 
     def manifest(self) -> Manifest | None:
-        """The one in force; None where there is none, or it cannot be read."""
+        """The one in force; None if there is none, or it cannot be read."""
         self.findings.checked.partitions += 1
         try:
             manifest = self._manifests.load(at_least=self._at_least)

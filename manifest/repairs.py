@@ -19,7 +19,7 @@ from manifest.transitions import PageSource, with_replaced
 def swap_objects(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """The same records under other objects. Raises InvalidTransition where the log's bytes differ,
+    """The same records under other objects. Raises InvalidTransition if the log's bytes differ,
     or where `old` is no longer what the manifest names. Trimmed away meanwhile: nothing happens.
     """
     require(manifest)

@@ -2,7 +2,7 @@
 
 * Everything here is immutable; `transitions` makes new states out of old ones, nothing else does.
 * Offsets of the cold tier: entries lie in offset order, pages (older) before segments (newer), and
-  cover [log_start_offset, end_offset) but for recorded gaps and for what compaction removed.
+  cover [log_start_offset, end_offset) except for recorded gaps and for what compaction removed.
 * `end_offset` is kept, not derived: trim may drop the last entry and compaction the last record,
   and yet no offset below it is ever given out again.
 * Keys in memory are relative to the store's prefix. The codec shortens them.
@@ -68,7 +68,7 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A run of older entries in an immutable object of their own.
 
     What is live are the entries from `base_offset` on: retention moves that and leaves the page.
-    `age_timestamp` is the greatest of the entries; None where one of them has none.
+    `age_timestamp` is the greatest of the entries; None if one of them has none.
     """
 
     key: str

@@ -122,7 +122,7 @@ class ManifestStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def load(self, *, at_least: int = 0) -> Manifest | None:
-        """The manifest in force; None where the partition has none.
+        """The manifest in force; None if the partition has none.
 
         `at_least`: the version last seen in force. What was in force is never taken for void, so a
         cut object there is CorruptManifest, and a chain that ends below it MissingObject.
@@ -159,7 +159,7 @@ class ManifestStore:
             )
 
     def _in_force(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
-        """The newest version that is not void; None where all versions from the first on are."""
+        """The newest version that is not void; None if all versions from the first on are."""
         lowest = max(at_least, newest - CUT_VERSIONS_MAX, 1)
         for version in range(newest, lowest - 1, -1):
             if version != newest:
@@ -171,7 +171,7 @@ class ManifestStore:
         raise CorruptManifest("no whole version is left", file=self.versions.key(newest))
 
     def load_version(self, version: int) -> Manifest:
-        """Raises UnknownManifestVersion where it does not exist (any more)."""
+        """Raises UnknownManifestVersion if it does not exist (any more)."""
         data = self.versions.read(version) if version > 0 else None
         if data is None:
             raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
@@ -334,7 +334,7 @@ class ManifestStore:
         raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
 
     def merging(self, manifest: Manifest) -> Transition | None:
-        """Write the large page that a run of small ones makes; None where no run is long enough.
+        """Write the large page that a run of small ones makes; None if no run is long enough.
 
         The transition, to be committed, puts it in their place. What is written here and never
         committed goes by age.

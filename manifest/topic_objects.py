@@ -76,7 +76,7 @@ def load_cluster(store: Objects) -> Cluster | None:
 def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
     """Mark the prefix as this cluster's; done already: nothing happens.
 
-    Raises ConfigurationError where the prefix is another cluster's, OutcomeUnknownError.
+    Raises ConfigurationError if the prefix is another cluster's, OutcomeUnknownError.
     """
     body = sealed_json.seal(msgspec.json.encode(cluster), kind=KIND_CLUSTER)
     try:
@@ -101,7 +101,7 @@ class TopicObjects:
         self._store, self._pause = store, pause
 
     def load(self, name: str, topic_id: str) -> TopicObject | None:
-        """The newest version; None where there is none."""
+        """The newest version; None if there is none."""
         chain = self._chain(name, topic_id)
         version = chain.newest()
         while version > 0:

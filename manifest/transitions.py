@@ -86,7 +86,7 @@ def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manif
 def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
     """The claimant becomes the owner, under a higher epoch.
 
-    Raises FencedError where the owner and epoch in force are not ones that the folder recorded
+    Raises FencedError if the owner and epoch in force are not ones that the folder recorded
     itself (unless it takes over), and where the claimed epoch is not above the one in force.
     """
     require(manifest)
@@ -107,7 +107,7 @@ def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
 
 
 def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> None:
-    """Raises FencedError where the owner and epoch in force are not among `recorded`."""
+    """Raises FencedError if the owner and epoch in force are not among `recorded`."""
     if (manifest.owner, manifest.leader_epoch) not in recorded:
         raise FencedError(
             f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "
@@ -232,7 +232,7 @@ def replace(
 ) -> Manifest:
     """Compaction: the run of entries `old` gives way to `new`, which lies within its offsets.
 
-    Raises InvalidTransition where the run is not there as it was. What a trim took from its front
+    Raises InvalidTransition if the run is not there as it was. What a trim took from its front
     meanwhile is no obstacle.
     """
     after = with_replaced(manifest, old, new, pages=pages, now_ms=now_ms)

@@ -141,7 +141,7 @@ class VersionChain:
                 after = low if high - low <= LIST_LIMIT else (low + high) // 2
 
     def read(self, version: int) -> bytes | None:
-        """The bytes of a version; None where it does not exist."""
+        """The bytes of a version; None if it does not exist."""
         try:
             return self._store.get(self.key(version), max_bytes=self._max_bytes)
         except MissingObject:

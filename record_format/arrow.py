@@ -3,8 +3,8 @@
 Rules that keep it honest:
 
 * Columns, names and types are those of Spark's Kafka source.
-* Every batch's checksum is checked before anything of it is believed, but for batches that no row
-  is wanted of.
+* Every batch's checksum is checked before anything of it is believed, except for batches that no
+  row is wanted of.
 * Memory is bounded by the request: some `batch_bytes` of expanded records at a time (one batch at
   least), and `batch_rows` rows an Arrow batch, whatever a batch holds.
 * Arrow's 32-bit offsets cannot overflow: the records behind one Arrow batch are those of one Kafka
@@ -78,7 +78,7 @@ class DecodeRequest(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Batches that are decoded together: their rows of the table, and the bytes behind them."""
+    """Batches that are decoded together: their rows of the table, and the bytes after them."""
 
     table: Array
     source: Array

@@ -84,7 +84,7 @@ class Columns:
 
 
 class _Bytes(NamedTuple):
-    """A column of bytes as Arrow keeps it, but for validity, which is a byte a row here."""
+    """A column of bytes as Arrow keeps it, except for validity, which is a byte a row here."""
 
     ends: Array
     data: Array

@@ -70,7 +70,7 @@ _MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
 
 @compiled()
 def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
-    """Fill `table` with the headers of whole batches; (how many, position behind them).
+    """Fill `table` with the headers of whole batches; (how many, position after them).
 
     Stops at the end, at a full table, at a batch that reaches past the end, and at a header that
     `batch.parse_header` would refuse: the caller asks it which.

@@ -145,7 +145,7 @@ class BatchHeader(NamedTuple):
 
 
 def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> BatchHeader:
-    """Parse the 61 bytes at `position`; the records behind them need not be in `buf`.
+    """Parse the 61 bytes at `position`; the records after them need not be in `buf`.
 
     `at`: the position that the header, or an error, says instead, where `buf` is a part of
     something. Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
@@ -225,7 +225,7 @@ def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
 
 
 def check_whole(buf: Buffer, header: BatchHeader) -> None:
-    """Raise CorruptBatch where the batch reaches beyond `buf`."""
+    """Raise CorruptBatch if the batch reaches beyond `buf`."""
     if header.position + header.size_bytes > len(buf):
         raise cut_batch(header, end=len(buf))
 
@@ -249,7 +249,7 @@ def compute_crc(buf: Buffer, header: BatchHeader) -> int:
 
 
 def check_crc(buf: Buffer, header: BatchHeader) -> None:
-    """Raise CorruptBatch where the batch is cut or its checksum is another."""
+    """Raise CorruptBatch if the batch is cut or its checksum is another."""
     check_whole(buf, header)
     found = compute_crc(buf, header)
     if found != header.crc:

@@ -19,7 +19,7 @@ from record_format.errors import CorruptBatch
 
 
 class BatchRun(NamedTuple):
-    """Batches that lie end to end. Timestamps are None where no record has one, or the minimum is
+    """Batches that lie end to end. Timestamps are None if no record has one, or the minimum is
     not known of some batch.
     """
 
@@ -65,7 +65,7 @@ def describe_plain(body: Buffer, next_offset: int) -> BatchRun | None:
 
 
 def least_timestamp(body: Buffer, headers: list[BatchHeader]) -> int | None:
-    """Of all their records; None where there is none, or one batch's cannot be read."""
+    """Of all their records; None if there is none, or one batch's cannot be read."""
     try:
         found = [min_timestamp_of(body, header) for header in headers]
     except CorruptBatch:

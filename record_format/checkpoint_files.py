@@ -10,7 +10,7 @@ Bytes only: who writes such a file does it by temp file, fsync, rename, fsync of
 Rules that keep it honest:
 
 * Strict: a wrong version, a count that is not the lines', a number that is none, an order that
-  cannot be, and anything behind the last line is corrupt. A half-written file is never half
+  cannot be, and anything after the last line is corrupt. A half-written file is never half
   believed.
 * A line break ends each line but the last of partition.metadata, as Kafka writes them.
 """

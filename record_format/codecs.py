@@ -57,7 +57,7 @@ _SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
 # An LZ4 sequence gives at most 255 bytes for each of its own.
 _LZ4_MAX_RATIO: Final = 256
-# Each member behind the first copies the rest of the input; clients write one.
+# Each member after the first copies the rest of the input; clients write one.
 _GZIP_MAX_MEMBERS: Final = 64
 _ZSTD_BLOCK_MAX: Final = 128 * 1024
 _ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)

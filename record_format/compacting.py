@@ -8,8 +8,8 @@ Rules that keep it honest:
   it gets a delete horizon: attribute bit 6, and the horizon as base timestamp (KIP-534). Before
   the horizon they stay; from then on they may go.
 * A record newer than the table knows of stays. A record without a key goes.
-* What is written is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), but for the
-  compressors' own choices.
+* What is written is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), except for
+  the compressors' own choices.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class KeyTable(Protocol):
     def clear(self, *, start_offset: int) -> None: ...
 
     def add(self, data: bytes, header: BatchHeader) -> bool:
-        """Enter the keys of a batch's records; False where the table is full."""
+        """Enter the keys of a batch's records; False if the table is full."""
 
     def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
         """The records that are their key's last, or newer than the table."""
@@ -108,7 +108,7 @@ class Compacted(NamedTuple):
 def compact_batch(
     buf: Buffer, header: BatchHeader, verdict: Verdict, *, table: KeyTable, clock: Round
 ) -> Compacted | None:
-    """The batch with what stays of it, or None where it goes. Raises CorruptBatch."""
+    """The batch with what stays of it, or None if it goes. Raises CorruptBatch."""
     if verdict.retention is Retention.DELETE:
         return None
     retains_empty = verdict.retention is Retention.RETAIN_EMPTY

@@ -3,7 +3,7 @@
 * Written are the versions that Kafka 4.3 writes (key 1, value 4); read are all that Kafka wrote.
 * The topic's id tells a topic from an earlier one of its name, where the writer put it in.
 * A key of another type (group metadata, members, assignments) is none of ours: None, not an error.
-* Bytes behind the last field, and tags that are not known, are passed over, as Kafka's readers do.
+* Bytes after the last field, and tags that are not known, are passed over, as Kafka's readers do.
 * A group's records are all in one partition, Kafka's choice by the hash of its name: only so does
   the order of commits mean anything.
 
@@ -86,7 +86,7 @@ def encode_value(commit: Commit) -> bytes:
 
 
 def decode_key(data: bytes) -> CommitKey | None:
-    """None where the key is not of an offset commit. Raises CorruptDataError."""
+    """None if the key is not of an offset commit. Raises CorruptDataError."""
     fields = _Fields(data)
     version = fields.number(_SHORT)
     if version > _LAST_KEY_VERSION:

@@ -134,7 +134,7 @@ def decode_batch(buf: Buffer, header: BatchHeader) -> list[Record]:
 
 
 def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
-    """The least timestamp of the batch's records; None where it has none. Raises CorruptBatch.
+    """The least timestamp of the batch's records; None if it has none. Raises CorruptBatch.
 
     The header does not hold it: its base timestamp is the first record's, or a delete horizon.
     """

@@ -3,7 +3,7 @@
 Rules that keep it honest:
 
 * What is encoded here passes `produced.check_produced`, and is byte for byte what Kafka's Java
-  client writes for the same records (but for the compressors' own choices).
+  client writes for the same records (except for the compressors' own choices).
 * Columns, not record objects: nothing is allocated a record but its own bytes.
 * A batch is cut by its size before compression; should it grow by compression it is halved.
 

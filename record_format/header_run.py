@@ -51,7 +51,7 @@ def header_run(
     buf: bytes, *, base_offset: int, last_offset: int, remember: int
 ) -> HeaderRun | None:
     """The longest run of plain batches at the front of `buf` that begins with `base_offset`, every
-    checksum verified; None where the first batch is not plain.
+    checksum verified; None if the first batch is not plain.
 
     It ends before the first batch that is not plain, is cut by the end of `buf`, goes beyond
     `last_offset`, or is bad in any way: what that is, is for the caller to find out. `remember`:

@@ -64,7 +64,7 @@ _NUMBER: Final = types.UniTuple(_I64, 2)(BYTES, _I64, _I64)
 
 @compiled(_NUMBER)
 def varint(source, at, end):  # type: ignore[no-untyped-def]
-    """(32-bit zig-zag value, position behind it); position -1 where it is cut or too long."""
+    """(32-bit zig-zag value, position after it); position -1 where it is cut or too long."""
     raw = np.int64(0)
     shift = 0
     while at < end and shift < 35:

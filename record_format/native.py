@@ -33,7 +33,7 @@ def can_compile() -> bool:
 
 
 def load() -> bool:
-    """Import, warm and switch to the compiled walk; False where that cannot be done.
+    """Import, warm and switch to the compiled walk; False if that cannot be done.
 
     Takes about a second, some more where nothing is cached on disk yet: call it once, in a thread.
     """

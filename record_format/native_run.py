@@ -1,4 +1,4 @@
-"""`batch_run.describe_plain`, compiled but for the checksums, which are a library's already.
+"""`batch_run.describe_plain`, compiled except for the checksums, which are a library's already.
 
 Rules that keep it honest:
 

@@ -30,7 +30,7 @@ _I64: Final = types.int64
 
 @compiled(_I64(BYTES, _I64, _I64, _I64))
 def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
-    """The position behind the headers, or -1 where they are not sound."""
+    """The position after the headers, or -1 where they are not sound."""
     count, position = varint(source, position, length)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1

@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'orders'?`, or nothing where none is near."""
+    """`; did you mean 'orders'?`, or nothing if none is near."""
     near = get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]!r}?" if near else ""

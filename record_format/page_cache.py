@@ -28,7 +28,7 @@ _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
     """As os.pread: short only where the file ends.
 
-    Raises BlockingIOError where some of it would have to come from the disk.
+    Raises BlockingIOError if some of it would have to come from the disk.
     """
     if not NOWAIT:
         raise BlockingIOError(errno.EAGAIN, "this system cannot say what is in memory")
@@ -79,7 +79,7 @@ def bring_in(file: HasFileno, position: int, size_bytes: int) -> None:
 
 
 def resident_bytes(fd: int) -> int:
-    """How many bytes of a file lie in the page cache, in whole pages but for the file's last.
+    """How many bytes of a file lie in the page cache, in whole pages except for the file's last.
 
     Linux tells only who may write to the file; to others all of it counts. Raises OSError.
     """

@@ -120,7 +120,7 @@ def _recompress_one(
 
 
 def check_sizes(produced: ProducedBatches, *, max_message_bytes: int) -> None:
-    """Raise RecordTooLarge where a batch is above the limit: for after `recompress`."""
+    """Raise RecordTooLarge if a batch is above the limit: for after `recompress`."""
     for header in produced.headers:
         if header.size_bytes > max_message_bytes:
             raise too_large(header, max_message_bytes)
@@ -140,7 +140,7 @@ def build_produced(
 ) -> ProducedBatches:
     """The JSON path's counterpart of `check_produced`: columns in, batches cut at the limit out.
 
-    Raises RecordTooLarge for a record that does not fit a batch, and RequestTooLarge where an
+    Raises RecordTooLarge for a record that does not fit a batch, and RequestTooLarge if an
     idempotent producer's records do not fit one: they share one sequence number. Keys (`NO_KEY`)
     and timestamps (`timestamp_problem`) are the caller's to check, record by record.
     """

@@ -212,7 +212,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:
-    """The position behind the headers, or -1 where they are not sound."""
+    """The position after the headers, or -1 where they are not sound."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= count <= (end - position) // 2:

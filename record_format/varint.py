@@ -42,12 +42,12 @@ def size_of(value: int) -> int:
 
 
 def read_varint(buf: bytes, position: int) -> tuple[int, int]:
-    """(32-bit value, position behind it)."""
+    """(32-bit value, position after it)."""
     return _read(buf, position, bits=32)
 
 
 def read_varlong(buf: bytes, position: int) -> tuple[int, int]:
-    """(64-bit value, position behind it)."""
+    """(64-bit value, position after it)."""
     return _read(buf, position, bits=64)
 
 

@@ -253,7 +253,7 @@ class Catalog:
             )
 
     def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
-        """The first readable record at or after `timestamp`; None where all are older."""
+        """The first readable record at or after `timestamp`; None if all are older."""
         if self._with_broker and not facts.is_pinned:
             found = self._connections.broker.offset_for_timestamp(
                 facts.topic, facts.partition, timestamp

@@ -20,7 +20,7 @@ from spark_reader.java import ensure_java
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let Spark find a Java and this very Python; call it before the first SparkSession.
 
-    For sessions on this machine. Raises ConfigurationError where there is no Java of version 17 or
+    For sessions on this machine. Raises ConfigurationError if there is no Java of version 17 or
     newer.
     """
     ensure_java(environment)

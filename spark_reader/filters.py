@@ -37,7 +37,7 @@ def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, 
 
 
 def _narrowed(taken: Filters, one: Any) -> Filters | None:
-    """None where the filter is none of ours."""
+    """None if the filter is none of ours."""
     column = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else None
     if isinstance(one, spark.IsNotNull):
         return taken if column in _NEVER_NULL else None

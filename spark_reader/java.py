@@ -41,7 +41,7 @@ exec {java} "$@"
 def ensure_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     """Find a Java of version 17 or newer for Spark and set JAVA_HOME to it; gives JAVA_HOME.
 
-    Call it before the first SparkSession. Raises ConfigurationError where there is none.
+    Call it before the first SparkSession. Raises ConfigurationError if there is none.
     """
     home = _own_java(environment) or _packaged_java(environment)
     environment["JAVA_HOME"] = str(home)
@@ -61,7 +61,7 @@ def _own_java(environment: MutableMapping[str, str]) -> Path | None:
 
 
 def java_version(java: Path) -> int:
-    """The major version; 0 where it does not start or does not say (macOS has such a `java`)."""
+    """The major version; 0 if it does not start or does not say (macOS has such a `java`)."""
     try:
         told = subprocess.run(  # noqa: S603  a path that was found, and no shell
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False

@@ -1,4 +1,4 @@
-"""From what the options ask to offsets that there are: pure but for looking up times.
+"""From what the options ask to offsets that there are: pure except for looking up times.
 
 Rules that keep it honest:
 
@@ -89,7 +89,7 @@ def within(facts: PartitionFacts, start: int, end: int, *, loss: LossPolicy) -> 
 
 
 def _offset(facts: PartitionFacts, place: Place, first_at_time: TimeLookup) -> int | None:
-    """None where no record is as new as the time."""
+    """None if no record is as new as the time."""
     if isinstance(place, AtTime):
         return first_at_time(facts, place.timestamp)
     return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(place, place)

@@ -28,6 +28,6 @@ def ahead(work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """All of it at once: as `ahead`, but for one item alone no thread is begun."""
+    """All of it at once: as `ahead`, but a single item starts no thread."""
     listed = list(items)
     return list(map(work, listed) if len(listed) < 2 else ahead(work, listed))

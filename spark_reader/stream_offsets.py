@@ -35,7 +35,7 @@ class StreamOffsets(NamedTuple):
     offsets: Mapping[PartitionName, int]
 
     def place(self, topic_id: str, name: PartitionName) -> int | None:
-        """None where the stream has read nothing of it: another topic's place is none of this."""
+        """None if the stream has read nothing of it: another topic's place is none of this."""
         return self.offsets.get(name) if self.topic_ids.get(name[0]) == topic_id else None
 
     def to_document(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def from_document(document: Mapping[str, Any]) -> StreamOffsets:
 
 
 class Backlog(NamedTuple):
-    """What one partition has to give: [start_offset, end_offset) but for the gaps."""
+    """What one partition has to give: [start_offset, end_offset) except for the gaps."""
 
     name: PartitionName
     start_offset: int

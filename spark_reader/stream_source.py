@@ -80,7 +80,7 @@ class TierlogStreamReader(
     # --- how far ----------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark hands it back to `latestOffset`, or ReadAllAvailable where no limit may count."""
+        """Spark hands it back to `latestOffset`, or ReadAllAvailable if no limit may count."""
         trigger = self._options.trigger
         if trigger.max_offsets or trigger.min_offsets or trigger.max_bytes:
             return ReadMaxRows(trigger.max_offsets or I64_MAX)

@@ -30,10 +30,10 @@ class Limits(NamedTuple):
 def expired_end(
     segments: Iterable[SegmentFacts], limits: Limits, *, total_bytes: int, now_ms: int
 ) -> int | None:
-    """End offset of the last segment that `limits` let go; None where all stay.
+    """End offset of the last segment that `limits` let go; None if all stay.
 
     `total_bytes`: of all segments. An empty active segment never goes. Where the active segment has
-    expired too, its end is returned: the caller rolls it first. Nothing behind the first that stays
+    expired too, its end is returned: the caller rolls it first. Nothing after the first that stays
     is looked at: the cold tier may have a million.
     """
     if limits == (UNLIMITED, UNLIMITED):

@@ -48,7 +48,7 @@ class Pending(NamedTuple):
 
 
 class OffsetLog:
-    """`topic`: None where there is none yet. `view`: None before the log was read; changed, as
+    """`topic`: None if there is none yet. `view`: None before the log was read; changed, as
     `owed`, under `lock`.
     """
 

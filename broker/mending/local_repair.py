@@ -3,7 +3,7 @@
 | the bad segment                | step                                                           |
 |--------------------------------|----------------------------------------------------------------|
 | the bucket has all its offsets | `set-aside`: it and all before it; reads come from the bucket  |
-| the bucket lacks some of them  | `cut` at the bad byte: the offsets behind it are lost, and it  |
+| the bucket lacks some of them  | `cut` at the bad byte: the offsets after it are lost, and it  |
 |                                | is done only where that loss was accepted                      |
 
 * What is set aside goes to `tierlog/damaged/<topic>-<partition>-<offset>/` in the data folder, as
@@ -95,7 +95,7 @@ class LocalFault(NamedTuple):
 
 
 def locate(damaged: Damaged) -> LocalFault | None:
-    """Where the log is bad; None where its error names no batch of a segment."""
+    """Where the log is bad; None if its error names no batch of a segment."""
     reason = damaged.reason
     if not isinstance(reason, CorruptDataError) or reason.offset is None:
         return None

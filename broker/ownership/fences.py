@@ -60,7 +60,7 @@ def _ask(partitions: Iterable[Partition], *, threads: int, timeout_s: float = in
 
 
 def _was_asked(partition: Partition) -> bool:
-    """False where the store does not answer."""
+    """False if the store does not answer."""
     if partition.cold is None:
         return True
     try:

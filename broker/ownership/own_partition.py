@@ -39,7 +39,7 @@ class OwnPartition:
     def check(self) -> Manifest | None:
         """The manifest in force, where there is one to be read.
 
-        Raises FencedError where its owner or epoch is not one that the folder recorded.
+        Raises FencedError if its owner or epoch is not one that the folder recorded.
         """
         try:
             newest = self._newest()

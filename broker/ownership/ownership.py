@@ -98,7 +98,7 @@ class Ownership:
         return self._notes.recorded
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> bool:
-        """Become the owner in the bucket; False where that is done already. Raises FencedError."""
+        """Become the owner in the bucket; False if that is done already. Raises FencedError."""
         with self.alone():  # an operator may ask for it while the copier does
             if self.claimed:
                 return False
@@ -135,7 +135,7 @@ class Ownership:
         to `gap_end` where that is above its end.
 
         One with a tail is not noted here: the local log has to go on above the gap first. Raises
-        ManifestConflict where the bucket has moved on from `seen`: look at it anew.
+        ManifestConflict if the bucket has moved on from `seen`: look at it anew.
         """
         claim, now_ms = self._prepared, self._clock()
         assert seen is not None or not tail, "a tail follows what is in the bucket"
@@ -175,7 +175,7 @@ class Ownership:
     # --- looking who is in force ------------------------------------------------------------------
 
     def check_claim(self, *, log_end_offset: int) -> None:
-        """Raises FencedError where a claim would; nothing is changed. What cannot be read keeps
+        """Raises FencedError if a claim would; nothing is changed. What cannot be read keeps
         nobody from a claim.
         """
         newest = self._newest_of_ours()

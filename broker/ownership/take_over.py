@@ -216,7 +216,7 @@ class TakeOver:
         return opened.log_end_offset if self.resume_at is None else self.resume_at
 
     def commit(self, opened: PartitionLog) -> bool:
-        """Claim the partition; False where it is to be looked at anew: the bucket has moved on, or
+        """Claim the partition; False if it is to be looked at anew: the bucket has moved on, or
         it has got the tail now, which may go.
         """
         tail = self._uploaded_tail(opened) if self.resume_at is not None else []

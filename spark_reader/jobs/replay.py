@@ -103,7 +103,7 @@ def replay(
 ) -> ReplayReport:
     """Read what `source` (the options of the Spark source) asks for and write it to `target`.
 
-    Raises InvalidRequest where the folder belongs to another replay, DataLoss, also where a topic
+    Raises InvalidRequest if the folder belongs to another replay, DataLoss, also where a topic
     is another than the one that was planned, and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)

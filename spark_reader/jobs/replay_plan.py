@@ -103,7 +103,7 @@ def cut_steps(
 
 
 def options_of(step: Step, source: Mapping[str, str]) -> dict[str, str]:
-    """A step as the source's options say it: `source`, but for what chose topics and offsets."""
+    """A step as the source's options say it: `source`, except for what chose topics and offsets."""
     kept = {name: text for name, text in source.items() if not name.lower().startswith(_RANGE)}
     for name in [name for name in kept if name.lower() == "manifestversion"]:
         versions = _of_step(json.loads(kept.pop(name)), step)

@@ -255,7 +255,7 @@ class Accumulator(Generic[Told]):
                 self.held_bytes -= queue.popleft().held_bytes
 
     def next_due_ms(self) -> int | None:
-        """When something becomes due by lingering; None where nothing waits."""
+        """When something becomes due by lingering; None if nothing waits."""
         waiting = [
             queue[0].due_ms
             for place, queue in self._queues.items()

@@ -325,7 +325,7 @@ def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
 def offset_for_timestamp(
     topic: str, partition: int, timestamp: Time
 ) -> Call[OffsetAndTimestamp | None]:
-    """The first record at or after a time, in either tier; None where all are older."""
+    """The first record at or after a time, in either tier; None if all are older."""
     path = f"{_partition_path(topic, partition)}/offsets"
     request = Request("GET", path, query(timestamp=to_ms(timestamp)), place=Place(topic, partition))
     parse = reader(_OffsetAt)

@@ -122,7 +122,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     """Yield what to do next, be sent what came of it, return the call's answer.
 
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
-    AnswerLost where a copy of a write may have been done.
+    AnswerLost if a copy of a write may have been done.
     """
     attempt, began_s = 0, policy.clock()
     told_s = began_s

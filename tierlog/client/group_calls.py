@@ -146,7 +146,7 @@ class GroupPlace:
         return self.commit()
 
     def commit(self) -> Call[None] | None:
-        """The commit of all that is news; None where nothing is. It is, until it is answered."""
+        """The commit of all that is news; None if nothing is. It is, until it is answered."""
         news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
         if not news:
             return None

@@ -110,7 +110,7 @@ def error_of_problem(problem: Problem, reply: Reply, place: Place) -> TierlogErr
 
 
 def parse_problem(body: bytes) -> Problem | None:
-    """None where the body is no problem document."""
+    """None if the body is no problem document."""
     try:
         problem = typed_json.decode(body, Problem)
     except msgspec.DecodeError:
@@ -140,7 +140,7 @@ def is_cut_by_stop(reply: Reply) -> bool:
 
 
 def retry_after_s(reply: Reply) -> float:
-    """`Retry-After` in seconds, 0 where there is none (or a date, which a broker never sends)."""
+    """`Retry-After` in seconds, 0 if there is none (or a date, which a broker never sends)."""
     text = reply.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

@@ -2,7 +2,7 @@
 
 Values are bytes. Text is its UTF-8 bytes; anything else as JSON is for the caller to encode, or to
 hand over as `JsonSource`, which the broker keeps by its exact source text. What is none of these is
-a TypeError where it is handed in, ahead of any record that goes out.
+a TypeError if it is handed in, ahead of any record that goes out.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Connection:
 
 
 class _Bearer(httpx.Auth):
-    """A token, read anew when the broker does not know it: its file may have been written anew."""
+    """A token, read anew when the broker does not know it: its file may have been rewritten."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read, self._token = read, read()
