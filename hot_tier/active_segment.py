@@ -3,10 +3,9 @@
 * A write is planned first (`PendingWrite`: bytes, index entries, facts), then done with one call,
   then taken over whole. A write that fails leaves no trace in memory, and none in the file below
   its end.
-* Index entries go out after the bytes that they point to. Where the disk has no room for them they
-  wait in memory; an index is never a reason to refuse a record.
-* All under the log's lock but `sync`, which only touches descriptors that stay open until it is
-  done.
+* Index entries are written after the bytes that they point to. If the disk has no room for them
+they wait in memory; an index is never a reason to refuse a record. * Everything runs under the
+log's lock except `sync`, which only touches descriptors that stay open until it is done.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class ActiveSegment:
             size_bytes=min(config.segment_bytes, MAX_SEGMENT_BYTES),
             age_ms=config.effective_segment_ms - self.jitter_ms,
             created_ms=self.created_ms,
-            # Below nothing if the topic's `segment.index.bytes` was lowered meanwhile.
+            # Below zero if the topic's `segment.index.bytes` was lowered meanwhile.
             offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets), 0),
             # One place stays free for the entry that sealing adds.
             time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times), 0),
@@ -142,8 +141,8 @@ class ActiveSegment:
                 raise
 
     def drop_tail(self) -> None:
-        """Cut what a failed write left behind, with what was preallocated: behind a shorter write,
-        recovery would take whole batches of it for records. Raises OSError.
+        """Cut off what a failed write left behind, and what was preallocated: after a shorter
+        write, recovery would take whole batches of it for records. Raises OSError.
         """
         self.disk.truncate(self._fd, self.segment.end.size_bytes)
 

@@ -27,7 +27,7 @@ class Append(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Where the batches lie. `duplicate`: they were there already, from an earlier request."""
+    """Where the batches are. `duplicate`: they were already there, from an earlier request."""
 
     base_offset: int
     last_offset: int

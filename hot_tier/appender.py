@@ -2,10 +2,10 @@
 
 * Each append is checked against the log as it will be after the ones before it: expected offset,
   producer sequences, the need to roll.
-* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
-* Memory changes only after the write; a write that fails refuses all appends that were in it, and
-  with them what was answered by them: a repeat of one, a sequence or an expected offset that did
-  not fit behind them.
+* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied. *
+Memory changes only after the write. A failed write refuses all appends that were in it, and every
+outcome that relied on them: a repeat of one, or a sequence or expected offset that was refused
+because of them.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class _Group:
         )
 
     def _begin_epoch(self, start_offset: int) -> None:
-        """The first record of an epoch is on record, and on the medium, before the record
-        itself.
-        """
+        """Where an epoch begins is noted, and on the medium, before its first record."""
         try:
             self._state.epochs.begin(self._state.leader_epoch, start_offset)
         except OSError as error:
@@ -172,7 +170,7 @@ class _Group:
         return batches.min_timestamps
 
     def write(self) -> TierlogError | None:
-        """Write what is pending; where that fails, the failure is its appends' outcome.
+        """Write what is pending; if that fails, the failure is the outcome of its appends.
 
         Nothing more may be added to what was pending.
         """

@@ -1,9 +1,9 @@
-"""A segment that the other tier gave back joins the log, in front of the first local one.
+"""A segment that came back from the other tier joins the log, in front of the first local one.
 
 * It comes whole and synced, in a folder of its own on the same disk, and joins by renames, its
   `.log` last: a crash leaves the whole segment, or indexes alone, which the next open removes.
 * It ends where the first local segment begins, as every sealed segment does, whatever lies between.
-* The newest comes first: below the offsets that are here there is never a hole that was not there.
+* The newest comes first, so that no new hole ever appears below the offsets that are here.
 """
 
 from __future__ import annotations

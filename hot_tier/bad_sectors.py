@@ -1,5 +1,5 @@
-"""Reads that go on behind what the disk cannot read any more. Zeros stand for it: no checksum takes
-them for a batch.
+"""Reads that continue past what the disk can no longer read. Zeros take its place: no checksum
+takes them for a batch.
 """
 
 from __future__ import annotations

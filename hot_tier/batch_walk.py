@@ -1,10 +1,9 @@
 """Walking the batches of a `.log` file, by their headers alone or read and checked.
 
-* `headers_from` believes headers and reads no records: for bytes that were checked before (below
-  the recovery point, or sealed). `checked_batches` reads all of it and believes nothing: recovery,
-  compaction, and what has to be vouched for.
-* Neither knows offsets or indexes, or decides anything: they stop with CorruptBatch where the bytes
-  are no batch, and name the file and the position.
+* `headers_from` trusts headers and reads no records: for bytes that were checked before (below the
+recovery point, or sealed). `checked_batches` reads everything and trusts nothing: for recovery,
+compaction, and what has to be vouched for. * Neither knows offsets or indexes, or decides anything:
+they stop with CorruptBatch where the bytes are not a batch, and name the file and the position.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def headers_from(
 ) -> Iterator[BatchHeader]:
     """The headers of the batches in [position, end); `header.position` is a position of the file.
 
-    Reads `first_bytes` at first, one header behind a large batch, a window of them behind a small
-    one: who looks for one batch wants no other. Raises CorruptBatch if the bytes are not a batch,
-    or a batch reaches beyond `end`.
+    Reads `first_bytes` at first, then one header after a large batch and a window of them after a
+    small one: a caller that looks for one batch wants no other. Raises CorruptBatch if the bytes
+    are not a batch, or a batch reaches beyond `end`.
     """
     window, window_start = b"", position
     size_bytes = first_bytes
@@ -72,7 +71,7 @@ def batch_of(log: Path, header: BatchHeader) -> bytes:
 def end_offset_of(log: Path, base_offset: int) -> int:
     """Next offset of the last whole batch of a `.log` that nobody has open; its base without one.
 
-    Bytes that are no batch end it.
+    Bytes that are not a batch end it.
     """
     end = base_offset
     try:
@@ -96,14 +95,14 @@ class CheckedBatch:
         return self.header.at(self.start)
 
     def placed(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
-        """What proved bad of its records, by its place in the file."""
+        """What is wrong with its records, with the position in the file."""
         return bad.placed(file=file, position=self.header.position, offset=self.header.base_offset)
 
 
 def checked_batches(log: FileReader, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
     """Every batch from `start`, where one begins, on, read and checked.
 
-    Raises CorruptBatch at the first that is cut, is none, or fails its checksum.
+    Raises CorruptBatch at the first that is truncated, is not a batch, or fails its checksum.
     """
     position = start
     try:
@@ -123,7 +122,7 @@ def checked_batches(log: FileReader, *, end: int, start: int = 0) -> Iterator[Ch
 
 
 def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator[CheckedBatch]:
-    """The whole batches of a chunk that lies at `chunk_position` of the file, from `start` on."""
+    """The whole batches, from `start` on, of a chunk at `chunk_position` in the file."""
     while len(chunk) - start >= HEADER_SIZE:
         try:
             header = parse_header(chunk, start)

@@ -1,7 +1,7 @@
 """Opening a log that was stopped cleanly.
 
-Its index files are believed, and only the tail of the last segment, from its last index entry on,
-is walked. Where that does not hold together, the log is opened as after a crash.
+Its index files are trusted, and only the tail of the last segment, from its last index entry on, is
+walked. If that is inconsistent, the log is opened as after a crash.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What of a log compaction may work on, and whether it is worth it. Kafka's LogCleanerManager.
+"""Which part of a log compaction may work on, and whether that is worth it. Kafka's
+LogCleanerManager.
 
 * Clean is what an earlier round went through: everything below the checkpoint. Dirty is what comes
   after it, up to the first offset that may not be cleaned yet: the active segment, an open
   transaction, what is not flushed, what is younger than `min.compaction.lag.ms`.
-* A border of segments ends the dirty part; a round reads it whole.
+* The dirty part ends at a border between segments; a round reads all of it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Cleanable(NamedTuple):
 
 
 def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> Cleanable:
-    """`checkpoint`: up to where the last round came; None for none.
+    """`checkpoint`: how far the last round got; None if there was none.
 
     A checkpoint that cannot be of this log counts as none: cleaning again does no harm.
     """
@@ -76,7 +77,7 @@ def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Se
 
 
 def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
-    """Least of the segments' first timestamps; of no use where no lag is set."""
+    """The least of the segments' first timestamps; only needed if a lag is set."""
     if state.config.max_compaction_lag_ms == 2**63 - 1:
         return None
     firsts = (_first_timestamp(state, segment) for segment in ready)
@@ -90,7 +91,7 @@ def _first_timestamp(state: LogState, segment: Segment) -> int | None:
 class GroupLimits(NamedTuple):
     segment_bytes: int
     index_bytes: int
-    borders: frozenset[int]  # offsets that no group reaches across
+    borders: frozenset[int]  # offsets that no group may span
 
 
 def group_segments(segments: Sequence[Segment], limits: GroupLimits) -> list[tuple[Segment, ...]]:

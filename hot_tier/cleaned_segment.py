@@ -37,8 +37,9 @@ WRITE_BYTES: Final = 1 << 20
 
 @contextmanager
 def rewriting(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
-    """An empty one, which goes at the end unless it was put in place. Does not wait: who repairs
-    keeps whoever swaps from the files. Raises Throttled while another is made, OSError.
+    """An empty one, removed at the end unless it was put in place. Does not wait: whoever holds the
+    files for a repair keeps a swap from them. Raises Throttled while another is being made,
+    OSError.
     """
     if not state.rewriting.acquire(blocking=False):
         raise Throttled(f"{state.name}: a segment is just being rewritten")
@@ -77,7 +78,7 @@ class CleanedSegment:
     def add(self, header: BatchHeader, body: Buffer) -> None:
         self._plan.take(header, position=self.size_bytes)
         self._records += header.record_count
-        self._pending.append(bytes(body))  # a view would keep the whole chunk that it is of
+        self._pending.append(bytes(body))  # a view would keep its whole chunk alive
         self._pending_bytes += len(body)
         if self._pending_bytes >= WRITE_BYTES:
             self._write()
@@ -124,7 +125,7 @@ class CleanedSegment:
         self._fd = -1
 
     def discard(self) -> None:
-        """Remove what there is of it. The next open does, where the log is offline or closed."""
+        """Remove what there is of it. If the log is offline or closed, the next open does."""
         if self._fd >= 0:
             self._close()
         if self._state.offline is None and not self._state.shut:

@@ -1,9 +1,9 @@
 """Which batches belong to aborted transactions, and which markers outlived theirs.
 
-* Fed with every batch of a part of the log, in order, it says of each whether its records may go:
-  a data batch of an aborted transaction, or a marker of whose transaction nothing was met.
-* A marker stays until nothing is left of its transaction; an aborted transaction that something is
-  left of goes into the new transaction index (Kafka's CleanedTransactionMetadata).
+* Given every batch of a part of the log, in order, it says of each whether its records may go: a
+data batch of an aborted transaction may, and so may a marker if nothing of its transaction was met.
+* A marker stays until nothing is left of its transaction; an aborted transaction of which something
+is left goes into the new transaction index (Kafka's CleanedTransactionMetadata).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CleanedTransactions:
                 heapq.heappush(self._coming, (transaction.first_offset, transaction))
 
     def may_go(self, buf: Buffer, header: BatchHeader) -> bool:
-        """Whether the batch's records are of no more use."""
+        """Whether the batch's records are no longer needed."""
         while self._coming and self._coming[0][0] <= header.last_offset:
             transaction = heapq.heappop(self._coming)[1]
             self._aborted.setdefault(transaction.producer_id, transaction)

@@ -1,14 +1,14 @@
 """One round of compaction: the last record of each key stays (Kafka's Cleaner).
 
-* First the keys of the dirty part go into a table; where it is full the round ends there, and the
-  next goes on. Then every segment up to there is rewritten, in groups, without what is out of
-  date, and takes the place of the old ones group by group.
-* What stays keeps its offset. A round that is done again, after a crash or a stop, does no harm:
+* First the keys of the dirty part go into a table; if it fills up, the round ends there and the
+next one continues. Then every segment up to there is rewritten, in groups, without what is out of
+date; group by group the new ones replace the old. * What stays keeps its offset. Repeating a round,
+after a crash or a stop, does no harm:
   the checkpoint moves only when all its groups are in place.
-* A segment's last batch stays, if only as a header, where nothing else of the segment does: no
-  segment is empty. A single segment in which nothing changes is left as it is.
-* Every batch's checksum is looked at before it is believed; a bad one ends the round, by name.
-* Reads and appends go on; nothing here holds the log's lock but the swap.
+* If nothing else of a segment stays, its last batch does, if only as a header: no segment is empty.
+A single segment in which nothing changes is left as it is. * Every batch's checksum is verified
+before it is trusted; a bad one ends the round, by name. * Reads and appends continue; nothing here
+holds the log's lock except the swap.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def _no_borders() -> AbstractContextManager[frozenset[int]]:
 
 @dataclass
 class CleanerHooks:
-    """`stopping`: asked now and then; a round that stops changes nothing more.
+    """`stopping`: asked now and then; a round that is stopped changes nothing more.
 
-    `swapping`: entered around each swap; gives the offsets that no group may reach across (how far
-    the bucket reaches, and where its gaps end). `may_forget`: asked at the start, whether what is
-    past its horizon (tombstones, markers) may go; not while what it ends may be elsewhere.
+    `swapping`: entered around each swap; gives the offsets that no group may span (how far the
+    bucket reaches, and where its gaps end). `may_forget`: asked at the start: whether what is past
+    its horizon (tombstones, markers) may go. It may not while what it deletes or ends may still be
+    elsewhere.
     """
 
     stopping: Callable[[], bool] = field(default=lambda: False)
@@ -163,7 +164,7 @@ class Cleaner:
             log = segment.log_reader(self._state.files)
         except (FileNotFoundError, OffsetTrimmed):
             if segment in self._state.segments.items:
-                raise  # none of us took its file
+                raise  # nobody here took its file
             raise Interrupted from None  # retention or a trim did
         for checked in checked_batches(log, start=start, end=segment.end.size_bytes):
             if self._hooks.stopping():
@@ -215,7 +216,7 @@ class Cleaner:
     def _clean_into(
         self, cleaned: CleanedSegment, group: tuple[Segment, ...], *, upper_bound: int
     ) -> bool:
-        """Write what stays; whether that is other bytes than before."""
+        """Write what stays; whether the bytes differ from before."""
         changed, last = False, None
         for segment in group:
             base_offset, end = segment.base_offset, segment.end

@@ -1,4 +1,4 @@
-"""How long things take, counted in buckets, for whoever wants to show it: appends and flushes here.
+"""How long appends and flushes take, counted in buckets for whoever wants to show it.
 
 * Nothing here knows who looks: the counts are sampled, nothing is called back.
 * One of these is shared by all partitions of a broker.

@@ -1,10 +1,10 @@
 """The system calls that change a disk, in one place so that tests can make each of them fail.
 
-* Nothing in this room writes, syncs, renames or unlinks but through a `Disk`.
-* Errors stay OSError here; the log maps them: a full disk refuses the write, anything else takes
+* Nothing in this room writes, syncs, renames or unlinks except through a `Disk`. * Errors stay
+OSError here; the log maps them: a full disk refuses the write, anything else takes
   the log offline.
-* What a platform lacks has its stand-in here and nowhere else (macOS has neither fdatasync nor a
-  fsync that reaches the medium).
+* What a platform lacks is substituted here and nowhere else (macOS has neither fdatasync nor an
+fsync that reaches the medium).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ClosedDisk(Disk):
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> int:
-    """Write every byte of `buffers` at `position`, in as few calls as there can be; bytes written.
+    """Write every byte of `buffers` at `position`, in as few calls as possible; the bytes written.
 
     Raises OSError; some of the bytes may then have been written.
     """
@@ -116,6 +116,6 @@ def is_refusal(error: OSError) -> bool:
 
 
 def refusal(where: object, error: OSError) -> DiskFull:
-    """Of a call that `is_refusal`."""
+    """What to raise for a call that `is_refusal`."""
     kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
     return kind(f"{where}: {error.strerror}", retry_after_s=REFUSED_RETRY_S)

@@ -1,6 +1,6 @@
 """Small files replaced whole: temp file, write, sync, rename, sync of the folder.
 
-A reader sees the old bytes or the new ones, after a crash too. One writer a path at a time.
+A reader sees the old bytes or the new ones, after a crash too. One writer per path at a time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 * An epoch is in the file only once a record was appended in it (or about to be: the line is on the
   medium before the record).
-* Both columns rise. What is replayed from the log may add to the end, never in between.
+* Both columns rise. Replaying the log may add entries at the end, never in between.
 
 Replaced whole at every change (temp file, sync, rename, folder sync). The log's lock guards it.
 """
@@ -60,7 +60,9 @@ class LeaderEpochs:
         self.entries = tuple(entry for entry in self.entries if entry.start_offset < end_offset)
 
     def cut_start(self, start_offset: int) -> None:
-        """Drop epochs that end at or below the log's start; the one in force there begins there."""
+        """Drop epochs that end at or below the log's start; the one that covers it now begins
+        there.
+        """
         before = [entry for entry in self.entries if entry.start_offset <= start_offset]
         after = [entry for entry in self.entries if entry.start_offset > start_offset]
         kept = [before[-1]._replace(start_offset=start_offset)] if before else []
@@ -69,7 +71,7 @@ class LeaderEpochs:
             self._replace(entries)
 
     def extend_front(self, older: Sequence[EpochEntry]) -> None:
-        """Records of these epochs joined in front. One that goes on here began there."""
+        """Records of these epochs joined in front. An epoch that continues here began there."""
         if older:
             later = [entry for entry in self.entries if entry.epoch > older[-1].epoch]
             self._replace((*older, *later))

@@ -1,7 +1,7 @@
-"""The open files of a log for a reader that may not wait: what would need the disk raises
+"""The open files of a log, for a reader that may not wait: whatever would need the disk raises
 BlockingIOError, and a thread that may wait asks the log again.
 
-Where the system cannot tell what is in memory that is every read.
+If the system cannot tell what is in memory, that is every read.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Flusher:
             return self._take_over(target)
 
     def shut_down(self) -> None:
-        """The log's end: a flush that began before it has its files to its own end."""
+        """The log's end: a flush that began before it keeps its files until it is done."""
         with self._one_at_a_time:
             self._state.shut_down()
 

@@ -1,10 +1,10 @@
 """Many producers, one write and one flush.
 
 * All appends that wait for a partition become one write; one flush covers every append that was
-  written before it began. While a flush runs the next write goes on.
-* No thread a partition: the work runs in the executor that all partitions share, as at most one
-  writing and one flushing task a partition.
-* An append that is not waited for (acks 0 and 1) is flushed within `flush.ms`, or once
+  written before it began. While a flush runs, the next write proceeds.
+* No thread per partition: the work runs in the executor that all partitions share, as at most one
+writing and one flushing task per partition. * An append that is not waited for (acks 0 and 1) is
+flushed within `flush.ms`, or once
   `flush.messages` records wait, by the one timer that all partitions share.
 * A future gets an answer in every case: offsets, the refusal, or LogOfflineError, after which the
   outcome is unknown.
@@ -26,7 +26,7 @@ from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import LogConfig
 from record_format.errors import ShuttingDown, TierlogError
 
-# Kafka's default of `flush.ms` is longer than a wait of this platform may be.
+# Kafka's default of `flush.ms` is longer than this platform can wait.
 LONGEST_WAIT_MS: Final = 24 * 3600 * 1000
 NEVER_S: Final = math.inf
 
@@ -51,7 +51,8 @@ class CommitLog(Protocol):
 class FlushTimer:
     """Calls back after a while, for all partitions of a broker, on one thread.
 
-    Callbacks must be quick: they hand work to an executor. One that fails ends no other's time.
+    Callbacks must be quick: they hand work to an executor. One that fails does not keep others from
+    being called.
     """
 
     def __init__(self) -> None:
@@ -127,7 +128,7 @@ class GroupCommit:
         self._unflushed: list[_Unflushed] = []
         self._writing = self._flushing = self._flush_due = False
         self._timer_due_s = NEVER_S
-        self._answering = 0  # flushes that are done, their producers not told yet
+        self._answering = 0  # flushes that are done, but whose producers are not answered yet
         self._closed = False
 
     def submit(self, append: Append, *, acks: Acks) -> Future[AppendResult]:
@@ -158,7 +159,7 @@ class GroupCommit:
             self._executor.submit(self._flush_all)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more; True when all that was submitted has its answer."""
+        """Accept no more appends; True when all that were submitted have been answered."""
         with self._lock:
             self._closed = True
             self._idle = self._idle or threading.Condition(self._lock)
@@ -181,8 +182,8 @@ class GroupCommit:
     # --- writing ----------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        """Write until nothing waits, or until a flush is due: then who wrote it flushes it, and
-        another writes what came meanwhile.
+        """Write until nothing waits, or until a flush is due: then the thread that wrote flushes,
+        and another writes what came meanwhile.
         """
         while True:
             with self._lock:
@@ -269,7 +270,7 @@ class GroupCommit:
             self._answering += 1
             self._flushing = False
             again = self._claim_flush()
-        if again:  # the disk does not wait while this one's producers are told
+        if again:  # the disk does not wait while this flush's producers are answered
             self._hand_on(self._flush_all)
         self._answer(waiting, outcome)
         with self._lock:
@@ -277,7 +278,7 @@ class GroupCommit:
             self._may_be_idle()
 
     def _flush(self) -> int | BaseException:
-        """The new high watermark, or what each producer that waits is told."""
+        """The new high watermark, or the error that each waiting producer gets."""
         began_s = time.monotonic()
         try:
             high_watermark = self._log.flush()

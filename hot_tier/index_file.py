@@ -4,9 +4,9 @@
   full disk is then an error, not a signal.
 * The image in memory is the truth while the segment is active. What could not be written yet is
   written with the next entries, or at the seal; after a crash recovery builds the file anew.
-* Looking up a sealed index reads only the block that holds the answer, until it is read so often
-  that `index_images` keeps it.
-* One writer, under the log's lock; any number of readers meanwhile.
+* A look-up in a sealed index reads only the block that holds the answer, until the index is used so
+often that `index_images` keeps it. * One writer, under the log's lock; any number of readers
+meanwhile.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def floor_in_image(
 def entries_around(
     image: bytes | bytearray, layout: Struct, *, column: int, target: int
 ) -> tuple[Entry | None, Entry | None]:
-    """As `floor_in_image`, and the entry after it; None for that where the first is `target`'s."""
+    """As `floor_in_image`, and the entry after it; None for the second if the first is exactly
+    `target`.
+    """
     count, size = len(image) // layout.size, layout.size
     number = floor_entry(image, layout, column=column, target=target, count=count)
     floor = layout.unpack_from(image, number * size) if number >= 0 else None

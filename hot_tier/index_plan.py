@@ -44,7 +44,7 @@ class IndexPlan:
         self.time_entries: list[tuple[int, int]] = []
 
     def take(self, header: BatchHeader, *, position: int) -> None:
-        """The next batch, which begins at `position` of the file."""
+        """The next batch, which begins at `position` in the file."""
         last_offset = header.last_offset
         if header.max_timestamp > self.largest.timestamp:
             self.largest = LargestTimestamp(header.max_timestamp, last_offset)
@@ -72,7 +72,7 @@ class IndexPlan:
         self.largest, self.bytes_since_entry = LargestTimestamp(largest, at), since
 
     def add_time_entry(self) -> None:
-        """Index the largest timestamp so far, where it grew since the last entry."""
+        """Index the largest timestamp so far, if it grew since the last entry."""
         timestamp, offset = self.largest
         if timestamp > self.last_indexed_timestamp:
             self.time_entries.append((timestamp, offset - self.base_offset))

@@ -24,7 +24,8 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
 
 
 def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:
-    """Replace `.txnindex`: what its markers abort began, it may be, in earlier segments.
+    """Replace `.txnindex`: the transactions that its markers abort may have begun in earlier
+    segments.
 
     `snapshots`: the offsets of those in the folder. Raises CorruptBatch.
     """

@@ -4,9 +4,9 @@
   flush waits for the disk outside it.
 * The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
   vanish.
-* After a failed write or sync the log is offline until it is opened again. Reads go on.
-* A segment that is deleted gets another name at once and is unlinked by `reap` a little later: a
-  reader in flight ends well.
+* After a failed write or sync the log is offline until it is opened again. Reads go on. * A segment
+that is deleted gets another name at once and is unlinked by `reap` a little later: a read in
+progress still succeeds.
 
 What it does not do: it decides nothing about retention or offload, keeps no checkpoints (the data
 folder has them for all partitions), and starts no thread.
@@ -92,10 +92,10 @@ class PartitionLog:
         """Open the folder, recover it after an unclean stop, or make it.
 
         `clean`: the process that had it open closed it. `recovery_point`: below it everything was
-        flushed, and is not checked. `flushed_end`: up to there everything was flushed all the same:
-        what is missing there is a loss, not what a crash leaves. `log_start_offset`: None where
-        nothing is known, and the first segment begins it. `start_offset`: where a new, empty log
-        begins. `open_files` may be shared by many logs.
+        flushed, and is not checked. `flushed_end`: up to there, too, everything was flushed: what
+        is missing below it was lost, not merely unflushed at a crash. `log_start_offset`: None if
+        it is not known; the log then starts at its first segment. `start_offset`: where a new,
+        empty log begins. `open_files` may be shared by many logs.
 
         Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
         one that may not be written), DiskFull, LogOfflineError (the disk failed).
@@ -156,7 +156,7 @@ class PartitionLog:
 
     @property
     def first_local_offset(self) -> int:
-        """Base offset of the first local segment; records below the log start may lie in it."""
+        """Base offset of the first local segment, which may hold records below the log start."""
         return self._state.segments.bases[0]
 
     @property
@@ -198,8 +198,8 @@ class PartitionLog:
         return self._state.segments.bases[-1]
 
     def flushed_bytes(self, view: SegmentView) -> int:
-        """How much of a segment lies below the high watermark; one that was active may not be so
-        any more.
+        """How much of a segment is below the high watermark; one that was active in `view` may have
+        been sealed since.
         """
         flushed = self._state.flushed
         if flushed.base_offset == view.base_offset:
@@ -213,7 +213,9 @@ class PartitionLog:
 
     @property
     def wants_flush(self) -> bool:
-        """Whether so many sealed segments wait for a flush that one is due, whatever `flush.ms`."""
+        """Whether so many sealed segments wait for a flush that one is due, whatever `flush.ms`
+        says.
+        """
         return len(self._state.unflushed) >= UNFLUSHED_SEGMENTS_MAX
 
     @property
@@ -223,8 +225,7 @@ class PartitionLog:
     # --- writing ----------------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Append in order with as few writes as there can be; one outcome for each, raising
-        nothing.
+        """Append in order with as few writes as possible; one outcome for each. Raises nothing.
 
         Refusals: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord (nothing
         changed); DiskFull (nothing changed); LogOfflineError (the records may be there after a
@@ -263,8 +264,8 @@ class PartitionLog:
         return rolled
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll a quiet segment whose first record came `offload.max.lag.ms` ago, or by a clock that
-        was ahead: nobody knows then how long ago.
+        """Roll a segment whose first record came `offload.max.lag.ms` ago, or came while the clock
+        was ahead: nobody knows then how long ago that was.
         """
         lag_ms = self._state.config.offload_max_lag_ms
         first_ms = self._state.active.first_append_ms
@@ -299,9 +300,9 @@ class PartitionLog:
         """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
         default).
 
-        At least one batch where there is one. Raises OffsetTrimmed (not on local disk),
-        OffsetPastEnd, CorruptDataError; BlockingIOError if it may not wait for the disk and
-        would have to. What is found may still have to be read: only the way to it is in memory.
+        At least one batch, if there is one. Raises OffsetTrimmed (not on local disk),
+        OffsetPastEnd, CorruptDataError; BlockingIOError if it may not wait for the disk and would
+        have to. What is found may still have to be read: only the way to it is in memory.
         """
         end = self.high_watermark if end_offset is None else end_offset
         files = self._state.files if waits else self._at_hand
@@ -359,7 +360,7 @@ class PartitionLog:
     def trim(self, before_offset: int) -> int:
         """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
 
-        It is in the log-start checkpoint already. Files go with `delete_local`.
+        The caller has already put it into the log-start checkpoint. Files go with `delete_local`.
         Raises OffsetPastEnd above the high watermark, LogOfflineError if the log was closed.
         """
         with self._state.lock:
@@ -379,7 +380,7 @@ class PartitionLog:
         return self._reaper.reap(now_ms, at_once=at_once)
 
     def start_at(self, offset: int) -> None:
-        """Remove everything local and go on at `offset`. Only while nobody is served."""
+        """Remove everything local and continue at `offset`. Only while nobody is served."""
         start_at(self._state, offset)
 
     def close(self) -> bool:
