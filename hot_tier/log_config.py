@@ -1,9 +1,8 @@
 """A topic's configuration: Kafka's key names and defaults, typed once, then passed in.
 
 * `KEYS` is the only list of topic keys: parsing, `effective()` and the generated reference read it.
-* A key that is not in it, a value of the wrong type or past its limit is refused by name, never
-  clamped.
-* A `LogConfig` never changes; an alteration makes another one.
+* A key that is not in it, or a value of the wrong type or beyond its limit, is refused by name,
+never clamped. * A `LogConfig` never changes; an alteration makes another one.
 
 Where a default differs from Kafka's, the key's doc line says so.
 """
@@ -96,7 +95,7 @@ class ConfigKey:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise self._refusal(value)
         if isinstance(value, str) and (not value.isascii() or "_" in value):
-            raise self._refusal(value)  # int() takes both, Kafka neither
+            raise self._refusal(value)  # int() accepts both, Kafka neither
         try:
             if self.kind == "double":
                 return float(value)
@@ -323,7 +322,7 @@ class LogConfig:
         return cls(**by_field, overrides=typed)  # type: ignore[arg-type]
 
     def altered(self, changes: Mapping[str, object]) -> LogConfig:
-        """The same with `changes` over it; None puts a key's default back."""
+        """The same with `changes` applied; None restores a key's default."""
         unknown = [name for name in changes if name not in KEYS_BY_NAME]
         merged: dict[str, object] = {**self.overrides, **changes}
         kept = {n: v for n, v in merged.items() if v is not None or n in unknown}
@@ -343,7 +342,7 @@ class LogConfig:
 
     @property
     def effective_segment_ms(self) -> int:
-        """What is active is not compacted, so a topic's lag bounds its segments' age too."""
+        """The active segment is not compacted, so the maximum compaction lag bounds its age too."""
         return (
             min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
         )
@@ -364,7 +363,7 @@ class LogConfig:
 
 
 def _conflicts(effective: Mapping[str, ConfigValue]) -> list[FieldProblem]:
-    """Values that are each in range and cannot hold together (as Kafka refuses them)."""
+    """Values that are each in range but contradict each other (as Kafka refuses them)."""
     problems = []
     if effective["min.compaction.lag.ms"] > effective["max.compaction.lag.ms"]:  # type: ignore[operator]
         problems.append(_conflict(effective, "min.compaction.lag.ms", "max.compaction.lag.ms"))

@@ -1,4 +1,4 @@
-"""What lies in a partition folder, and the tidying that a crash may have left to do.
+"""What is in a partition folder, and the tidying up that a crash may have left to do.
 
 | found | done |
 |---|---|
@@ -58,7 +58,7 @@ class LogFolder:
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk) -> LogFolder:
-        """Make the folder where it is not there, tidy it, and list it. Raises OSError."""
+        """Create the folder if it does not exist, tidy it, and list it. Raises OSError."""
         folder = cls(path, disk=disk)
         if not path.is_dir():
             path.mkdir(parents=True)
@@ -105,7 +105,9 @@ class LogFolder:
         return swapped
 
     def _settle_cleaned(self, name: FileName, swapped: list[str]) -> None:
-        """The `.log` is the first to become `.swap`: where it is, the others may just follow."""
+        """The `.log` is the first to become `.swap`: if it is one, the others only have to
+        follow.
+        """
         path = path_of(self.path, name.offset, name.suffix)
         if LOG not in swapped:
             self._drop(staged(path, CLEANED).name)
@@ -148,7 +150,9 @@ class LogFolder:
         self.transaction_indexes.discard(base_offset)
 
     def drop_stray_snapshots(self, *, end_offset: int) -> None:
-        """Keep those of segments, and the newest: the one a clean stop leaves at the log's end."""
+        """Keep those of segments, and the newest: the one that a clean stop leaves at the log's
+        end.
+        """
         newest = max((s for s in self.snapshots if s <= end_offset), default=None)
         for offset in sorted(self.snapshots):
             if offset > end_offset or (offset not in self.log_sizes and offset != newest):
@@ -156,7 +160,7 @@ class LogFolder:
                 self.snapshots.discard(offset)
 
     def check_topic_id(self, topic_id: str) -> None:
-        """See that the folder is that topic's; write the id where there is none.
+        """Check that the folder belongs to that topic; write the id if there is none.
 
         Raises ConfigurationError for another topic's folder, CorruptSnapshot for a bad file.
         """

@@ -1,9 +1,9 @@
 """Reads of one log. They take no lock and wait for no flush.
 
 * A read begins with the batch that holds its offset and ends with a whole batch below `end_offset`.
-* A segment whose index proves wrong gets a new one, once; a batch that proves wrong is an error.
-* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is
-  gone and was not deleted is CorruptDataError; what lies before it is read.
+* A segment whose index turns out to be wrong gets a new one, once; a bad batch is an error. * A
+file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is gone
+but was not deleted is CorruptDataError; what comes before it is read.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
     one. With `files` that do not wait: raises BlockingIOError if it would have to.
 
-    An empty read at the end, which offsets that were left out before it lead to as well. Raises
-    OffsetTrimmed (below the first local segment, or the log start), OffsetPastEnd,
-    CorruptDataError.
+    The read is empty at the end of the log, and also if only offsets that were left out remain
+    before it. Raises OffsetTrimmed (below the first local segment, or the log start),
+    OffsetPastEnd, CorruptDataError.
     """
     segments = state.segments
     _check_range(state, segments, offset, end_offset)
@@ -69,7 +69,7 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
             break
         if found is None:
             if not slices and segment.end.next_offset <= end_offset:
-                # No batch here: the segment ends in offsets that compaction, or a gap, left out.
+                # No batch here: the segment ends with offsets that compaction, or a gap, left out.
                 next_offset = max(next_offset, segment.end.next_offset)
             continue
         piece, end = found
@@ -78,7 +78,7 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
         slices.append(piece)
         next_offset, left_bytes = end, left_bytes - piece.size_bytes
         if next_offset < segment.end.next_offset:
-            break  # a limit was met within the segment
+            break  # a limit was reached within the segment
     return LogRead(tuple(slices), next_offset)
 
 
@@ -119,7 +119,7 @@ def _known_end(
     state: LogState, segment: Segment, first: BatchHeader, *, max_bytes: int, end_offset: int
 ) -> SegmentEnd | None:
     """Where a read of the active segment up to the high watermark ends, without a walk: what
-    tailing readers ask for. Of others compaction makes shorter ones.
+    tailing readers ask for. Other segments may be replaced by shorter ones in compaction.
     """
     flushed = state.flushed
     within = first.position + max_bytes >= flushed.position
@@ -131,8 +131,8 @@ def _known_end(
 def with_good_indexes(
     state: LogState, segment: Segment, look_up: Callable[[], T], *, waits: bool = True
 ) -> T:
-    """The answer of `look_up`, with a new index where the old one is wrong; BlockingIOError there
-    for who may not wait.
+    """The answer of `look_up`, with a new index if the old one is wrong; then BlockingIOError for a
+    caller that may not wait.
 
     Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError.
     """
@@ -154,7 +154,7 @@ def with_good_indexes(
 
 
 def file_of(state: LogState, segment: Segment) -> OpenFile:
-    """A segment's `.log`. Raises as `_gone`."""
+    """A segment's `.log`. Raises what `_gone` gives."""
     try:
         return state.files.open(segment.name(LOG))
     except FileNotFoundError:
@@ -162,12 +162,12 @@ def file_of(state: LogState, segment: Segment) -> OpenFile:
 
 
 def log_reader_of(state: LogState, segment: Segment) -> FileReader:
-    """As `Segment.log_reader`. Raises as `_gone`."""
+    """As `Segment.log_reader`. Raises what `_gone` gives."""
     return FileReader(file_of(state, segment), state.files.pread)
 
 
 def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed | CorruptDataError:
-    """What to raise where the file of a segment is not there: it was deleted, or is lost. A segment
+    """What to raise if the file of a segment is not there: it was deleted, or is lost. A segment
     leaves the log before its files do.
     """
     if segment in state.segments.items and not state.shut:
@@ -199,7 +199,7 @@ def offset_for_timestamp(
 
 
 def _first_in_time(state: LogState, segments: Segments, timestamp: int) -> int:
-    """Number of the first segment by whose end `timestamp` was reached; the active at most.
+    """Number of the first segment by whose end `timestamp` was reached; the active one at most.
 
     The largest timestamps so far, segment by segment, are kept until a segment comes or goes.
     """

@@ -51,7 +51,7 @@ class Segments(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """How far the log is on the medium: the offset, and where in which segment that is."""
+    """How far the log is on the medium: the offset, its segment, and the position there."""
 
     offset: int
     base_offset: int
@@ -116,7 +116,7 @@ class LogState:
 
     @property
     def offsets(self) -> Offsets:
-        """In order whatever moves meanwhile: each is read before those that are never below it."""
+        """In order, whatever moves meanwhile: each is read before those that are never below it."""
         log_start = self.log_start_offset
         local_start = self.segments.bases[0]
         last_stable = high_watermark = self.flushed.offset
@@ -150,9 +150,8 @@ class LogState:
         return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % most if most > 0 else 0
 
     def go_offline(self, error: Exception) -> LogOfflineError:
-        """Close the log to writes until the next start; gives what to raise.
-
-        Also for a fault of ours: what is in memory may not be what is on disk any more.
+        """Close the log to writes until the next start; gives what to raise. Also for a bug of
+        ours: what is in memory may no longer match what is on disk.
         """
         if self.shut:
             return self._shut_error()
@@ -161,7 +160,7 @@ class LogState:
                 "the disk failed" if isinstance(error, OSError) else "a write failed unexpectedly"
             )
             self.offline = f"{self.name}: {reason}: {error}"
-            with suppress(OSError):  # a disk that refuses this too is read anew after a restart
+            with suppress(OSError):  # if the disk refuses this too, a restart reads it anew
                 (self.folder / OFFLINE_MARKER).touch()
         return self.offline_error()
 
@@ -172,7 +171,7 @@ class LogState:
         return LogOfflineError(f"{self.name}: the log was closed")
 
     def shut_down(self) -> None:
-        """From now on nothing of the log changes the disk: who looks after it comes too late."""
+        """From now on the log changes nothing on disk: whoever still tends to it comes too late."""
         with self.lock:
             self.shut = True
             self.close_files()
@@ -180,7 +179,7 @@ class LogState:
             self.files.forget_all(self.folder)
 
     def close_files(self) -> None:
-        """Those that are open to be written: none where the open itself failed early."""
+        """Close those that are open for writing: there are none if the open itself failed early."""
         for one in (getattr(self, "active", None), *self.unflushed):
             if one is not None:
                 one.close()
@@ -190,7 +189,7 @@ class LogState:
             raise self._shut_error()
 
     def check_open(self) -> None:
-        """Whether anything may be begun: what a close has not flushed nobody flushes."""
+        """Raise if nothing may be begun any more: what a close has not flushed, nobody flushes."""
         if self.closed:
             raise self._shut_error()
         self.check_online()

@@ -1,4 +1,4 @@
-"""The offset index of a sealed segment in memory, column by column: as `bisect` takes them."""
+"""The offset index of a sealed segment in memory, column by column, as `bisect` needs it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Read-only descriptors, a bounded number of them kept for the next read, and index images.
 
 A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that was
-handed out lives as long as somebody holds it, whatever is dropped here. Files are known by the text
-of their paths: to make, hash and compare Path objects costs more than a lookup.
+handed out lives as long as somebody holds it, whatever is dropped here. Files are identified by the
+text of their paths: creating, hashing and comparing Path objects costs more than a lookup.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OpenFiles:
         return file
 
     def opened(self, path: Path | str) -> OpenFile | None:
-        """The file where it is open already."""
+        """The file, if it is already open."""
         name = str(path)
         with self._lock:
             file = self._files.get(name)
@@ -74,7 +74,7 @@ class OpenFiles:
             return file
 
     def pin(self, path: Path | str, file: OpenFile) -> None:
-        """The path stands for `file` from now on, whatever lies there, until all is forgotten."""
+        """From now on the path means `file`, whatever is there, until all is forgotten."""
         name = str(path)
         self.forget(name)
         with self._lock:
@@ -89,7 +89,7 @@ class OpenFiles:
             self._files.pop(name, None)
 
     def forget_folder(self, folder: Path) -> None:
-        """Whatever lay there was another log's."""
+        """Whatever was there belonged to another log."""
         below = f"{folder}/"
         self.images.forget_folder(below)
         with self._lock:
@@ -99,8 +99,9 @@ class OpenFiles:
                     del known[name]
 
     def forget_all(self, folder: Path) -> None:
-        """What lies in `folder` is no log's any more, or another's. What is kept for the next read
-        goes, of all logs: that is cheaper than a search. What is pinned goes of this one alone.
+        """What is in `folder` no longer belongs to a log, or belongs to another. What is kept for
+        the next read is dropped for all logs, which is cheaper than a search; what is pinned, for
+        this one only.
         """
         below = f"{folder}/"
         self.images.forget_all()

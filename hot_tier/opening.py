@@ -1,27 +1,27 @@
-"""What an open does with each state that a stop, a crash or a bad disk may have left.
+"""What opening a log does with each state that a stop, a crash or a bad disk may have left.
 
 | found | done |
 |---|---|
 | clean stop | nothing is checked but the tail of the last segment, from its last index entry on |
-| clean stop, but the tail is no whole batch | as after a crash |
+| clean stop, but the tail is not whole batches | as after a crash |
 | segment wholly below the recovery point | trusted to its length |
-| segment that ends exactly there | what its seal did may not have been synced: indexes are made |
-| | anew, and what lies behind its last record (preallocated space) is cut |
+| segment that ends exactly there | what its seal did may not have been synced: indexes are |
+| | rebuilt, and what follows its last record (preallocated space) is cut off |
 | segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
 | first bad byte above what is known to be flushed | the file is cut there, later segments go |
 | first bad byte below that | refused (CorruptBatch): they had been flushed |
 | segment above it that ends before the next begins (and no compaction, | later segments go |
-| or no record behind it) | |
+| or no record after it) | |
 | two segments that overlap | refused (CorruptDataError) |
-| log ends below the recovery point | the point is lowered: whether it may be, `broker` knows |
+| log ends below the recovery point | the point is lowered: `broker` decides whether it may be |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
 | `.txnindex` empty, short, unordered, garbage | rebuilt from the batches at the open |
 | snapshot missing or bad | an older one, or none, and a longer replay; rebuilt for an upload |
 | `leader-epoch-checkpoint` missing or bad | rebuilt from the batches |
 | the log had gone offline | what is above the recovery point is rewritten before it is flushed |
 
-What is rebuilt is so too where the disk cannot read it. A `.log` that it cannot read takes the
-log offline.
+What is rebuilt if bad is also rebuilt if the disk cannot read it. A `.log` that it cannot read
+takes the log offline.
 
 Recovery flushes all that it keeps, and the folder, before anything is served. It runs before the
 log is shared; no lock is taken.
@@ -63,7 +63,7 @@ def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> Recove
 
 
 def _load_epochs(state: LogState) -> bool:
-    """False if there is no good file, and the batches have to tell."""
+    """False if there is no good file, so that the batches have to tell."""
     try:
         state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
     except (FileNotFoundError, CorruptSnapshot):
@@ -97,7 +97,7 @@ def _list_segments(state: LogState, folder: LogFolder) -> None:
 
 
 def _check_transaction_indexes(state: LogState, folder: LogFolder) -> None:
-    """As Kafka does, at each open: a reader of committed records has nothing else to go by."""
+    """As Kafka does, at each open: a reader of committed records has nothing else to rely on."""
     for segment in state.segments.items:
         if segment.has_transactions and not _has_good_transactions(segment):
             rebuild_transactions(state, segment, folder.snapshots)
@@ -105,7 +105,7 @@ def _check_transaction_indexes(state: LogState, folder: LogFolder) -> None:
 
 def _has_good_transactions(segment: Segment) -> bool:
     try:
-        return bool(read_entries(segment))  # where there is nothing to say there is no file
+        return bool(read_entries(segment))  # with nothing to say there is no file
     except CorruptIndex:
         return False
 
@@ -113,7 +113,7 @@ def _has_good_transactions(segment: Segment) -> bool:
 def _settle(
     state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
 ) -> None:
-    """What is the same however the log was opened: offsets, epochs, snapshots, the last sync."""
+    """What has to be done however the log was opened: offsets, epochs, snapshots, the last sync."""
     end_offset = state.log_end_offset
     entries = state.epochs.entries
     state.epochs.cut_end(end_offset)

@@ -1,10 +1,10 @@
-"""Cutting a closed log in two by its files: what a take-over does with records that parted.
+"""Splitting a closed log in two by its files: what a take-over does with records that diverged.
 
-* Only while nobody has the log open. The log is then opened as after a crash, which makes indexes,
-  epochs and producers anew from what is there.
-* A new file is whole and synced before the old one is cut, so every step may be repeated after a
-  crash; `mend_overlap` finishes a split that a crash interrupted, before the log is opened.
-* `split_at` deletes nothing but indexes, which are rebuilt; `start_empty` is for logs whose
+* Only while nobody has the log open. The log is then opened as after a crash, which rebuilds
+indexes, epochs and producers from what is there. * A new file is whole and synced before the old
+one is truncated, so every step may be repeated after a crash; `mend_overlap` finishes a split that
+a crash interrupted, before the log is opened. * `split_at` deletes nothing but indexes, which are
+rebuilt; `start_empty` is for logs whose
   records are in the other tier.
 """
 
@@ -45,7 +45,7 @@ def base_offsets(folder: Path) -> list[int]:
 
 def split_at(folder: Path, offset: int) -> int:
     """Let a segment begin at `offset`, or with the batch that holds it; the base offset of the
-    segment that was cut, or `offset` where nothing had to be. Raises CorruptBatch, OSError.
+    segment that was split off, or `offset` if no split was needed. Raises CorruptBatch, OSError.
     """
     bases = [base for base in base_offsets(folder) if base < offset]
     if not bases:
@@ -80,13 +80,13 @@ def mend_overlap(folder: Path) -> None:
                     _cut(folder, base, header.position)
                     break
         except CorruptBatch:
-            continue  # recovery has its own word on that
+            continue  # recovery decides that itself
 
 
 def move_from(folder: Path, offset: int, target: Path) -> None:
-    """Move the segments from `offset` on, a border of segments, to another folder of their own.
+    """Move the segments from `offset` on (a border between segments) to a folder of their own.
 
-    The last goes first: what a crash leaves behind is a log without a hole.
+    The last one goes first, so that a crash leaves a log without a hole.
     """
     target.mkdir(exist_ok=True)
     REAL_DISK.sync_folder(target.parent)
@@ -116,7 +116,9 @@ def start_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
 
 
 def copy_tail(source: Path, position: int, target: Path) -> None:
-    """The bytes from `position` on as a file of their own, there whole or not at all."""
+    """Copy the bytes from `position` on to a file of their own, which is there whole or not at
+    all.
+    """
     temporary = target.with_name(target.name + ".tmp")
     out = REAL_DISK.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

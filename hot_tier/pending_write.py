@@ -1,8 +1,8 @@
 """What one call will add to the active segment, before any of it is written.
 
-* Batches are planned one behind the other: each is weighed against the segment as it will be after
-  those before it, so one write may hold many appends and still ends where it must.
-* Nothing here touches the disk or the segment: `ActiveSegment` takes it over whole once it is
+* Batches are planned one after another: each is checked against the segment as it will be after
+those before it, so one write may hold many appends and still end where it must. * Nothing here
+touches the disk or the segment: `ActiveSegment` takes it over whole once it is
   written, or not at all.
 """
 
@@ -19,7 +19,7 @@ from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class Facts(NamedTuple):
-    """What is counted of a segment's records; None if a part of it was never read."""
+    """What is counted about a segment's records; None if a part of it was never read."""
 
     first_timestamp: int | None
     min_timestamp: int | None
@@ -27,7 +27,7 @@ class Facts(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a segment takes before it must be rolled."""
+    """How much a segment may take before it must be rolled."""
 
     size_bytes: int
     age_ms: int  # of `segment.ms`, less this segment's jitter
@@ -59,7 +59,7 @@ class PendingWrite:
     def must_roll(
         self, *, size_bytes: int, max_timestamp: int, last_offset: int, now_ms: int
     ) -> bool:
-        """Whether these bytes belong into another segment (Kafka's LogSegment.shouldRoll).
+        """Whether these bytes belong in another segment (Kafka's LogSegment.shouldRoll).
 
         An empty segment takes whatever comes.
         """
@@ -73,7 +73,7 @@ class PendingWrite:
         )
 
     def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
-        """By the records' own time where they have one."""
+        """By the records' own time, if they have one."""
         first = self.first_timestamp
         if first is not None and first >= 0:
             return max_timestamp - first
@@ -100,7 +100,7 @@ class PendingWrite:
         self.end = SegmentEnd(start + len(body), headers[-1].next_offset)
 
     def _count(self, records: int, min_timestamp: int | None) -> None:
-        """Add up facts; one that is not known of a part is not known of the whole."""
+        """Add up facts; one that is not known for a part is not known for the whole."""
         if self.record_count is not None:
             self.record_count += records
         if min_timestamp is None or self.min_timestamp is None:

@@ -1,10 +1,10 @@
 """Producer states on disk: `<offset>.snapshot`, the producers as they were before that offset.
 
-* One is made at every roll and at a clean stop; recovery starts from the newest good one.
-* A snapshot keeps one batch a producer, as Kafka's does; the older ones are read back from the
-  log's last `READ_BACK_BYTES`, so that a repeat is known after a restart too.
-* A snapshot that fails its checksum, or whose version is not known (a crash can leave zeros), is
-  removed, and an older one is taken: it only costs a longer replay.
+* One is made at every roll and at a clean stop; recovery starts from the newest good one. * A
+snapshot keeps one batch per producer, as Kafka's does; the older ones are read back from the log's
+last `READ_BACK_BYTES`, so that a repeat is recognised after a restart too. * A snapshot that fails
+its checksum, or whose version is not known (a crash can leave zeros), is removed, and an older one
+is used: it only costs a longer replay.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ READ_BACK_BYTES: Final = 8 << 20
 def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> Path:
     """Write the producers as they are, at `offset`. Raises OSError.
 
-    That at the end of a sealed segment is synced with it, by the next flush: once that segment is
-    gone nothing else on disk has them.
+    The one at the end of a sealed segment is synced with it, by the next flush: once that segment
+    is gone, nothing else on disk has these producers.
     """
     return _write(state, offset, state.producers, sync=sync)
 
 
 def mend_snapshot(state: LogState, offset: int) -> Path:
-    """The snapshot at `offset`; one that is missing or bad is rebuilt first, out of an older one
-    and the batches between. Raises CorruptBatch, OSError.
+    """The snapshot at `offset`; one that is missing or bad is rebuilt first, from an older one and
+    the batches between. Raises CorruptBatch, OSError.
     """
     path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
     if path.exists() and _read(path) is not None:
@@ -74,9 +74,11 @@ def _read(path: Path) -> list[ProducerEntry] | None:
 def load_newest(
     state: LogState, offsets: set[int], *, at_most: int, at_least: int
 ) -> ProducerStates:
-    """States of the newest good snapshot in [at_least, at_most]; none, at `at_least`, without one.
+    """States of the newest good snapshot in [at_least, at_most]; without one, no states, at
+    `at_least`.
 
-    `offsets` are those of the snapshots in the folder. Bad ones are removed, here and there.
+    `offsets` are those of the snapshots in the folder. Bad ones are removed, from the folder and
+    from `offsets`.
     """
     states = ProducerStates()
     for offset in sorted(offsets, reverse=True):
@@ -125,9 +127,7 @@ def _put_entries(
 
 
 def read_back(states: ProducerStates, headers: Iterable[BatchHeader]) -> None:
-    """Put the batches before each producer's last in its entry again, from the log's own
-    headers.
-    """
+    """Restore the batches before each producer's last one to its entry, from the log's headers."""
     older: dict[int, list[ProducerBatch]] = {}
     for header in headers:
         known = states.get(header.producer_id) if header.producer_id >= 0 else None

@@ -1,11 +1,12 @@
-"""What the log remembers of each idempotent producer: enough to know a repeat and to refuse a gap.
+"""What the log remembers of each idempotent producer: enough to recognise a repeat and to refuse a
+gap.
 
 * A producer's entry holds its epoch and its last five batches (Kafka keeps five: a client has at
   most five requests in flight). A batch with the same first and last sequence in the same epoch is
   a repeat; one that does not follow the last is out of order; a lower epoch is fenced.
-* `check` changes nothing; `update` believes what it is given, for it is also how the log is
-  replayed.
-* The first offset of a producer's open transaction is kept here too: the least of them is the last
+* `check` changes nothing; `take_data_batch` and `take_marker` trust what they are given, because
+they also replay the log. * The first offset of a producer's open transaction is kept here too: the
+least of them is the last
   stable offset.
 * A producer is forgotten after `producer.id.expiration.ms` without a batch, by this process's clock
   (Kafka goes by the records' timestamps; a producer of old events would be forgotten at once).
@@ -62,8 +63,8 @@ class Producer(NamedTuple):
 def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
     """The earlier copy of this batch, or None if it is new and in order.
 
-    Raises ProducerFenced, OutOfOrderSequence. A producer that is not known may begin anywhere: its
-    records may all have expired (as in Kafka).
+    Raises ProducerFenced, OutOfOrderSequence. An unknown producer may begin anywhere: its records
+    may all have expired (as in Kafka).
     """
     if producer is None:
         return None
@@ -94,7 +95,9 @@ def _out_of_order(header: BatchHeader, *, expected: int) -> OutOfOrderSequence:
 
 
 def after_batch(producer: Producer | None, header: BatchHeader, *, now_ms: int) -> Producer:
-    """The producer once a data batch of its is in the log. `header` holds the assigned offset."""
+    """The producer once one of its data batches is in the log. `header` holds the assigned
+    offset.
+    """
     batch = ProducerBatch(
         header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
     )
@@ -125,7 +128,7 @@ class ProducerStates:
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
-        self.end_offset = 0  # of a replay: what lies below was taken in
+        self.end_offset = 0  # in a replay: what is below was already taken in
         self.open_transactions: dict[int, int] = {}  # first offset by producer
 
     def __len__(self) -> int:
@@ -177,8 +180,8 @@ class ProducerStates:
         return AbortedTxn(header.producer_id, first_offset, header.last_offset, stable)
 
     def first_unstable_offset(self) -> int | None:
-        """First offset of the oldest open transaction. The one thing that is asked without the
-        lock: what is gone through is a copy, made in one step.
+        """First offset of the oldest open transaction. The only thing asked for without the lock:
+        it goes through a copy, which is made in one step.
         """
         return min(tuple(self.open_transactions.values()), default=None)
 

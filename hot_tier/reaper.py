@@ -1,11 +1,10 @@
 """Deleting local segments: another name at once, unlinked a little later.
 
-* Only whole sealed segments from the start of the log go, oldest first, and none before one that
-  could not go.
-* The `.log` of a deleted segment is renamed first: what a crash leaves is a whole segment, or files
-  without a log, which the next open unlinks. That of one that was replaced goes last: until then
-  the next open finishes the swap, and takes all that is there of the old segment.
-* A reader that has the file open keeps it; one that comes later finds no such file.
+* Only whole sealed segments from the start of the log go, oldest first, and none after one that
+could not go. * The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or
+files without a log, which the next open unlinks. The `.log` of a replaced segment goes last: until
+then the next open finishes the swap, and removes whatever is left of the old segment. * A reader
+that has the file open keeps it; one that comes later does not find it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hot_tier.segment import Segment
 
 DELETED_IN_ORDER: Final = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
 REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
-# Of the first that was replaced: the producers before it are those before the new one.
+# Of the first one replaced: the producers before it are those before the new one.
 FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[1:]
 
 
@@ -57,7 +56,7 @@ class Reaper:
             return [segment.base_offset for segment in items[:count]]
 
     def _delete_first(self, count: int) -> None:
-        """Where one cannot be renamed, it and those behind it stay: a hole would be damage."""
+        """If one cannot be renamed, it and those after it stay: a hole would be damage."""
         state = self._state
         before = state.segments
         state.segments = before.from_number(count)
@@ -73,9 +72,9 @@ class Reaper:
     def set_aside(
         self, segment: Segment, suffixes: Sequence[str], *, moved: dict[Path, Path] | None = None
     ) -> None:
-        """Rename these files of a segment that is no part of the log any more. Raises OSError.
+        """Rename these files of a segment that is no longer part of the log. Raises OSError.
 
-        `moved` is told of each file where it lies from then on.
+        `moved` gets the new path of each file.
         """
         state = self._state
         renamed = []
@@ -87,13 +86,13 @@ class Reaper:
                 renamed.append(aside)
                 if moved is not None:
                     moved[path] = aside
-            state.files.forget(path)  # last: who opened it until then does not keep it open
+            state.files.forget(path)  # last: what a reader opened until then is not kept open
         self._deleted.append((state.clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
-        """As Kafka: epochs of which no local record is left go.
+        """As in Kafka, epochs without any local record left go.
 
-        On a full disk the next deletion does it: this one is to make room.
+        On a full disk the next deletion does it: this one has to make room.
         """
         try:
             self._state.epochs.cut_start(max(offset, self._state.log_start_offset))

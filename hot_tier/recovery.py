@@ -1,4 +1,4 @@
-"""Opening a log after a crash; what is decided, and when, is the table in `opening`.
+"""Opening a log after a crash; the table in `opening` says what is decided when.
 
 Every batch above the recovery point is checked, the file is cut at the first bad byte or refused,
 and the indexes are rebuilt.
@@ -90,8 +90,8 @@ class Recovery:
         state.disk.sync_folder(state.folder)
 
     def _finish_seal(self, segment: Segment) -> None:
-        """Of a segment that ends at the recovery point, neither the trim of its indexes nor the cut
-        of what was preallocated behind its records may have been synced, or have come to pass.
+        """If a segment ends at the recovery point, trimming its indexes and cutting off what was
+        preallocated after its records may not have been synced, or may not have happened at all.
         """
         plan = IndexPlan(
             segment.base_offset, interval_bytes=self._state.config.index_interval_bytes
@@ -125,12 +125,12 @@ class Recovery:
             self._sync_log(segment)
 
     def _write_snapshot(self, offset: int) -> None:
-        """Also in place of one that is there: nobody knows whether it was synced."""
+        """Replaces one that is there, too: nobody knows whether it was synced."""
         write_snapshot(self._state, offset, sync=True)
         self._folder.snapshots.add(offset)
 
     def _check(self, segment: Segment, limit: int | None) -> tuple[IndexPlan, bool]:
-        """Check every batch; the indexes that they make, and whether the file was cut."""
+        """Check every batch; gives their indexes, and whether the file was cut."""
         state = self._state
         plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
         aborted: list[AbortedTxn] = []
@@ -182,7 +182,8 @@ class Recovery:
         return take_batch(self._state.producers, header, data, now_ms=now_ms)
 
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
-        """Whether a segment lacks its end: a crash can keep a later file and lose an earlier one's.
+        """Whether a segment lacks its end: a crash can keep a later file and lose the end of an
+        earlier one.
 
         Compaction leaves such gaps too, but only in what was flushed, and never at the log's end.
         """
@@ -195,7 +196,7 @@ class Recovery:
         return any(self._has_records(one) for one in items if one.base_offset >= offset)
 
     def _has_records(self, segment: Segment) -> bool:
-        """Whether it begins with a batch that checks."""
+        """Whether it begins with a good batch."""
         log = segment.log_reader(self._state.files)
         with suppress(CorruptBatch):
             return next(checked_batches(log, end=segment.end.size_bytes), None) is not None
@@ -235,7 +236,7 @@ class Recovery:
             os.close(fd)
 
     def _drop(self, items: tuple[Segment, ...]) -> None:
-        """Remove the segments behind a cut: what they continue is gone."""
+        """Remove the segments after a cut: what they continue is gone."""
         for segment in items:
             self._report.removed_segments.append(segment.base_offset)
             self._report.cut_bytes += segment.end.size_bytes
@@ -255,7 +256,7 @@ class Recovery:
         self._sync_log(segment)
 
     def _sync_log(self, segment: Segment) -> None:
-        """Flush the bytes; write them anew first where the page cache is not to be trusted."""
+        """Flush the bytes; rewrite them first if the page cache cannot be trusted."""
         fd = self._state.disk.open(segment.path(LOG), os.O_RDWR)
         try:
             if self._rewrite:
@@ -265,7 +266,7 @@ class Recovery:
             os.close(fd)
 
     def _rewrite_bytes(self, fd: int, size_bytes: int) -> None:
-        """The same bytes at the same places: pages that a failed sync left clean are dirty
+        """Write the same bytes to the same places: pages that a failed sync left clean become dirty
         again.
         """
         for position in range(0, size_bytes, REWRITE_CHUNK_BYTES):

@@ -3,8 +3,8 @@
 * Runs of plain batches come as columns (`header_run`), one from the front of each chunk that was
   read; what is not plain comes batch by batch. Both were checked: whole, checksum, offsets that
   rise.
-* The base offset has no checksum: a batch that leaves a gap is believed only once the next one goes
-  on behind it. Where the next goes on before the gap, the one with the gap is bad.
+* The base offset has no checksum: a batch that leaves a gap is trusted only if the next one
+continues from it. If the next one continues from before the gap, the one with the gap is bad.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Producer state out of the batches of a log, as appending them had made it."""
+"""Producer state from the batches of a log, as appending them made it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from record_format.index_layouts import AbortedTxn
 
 
 def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:
-    """Take in the batches in [states.end_offset, end_offset) by their headers; what they abort."""
+    """Take in the batches in [states.end_offset, end_offset) by their headers; the transactions
+    that they abort.
+    """
     segments, aborted = state.segments, []
     number = max(segments.number_of(states.end_offset), 0)
     for segment in segments.items[number:]:
@@ -30,8 +32,8 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
 def take_batch(
     states: ProducerStates, header: BatchHeader, data: bytes, *, now_ms: int
 ) -> AbortedTxn | None:
-    """Take in one batch; `data` is its bytes where it is a control batch. An abort is given
-    back.
+    """Take in one batch; `data` is its bytes if it is a control batch. Returns the transaction that
+    it aborts.
     """
     if not header.is_control:
         states.take_data_batch(header, now_ms=now_ms)
@@ -44,8 +46,8 @@ def take_batch(
 
 
 class LateProducers:
-    """Producer state out of runs of batches, late: of each producer only the last batches are taken
-    in, whatever came before them.
+    """Producer state from runs of batches, taken in late: only the last batches of each producer,
+    whatever came before them.
     """
 
     def __init__(self, states: ProducerStates) -> None:
@@ -62,7 +64,7 @@ class LateProducers:
         self._states.end_offset = run.next_offset
 
     def take_in(self, *, now_ms: int) -> None:
-        """Do it before anything else is done with the states."""
+        """Take them in, before anything else is done with the states."""
         end_offset = self._states.end_offset
         for own in self._headers.values():
             for header in own:

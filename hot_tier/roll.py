@@ -1,9 +1,9 @@
 """From one active segment to the next.
 
-* The new files are made before the old segment is touched: a disk without room leaves the old one
-  active and whole.
-* The sealed segment's bytes are flushed with the next flush, together with its indexes, the
-  snapshot and the folder's names; only then may anybody take it for durable.
+* The new files are created before the old segment is touched: if the disk has no room, the old one
+stays active and whole. * The sealed segment's bytes are flushed with the next flush, together with
+its indexes, the
+  snapshot and the folder's names; only then may anybody treat it as durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from record_format.errors import TierlogError
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
     """Make the files of an empty segment. Raises OSError, with nothing left behind."""
     segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
-    # Known from the start: who looks it up notes what was found, maybe after the first append.
+    # Set from the start: a look-up would note what it finds, maybe only after the first append.
     segment.largest = LargestTimestamp(NO_TIMESTAMP, base_offset)
     try:
         active = open_active(state, segment)
@@ -85,7 +85,7 @@ def roll(state: LogState) -> None:
 
 
 def disk_error(state: LogState, error: OSError) -> TierlogError:
-    """What a failed system call means: no room, or a log that is offline from now on."""
+    """What a failed system call means: no room, or the log goes offline."""
     if is_refusal(error):
         return refusal(state.name, error)
     return state.go_offline(error)

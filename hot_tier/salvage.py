@@ -1,15 +1,13 @@
-"""What still checks of a sealed segment that rotted, and the segment without the rest.
+"""What is still good in a sealed segment that rotted, and the segment without the rest.
 
-* A batch counts where its checksum holds and its offsets lie where they can: above the batch before
-  it, below the next segment. The base offset has no checksum: of two batches that contradict each
-  other the one counts that the batch after it goes on from.
-* Behind a bad batch the next is where its length says. Where none is there, the bytes are gone
-  through for one that checks, and behind which another begins, or the file ends: a batch may be a
-  record of another.
-* In the place of what is lost comes a batch without records that spans its offsets, as compaction
-  leaves them: no offset is given again, and readers step over. So it is with offsets that a lost
-  file had: the segment before it takes them in.
-* What the disk cannot read does not check.
+* A batch counts if its checksum holds and its offsets are possible: above the batch before it,
+below the next segment. The base offset has no checksum: of two batches that contradict each other,
+the one counts from which the batch after it continues. * After a bad batch, the next is where its
+length says. If none is there, the bytes are searched for a good one that is followed by another or
+by the end of the file: a batch may also be a record of another. * What is lost is replaced by a
+batch without records that spans its offsets, as compaction leaves them: no offset is assigned
+again, and readers skip it. The offsets of a lost file are treated alike: the segment before it
+takes them in. * What the disk cannot read counts as bad.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ MAGIC_POSITION: Final = 16
 
 
 class Lost(NamedTuple):
-    """Offsets [start_offset, end_offset), of which `size_bytes` at `position` do not check; none
-    where the bytes stood for no offset of their own.
+    """Offsets [start_offset, end_offset), lost with `size_bytes` bad bytes at `position`; the range
+    is empty if the bytes stood for no offset of their own.
     """
 
     start_offset: int
@@ -100,7 +98,9 @@ class Pieces:
         return self._start <= batch.header.base_offset and batch.header.last_offset < self._limit
 
     def _behind(self, position: int) -> int:
-        """Where the next batch begins, behind the bad bytes at `position`; the end for none."""
+        """Where the next batch begins, after the bad bytes at `position`; the end if there is
+        none.
+        """
         with suppress(CorruptBatch):
             size = min(HEADER_SIZE, self._end_position - position)
             end = parse_header(self._log.read(size, position), at=position).end_position
@@ -117,7 +117,7 @@ class Pieces:
         return end == self._end_position or self._at(end) is not None
 
     def _at(self, position: int) -> CheckedBatch | None:
-        """The batch there, where it checks."""
+        """The batch there, if it is good."""
         with suppress(CorruptBatch):
             batch = one_large_batch(self._log, position, end=self._end_position)
             return batch if self._is_in_range(batch) else None
@@ -141,7 +141,7 @@ class Pieces:
 def _goes_on(
     batch: CheckedBatch, following: CheckedBatch | None, *, instead_of: CheckedBatch
 ) -> bool:
-    """Whether the batch behind says that this one is right, and the held one is not."""
+    """Whether the next batch shows that this one is right, and the held one is not."""
     if following is None:
         return False
     first = following.header.base_offset
@@ -164,12 +164,12 @@ class Salvage:
         return Pieces(self._segment, log, reaches_end=self._reaches_end)
 
     def lost(self) -> list[Lost]:
-        """What does not check; nothing if all does. Raises OSError."""
+        """What is bad; nothing if all is good. Raises OSError."""
         return [piece for piece in self._pieces() if isinstance(piece, Lost)]
 
     def drop_lost(self) -> None:
-        """Put the segment without that in its place. See that nobody reads its files by their paths
-        meanwhile.
+        """Replace the segment by one without the lost parts. See that nobody reads its files by
+        path meanwhile.
 
         Raises UnknownSegment if it went meanwhile, Throttled (a compaction), CorruptIndex,
         DiskFull, LogOfflineError.

@@ -1,10 +1,10 @@
-"""A log's sealed segments: who takes their files, and who puts others in their place.
+"""A log's sealed segments: taking their files, and replacing them.
 
-* `lock` is held by whoever reads files by the paths that `files` gave (an upload, a repair), and
-  around each replacement; the log's own lock is taken inside it, never the other way round.
-* A look at a segment takes no lock: `steady` looks again where a replacement came in between.
-* The bucket follows a replacement later. Until that was noted (`mirrored`) it may hold what was
-  there before.
+* `lock` is held while files are read by the paths that `files` gave (an upload, a repair), and
+around each replacement; the log's own lock is taken inside it, never the other way round. * A look
+at a segment takes no lock: `steady` looks again where a replacement came in between. * The bucket
+follows a replacement later. Until that has been noted (`mirrored`), it may hold what was there
+before.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SealedSegments:
         return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
 
     def opened(self, base_offset: int) -> OpenedSegment | None:
-        """The same where its file is open and its checksum known: without waiting for the disk."""
+        """The same, if its file is open and its checksum known, without waiting for the disk."""
         try:
             return steady(self._state, lambda: self._opened(base_offset), waits=False)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class SealedSegments:
         return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
 
     def files(self, base_offset: int) -> SegmentFiles:
-        """What an upload takes of a flushed segment: paths, to be read under `lock`.
+        """What an upload needs of a flushed segment: paths, to be read under `lock`.
 
         Raises UnknownSegment if it is not sealed and flushed, or was deleted, LogOfflineError
         where the log was closed.
@@ -128,7 +128,7 @@ class SealedSegments:
         )
 
     def _check_indexes(self, segment: Segment) -> None:
-        """What is uploaded fits the log, all of it; a bad index is rebuilt first."""
+        """Make sure that all that is uploaded fits the log; a bad index is rebuilt first."""
         try:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):
@@ -141,7 +141,7 @@ class SealedSegments:
     # --- putting others in their place ------------------------------------------------------------
 
     def cleanable(self, checkpoint: int | None) -> Cleanable:
-        """What compaction may work on now; `checkpoint` is how far it came before."""
+        """What compaction may work on now; `checkpoint` is how far it got before."""
         now_ms = self._state.clock()
         return steady(self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms))
 
@@ -156,21 +156,23 @@ class SealedSegments:
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
 
     def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
-        """A segment, to be rid of what does not check. Raises UnknownSegment."""
+        """A segment, to remove what is bad in it. Raises UnknownSegment."""
         segment = self._find(base_offset)
         return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
 
     def attach_front(
         self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
     ) -> bool:
-        """Take a segment that the other tier gave back in front of the first one; see `attach`."""
+        """Put a segment that came back from the other tier in front of the first one; see
+        `attach`.
+        """
         return attach_front(self._state, files, epochs=epochs, crc32c=crc32c)
 
     # --- whether the bucket followed --------------------------------------------------------------
 
     @property
     def replacements(self) -> int:
-        """Two looks between which it did not change saw the same segments."""
+        """If it did not change between two looks, both saw the same segments."""
         return self._state.replacements
 
     @property
@@ -179,8 +181,8 @@ class SealedSegments:
         return not self._state.unmirrored
 
     def note_mirrored(self, *, replacements: int) -> None:
-        """The bucket has what compaction made, as of that many replacements. A note that is lost
-        costs a comparison.
+        """The bucket has what compaction made, as of that many replacements. Losing this note costs
+        one comparison.
         """
         state = self._state
         with state.lock:

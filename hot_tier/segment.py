@@ -1,15 +1,16 @@
-"""One segment: a run of batches in one file, its two sparse indexes, and what is known of it.
+"""One segment: a run of batches in one file, its two sparse indexes, and what is known about it.
 
-* A sealed segment is only facts and a name: no descriptor, no index of its own. Ten thousand of
+* A sealed segment is only facts and a name: it has no descriptor and no index of its own. Ten
+thousand of
   them cost little more than their file names; descriptors and images of indexes that are being read
   are in `OpenFiles`, within its limits.
 * `end` is one value (size and next offset together), replaced after the bytes were written: a
   reader takes it once and never sees a batch half written.
 * Index semantics are Kafka's. An offset index entry is made before a batch when more than
   `index.interval.bytes` came since the last entry; it holds the batch's LAST offset and the
-  position where the batch starts. With it goes a time index entry when the largest timestamp so far
-  grew: that timestamp, and the last offset of the batch that brought it. The last time entry of a
-  sealed segment is its largest timestamp.
+  position where the batch starts. If the largest timestamp so far has grown, a time index entry
+  goes with it: that timestamp, and the last offset of the batch that brought it. The last time
+  entry of a sealed segment is its largest timestamp.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Segment:
             raise bad.placed(offset=next_offset) from None
 
     def first_timestamp(self, files: Files) -> int | None:
-        """The largest of its first batch, as Kafka has a segment's first; None without one."""
+        """The largest of its first batch, which Kafka takes for a segment's first; None without
+        one.
+        """
         first = next(self.headers(files), None)
         return None if first is None else first.max_timestamp
 
@@ -118,7 +121,7 @@ class Segment:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
     def check_index_files(self) -> None:
-        """See that both indexes of a sealed segment are whole and in order.
+        """Check that both indexes of a sealed segment are whole and in order.
 
         Raises CorruptIndex, FileNotFoundError. The entries are compared with the log when they are
         used.

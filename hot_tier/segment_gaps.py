@@ -1,8 +1,8 @@
-"""Offsets that no segment has, between two of them, found by headers alone.
+"""Offsets missing between two segments, found by headers alone.
 
 A crash can keep a later file and lose the end of an earlier one, and files can be lost; a cleaner
-leaves the same. The folder does not say which it was: its recovery point does, or whether anything
-ever compacted it.
+leaves the same. The folder does not say which it was; the recovery point does, or whether the log
+was ever compacted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Gap(NamedTuple):
 
 
 def first_gap(folder: Path) -> Gap | None:
-    """The first between two segments. What is no batch is not looked behind. Raises OSError."""
+    """The first between two segments. Does not look past what is not a batch. Raises OSError."""
     for base_offset, following in pairwise(base_offsets(folder)):
         next_offset = _next_offset(folder, base_offset)
         if next_offset is not None and next_offset < following:
@@ -38,8 +38,8 @@ def first_gap(folder: Path) -> Gap | None:
 
 
 def gap_behind(state: LogState, segment: Segment) -> Gap | None:
-    """Between the last batch of a sealed segment of an open log and the next segment. The index
-    leads there. None also where the bytes there are no batches, or cannot be read.
+    """Between the last batch of a sealed segment of an open log, found by the index, and the next
+    segment. None also if the bytes there are not batches, or cannot be read.
     """
     following = segment.end.next_offset
 
@@ -58,7 +58,7 @@ def gap_behind(state: LogState, segment: Segment) -> Gap | None:
 
 
 def _next_offset(folder: Path, base_offset: int) -> int | None:
-    """Behind the segment's last batch; None if its bytes are not a batch."""
+    """The offset after the segment's last batch; None if its bytes are not batches."""
     next_offset = base_offset
     try:
         for header in headers_of(path_of(folder, base_offset, LOG)):

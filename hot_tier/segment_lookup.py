@@ -1,10 +1,9 @@
 """Looking into one segment, by offset and by time.
 
-* Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end in
-  the indexed offset, and an indexed time is that of the batch with its offset; where it is not so
-  the index is wrong, and CorruptIndex says so.
-* The log file is opened once for a look-up: what is found and what is then sent are of one file,
-  whatever becomes of its name meanwhile.
+* Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end at
+the indexed offset, and an indexed time must be that of the batch with its offset; otherwise the
+index is wrong, and CorruptIndex says so. * The log file is opened once per look-up: what is found
+and what is then sent come from one file, whatever happens to its name meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SegmentLookup:
             return None
         entry, following = self._entries_around(segment.relative(offset))
         first_bytes = ONE_HEADER_BYTES
-        # The active index may have entries already that came after the end that was looked at.
+        # The active index may already have entries from after the end that was looked at.
         if entry is not None and following is not None and following[1] < size_bytes:
             between = following[1] - entry[1]
             if between > WINDOW_BYTES:
@@ -99,7 +98,7 @@ class SegmentLookup:
         return self._segment.end
 
     def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:
-        """An entry before which all is within both limits, near the nearer of them."""
+        """An entry before which everything is within both limits, close to the nearer one."""
         segment = self._segment
         next_offset = segment.end.next_offset
         near = self._floor_offset(column=1, target=min(stop, MAX_SEGMENT_BYTES))
@@ -116,7 +115,7 @@ class SegmentLookup:
         near = self._floor_offset(
             column=0, target=segment.relative(max(offset, segment.base_offset))
         )
-        # What is in memory is true; what was found on disk is looked at in passing.
+        # What is in memory is true; what was found on disk is checked in passing.
         unchecked = segment.base_offset + entry[1] if entry and segment.times is None else -1
         for header in self._headers_from(near, end=segment.end.size_bytes):
             if entry and header.base_offset <= unchecked <= header.last_offset:
@@ -133,7 +132,7 @@ class SegmentLookup:
     ) -> Iterator[BatchHeader]:
         """The headers from an entry of the offset index on; from the segment's start without one.
 
-        The batch at an indexed position ends in the indexed offset, or the index is wrong: raises
+        The batch at an indexed position ends at the indexed offset, or the index is wrong: raises
         CorruptIndex.
         """
         if entry is None:
@@ -150,7 +149,7 @@ class SegmentLookup:
         return chain((first,), headers)
 
     def _indexed_header(self, entry: Entry, *, end: int) -> BatchHeader:
-        """The first of `_headers_from`, for who needs no other."""
+        """The first of `_headers_from`, for a caller that needs no other."""
         relative_offset, position = entry
         try:
             header = parse_header(self.log.read(HEADER_SIZE, position), at=position)
@@ -198,8 +197,8 @@ def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
 def _check_time_entry(
     segment: Segment, entry: LargestTimestamp, header: BatchHeader | None
 ) -> None:
-    """An entry is the time of the batch that holds its offset; `header` is what does. One that
-    compaction emptied has kept its offsets alone.
+    """An entry is the time of the batch that holds its offset: `header`. A batch that compaction
+    emptied has kept only its offsets.
     """
     if header is None or (header.record_count and header.max_timestamp != entry.timestamp):
         raise CorruptIndex(
@@ -250,7 +249,7 @@ def _floor(
 def _floor_in_file(
     files: Files, name: str, layout: Struct, *, column: int, target: int
 ) -> Entry | None:
-    """Look into a sealed index that is not in memory; and keep it there where it is wanted."""
+    """Look into a sealed index that is not in memory, and keep it there if it is wanted."""
     forgotten = files.images.forgotten
     file = files.open(name)
     size_bytes = os.fstat(file.fd).st_size

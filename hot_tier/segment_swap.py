@@ -1,4 +1,4 @@
-"""A cleaned segment takes the place of the segments that it was made of.
+"""A cleaned segment takes the place of the segments that it was made from.
 
 | step | a crash after it leaves |
 |---|---|
@@ -46,10 +46,10 @@ def swap(
     *,
     bucket_follows: bool = True,
 ) -> bool:
-    """Put `cleaned` (finished) in the place of `old`; False where those are not all there any more.
+    """Put `cleaned` (finished) in the place of `old`; False if those are no longer all there.
 
-    `bucket_follows`: it may hold what was there before. Raises LogOfflineError, DiskFull (nothing
-    changed).
+    `bucket_follows`: the bucket may hold what was there before. Raises LogOfflineError, DiskFull
+    (nothing changed).
     """
     with state.lock:
         state.check_online()
@@ -86,7 +86,7 @@ def _mark_unmirrored(state: LogState) -> None:
 
 
 def _publish(state: LogState, cleaned: CleanedSegment) -> None:
-    """From the first rename on the swap is finished, by us or by the next open."""
+    """From the first rename on, the swap will be finished, by us or by the next open."""
     try:
         _stage(state, cleaned, LOG)
     except OSError as error:

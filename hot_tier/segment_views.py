@@ -1,4 +1,4 @@
-"""What others may know of the segments of a log: values.
+"""What others may know about the segments of a log, as values.
 
 Facts that were not counted while appending (a segment found on disk) are counted when asked for, by
 reading the segment; they are then kept.
@@ -96,8 +96,8 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
 
 
 def _largest_timestamp(state: LogState, segment: Segment) -> int:
-    """-1 also where the segment is damaged, or went just now: that keeps nobody from a look at all
-    of them.
+    """-1 also if the segment is damaged, or was deleted just now: that must not keep anybody from
+    listing them all.
     """
     try:
         return largest_timestamp(state, segment)

@@ -1,6 +1,6 @@
-"""Descriptors held back for syncs, given up for a moment where the process has no other left.
+"""Descriptors held back for syncs, given up for a moment when the process has no other left.
 
-Connections and readers may take all that it may have. A file that cannot be opened to be synced
+Connections and readers may use up all that it is allowed. A file that cannot be opened to be synced
 would then take its log offline until a restart, though nothing is wrong with the disk.
 """
 

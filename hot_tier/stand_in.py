@@ -1,5 +1,5 @@
-"""A folder of symbolic links in place of a log's files: opened as the log would be, it shows what
-recovery finds and would do there, and the files stay as they are.
+"""A folder of symbolic links that stands in for a log's files: opened like the log, it shows what
+recovery finds and would do there, while the files stay as they are.
 
 * Links are renamed and unlinked like files. What is written in place is a copy from then on.
 * A `.log` is not copied, however it is opened: what would be written to it, or cut from it, is

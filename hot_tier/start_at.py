@@ -1,6 +1,6 @@
-"""Beginning a log anew at an offset: the bucket has all below it, or the log start is above.
+"""Starting a log over at an offset: the bucket has all below it, or the log start is above.
 
-Only while nobody is served from the log: offsets that were given may be given again.
+Only while nobody is served from the log: offsets that were assigned may be assigned again.
 """
 
 from __future__ import annotations

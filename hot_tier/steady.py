@@ -1,12 +1,11 @@
-"""Looking at segments while compaction puts others in their place.
+"""Looking at segments while compaction replaces them.
 
 * A replaced segment's path names another file from then on, and a look-up takes several steps: what
-  it found counts only where no replacement came in between; else it looks again.
-* `LogState.replacements` is odd while files are being renamed, under the log's lock, and rises by
+it found counts only if no replacement came in between; else it looks again. *
+`LogState.replacements` is odd while files are being renamed, under the log's lock, and rises by
   two for each replacement. Renames and the sync of the folder take milliseconds; a look-up that
   meets them waits, if it may.
-* A file that was opened before goes on being the file that it was: slices that were handed out
-  stay good.
+* A file that was opened before remains the same file: slices that were handed out stay good.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ T = TypeVar("T")
 
 
 def steady(state: LogState, look_up: Callable[[], T], *, waits: bool = True) -> T:
-    """What `look_up` gives, or raises, while no replacement is under way. Where it may not wait for
-    one to end: BlockingIOError.
+    """What `look_up` gives, or raises, while no replacement is under way. BlockingIOError if it may
+    not wait for one to end.
     """
     while True:
         before = state.replacements
@@ -45,7 +44,7 @@ def steady(state: LogState, look_up: Callable[[], T], *, waits: bool = True) -> 
 
 @contextmanager
 def replacing(state: LogState) -> Iterator[None]:
-    """Files change their names within; under the log's lock."""
+    """Files are renamed within it; under the log's lock."""
     state.replacements += 1
     try:
         yield

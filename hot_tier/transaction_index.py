@@ -1,7 +1,7 @@
 """The `.txnindex` of a segment: the aborted transactions whose marker lies in it.
 
-There is no file where there was no such transaction. Written whole at recovery; no coordinator runs
-here, so no marker is appended otherwise.
+Without such a transaction there is no file. Written whole at recovery; no coordinator runs here, so
+no marker is ever appended otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_entries(segment: Segment) -> list[AbortedTxn]:
 
 
 def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) -> None:
-    """Replace the file by `entries` where it says anything else; no file for none."""
+    """Replace the file by `entries` if it says anything else; no file if there are none."""
     try:
         if read_entries(segment) == entries:
             return
