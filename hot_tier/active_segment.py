@@ -4,8 +4,9 @@
   then taken over whole. A write that fails leaves no trace in memory, and none in the file below
   its end.
 * Index entries are written after the bytes that they point to. If the disk has no room for them
-they wait in memory; an index is never a reason to refuse a record. * Everything runs under the
-log's lock except `sync`, which only touches descriptors that stay open until it is done.
+  they wait in memory; an index is never a reason to refuse a record.
+* Everything runs under the log's lock except `sync`, which only touches descriptors that stay open
+  until it is done.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 * Each append is checked against the log as it will be after the ones before it: expected offset,
   producer sequences, the need to roll.
-* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied. *
-Memory changes only after the write. A failed write refuses all appends that were in it, and every
-outcome that relied on them: a repeat of one, or a sequence or expected offset that was refused
-because of them.
+* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
+* Memory changes only after the write. A failed write refuses all appends that were in it, and every
+  outcome that relied on them: a repeat of one, or a sequence or expected offset that was refused
+  because of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Walking the batches of a `.log` file, by their headers alone or read and checked.
 
 * `headers_from` trusts headers and reads no records: for bytes that were checked before (below the
-recovery point, or sealed). `checked_batches` reads everything and trusts nothing: for recovery,
-compaction, and what has to be vouched for. * Neither knows offsets or indexes, or decides anything:
-they stop with CorruptBatch where the bytes are not a batch, and name the file and the position.
+  recovery point, or sealed). `checked_batches` reads everything and trusts nothing: for recovery,
+  compaction, and what has to be vouched for.
+* Neither knows offsets or indexes, or decides anything: they stop with CorruptBatch where the bytes
+  are not a batch, and name the file and the position.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Which batches belong to aborted transactions, and which markers outlived theirs.
 
 * Given every batch of a part of the log, in order, it says of each whether its records may go: a
-data batch of an aborted transaction may, and so may a marker if nothing of its transaction was met.
+  data batch of an aborted transaction may, and so may a marker if nothing of its transaction was
+  met.
 * A marker stays until nothing is left of its transaction; an aborted transaction of which something
-is left goes into the new transaction index (Kafka's CleanedTransactionMetadata).
+  is left goes into the new transaction index (Kafka's CleanedTransactionMetadata).
 """
 
 from __future__ import annotations

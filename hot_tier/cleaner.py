@@ -1,14 +1,14 @@
 """One round of compaction: the last record of each key stays (Kafka's Cleaner).
 
 * First the keys of the dirty part go into a table; if it fills up, the round ends there and the
-next one continues. Then every segment up to there is rewritten, in groups, without what is out of
-date; group by group the new ones replace the old. * What stays keeps its offset. Repeating a round,
-after a crash or a stop, does no harm:
-  the checkpoint moves only when all its groups are in place.
+  next one continues. Then every segment up to there is rewritten, in groups, without what is out of
+  date; group by group the new ones replace the old.
+* What stays keeps its offset. Repeating a round, after a crash or a stop, does no harm: the
+  checkpoint moves only when all its groups are in place.
 * If nothing else of a segment stays, its last batch does, if only as a header: no segment is empty.
-A single segment in which nothing changes is left as it is. * Every batch's checksum is verified
-before it is trusted; a bad one ends the round, by name. * Reads and appends continue; nothing here
-holds the log's lock except the swap.
+  A single segment in which nothing changes is left as it is.
+* Every batch's checksum is verified before it is trusted; a bad one ends the round, by name.
+* Reads and appends continue; nothing here holds the log's lock except the swap.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The system calls that change a disk, in one place so that tests can make each of them fail.
 
-* Nothing in this room writes, syncs, renames or unlinks except through a `Disk`. * Errors stay
-OSError here; the log maps them: a full disk refuses the write, anything else takes
+* Nothing in this room writes, syncs, renames or unlinks except through a `Disk`.
+* Errors stay OSError here; the log maps them: a full disk refuses the write, anything else takes
   the log offline.
 * What a platform lacks is substituted here and nowhere else (macOS has neither fdatasync nor an
-fsync that reaches the medium).
+  fsync that reaches the medium).
 """
 
 from __future__ import annotations

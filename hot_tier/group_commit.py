@@ -3,8 +3,8 @@
 * All appends that wait for a partition become one write; one flush covers every append that was
   written before it began. While a flush runs, the next write proceeds.
 * No thread per partition: the work runs in the executor that all partitions share, as at most one
-writing and one flushing task per partition. * An append that is not waited for (acks 0 and 1) is
-flushed within `flush.ms`, or once
+  writing and one flushing task per partition.
+* An append that is not waited for (acks 0 and 1) is flushed within `flush.ms`, or once
   `flush.messages` records wait, by the one timer that all partitions share.
 * A future gets an answer in every case: offsets, the refusal, or LogOfflineError, after which the
   outcome is unknown.

@@ -5,8 +5,8 @@
 * The image in memory is the truth while the segment is active. What could not be written yet is
   written with the next entries, or at the seal; after a crash recovery builds the file anew.
 * A look-up in a sealed index reads only the block that holds the answer, until the index is used so
-often that `index_images` keeps it. * One writer, under the log's lock; any number of readers
-meanwhile.
+  often that `index_images` keeps it.
+* One writer, under the log's lock; any number of readers meanwhile.
 """
 
 from __future__ import annotations

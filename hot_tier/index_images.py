@@ -1,9 +1,9 @@
 """Indexes of sealed segments that are being read, whole in memory, within a limit for all logs.
 
 * A small index (one block of a lookup) is kept at its first use, a larger one at its second: a
-reader that comes once does not cause two megabytes to be read. * What is kept is trusted no more
-than the file: a batch at an indexed position is checked when it is used, and whoever replaces or
-renames the file says so (`forget`).
+  reader that comes once does not cause two megabytes to be read.
+* What is kept is trusted no more than the file: a batch at an indexed position is checked when it
+  is used, and whoever replaces or renames the file says so (`forget`).
 """
 
 from __future__ import annotations

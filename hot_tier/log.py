@@ -4,9 +4,9 @@
   flush waits for the disk outside it.
 * The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
   vanish.
-* After a failed write or sync the log is offline until it is opened again. Reads go on. * A segment
-that is deleted gets another name at once and is unlinked by `reap` a little later: a read in
-progress still succeeds.
+* After a failed write or sync the log is offline until it is opened again. Reads go on.
+* A segment that is deleted gets another name at once and is unlinked by `reap` a little later: a
+  read in progress still succeeds.
 
 What it does not do: it decides nothing about retention or offload, keeps no checkpoints (the data
 folder has them for all partitions), and starts no thread.

@@ -2,7 +2,8 @@
 
 * `KEYS` is the only list of topic keys: parsing, `effective()` and the generated reference read it.
 * A key that is not in it, or a value of the wrong type or beyond its limit, is refused by name,
-never clamped. * A `LogConfig` never changes; an alteration makes another one.
+  never clamped.
+* A `LogConfig` never changes; an alteration makes another one.
 
 Where a default differs from Kafka's, the key's doc line says so.
 """

@@ -1,9 +1,9 @@
 """Reads of one log. They take no lock and wait for no flush.
 
 * A read begins with the batch that holds its offset and ends with a whole batch below `end_offset`.
-* A segment whose index turns out to be wrong gets a new one, once; a bad batch is an error. * A
-file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is gone
-but was not deleted is CorruptDataError; what comes before it is read.
+* A segment whose index turns out to be wrong gets a new one, once; a bad batch is an error.
+* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is
+  gone but was not deleted is CorruptDataError; what comes before it is read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Splitting a closed log in two by its files: what a take-over does with records that diverged.
 
 * Only while nobody has the log open. The log is then opened as after a crash, which rebuilds
-indexes, epochs and producers from what is there. * A new file is whole and synced before the old
-one is truncated, so every step may be repeated after a crash; `mend_overlap` finishes a split that
-a crash interrupted, before the log is opened. * `split_at` deletes nothing but indexes, which are
-rebuilt; `start_empty` is for logs whose
-  records are in the other tier.
+  indexes, epochs and producers from what is there.
+* A new file is whole and synced before the old one is truncated, so every step may be repeated
+  after a crash; `mend_overlap` finishes a split that a crash interrupted, before the log is opened.
+* `split_at` deletes nothing but indexes, which are rebuilt; `start_empty` is for logs whose records
+  are in the other tier.
 """
 
 from __future__ import annotations

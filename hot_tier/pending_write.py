@@ -1,8 +1,8 @@
 """What one call will add to the active segment, before any of it is written.
 
 * Batches are planned one after another: each is checked against the segment as it will be after
-those before it, so one write may hold many appends and still end where it must. * Nothing here
-touches the disk or the segment: `ActiveSegment` takes it over whole once it is
+  those before it, so one write may hold many appends and still end where it must.
+* Nothing here touches the disk or the segment: `ActiveSegment` takes it over whole once it is
   written, or not at all.
 """
 

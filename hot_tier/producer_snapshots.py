@@ -1,10 +1,10 @@
 """Producer states on disk: `<offset>.snapshot`, the producers as they were before that offset.
 
-* One is made at every roll and at a clean stop; recovery starts from the newest good one. * A
-snapshot keeps one batch per producer, as Kafka's does; the older ones are read back from the log's
-last `READ_BACK_BYTES`, so that a repeat is recognised after a restart too. * A snapshot that fails
-its checksum, or whose version is not known (a crash can leave zeros), is removed, and an older one
-is used: it only costs a longer replay.
+* One is made at every roll and at a clean stop; recovery starts from the newest good one.
+* A snapshot keeps one batch per producer, as Kafka's does; the older ones are read back from the
+  log's last `READ_BACK_BYTES`, so that a repeat is recognised after a restart too.
+* A snapshot that fails its checksum, or whose version is not known (a crash can leave zeros), is
+  removed, and an older one is used: it only costs a longer replay.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ gap.
   most five requests in flight). A batch with the same first and last sequence in the same epoch is
   a repeat; one that does not follow the last is out of order; a lower epoch is fenced.
 * `check` changes nothing; `take_data_batch` and `take_marker` trust what they are given, because
-they also replay the log. * The first offset of a producer's open transaction is kept here too: the
-least of them is the last
+  they also replay the log.
+* The first offset of a producer's open transaction is kept here too: the least of them is the last
   stable offset.
 * A producer is forgotten after `producer.id.expiration.ms` without a batch, by this process's clock
   (Kafka goes by the records' timestamps; a producer of old events would be forgotten at once).

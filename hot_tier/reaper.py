@@ -1,10 +1,11 @@
 """Deleting local segments: another name at once, unlinked a little later.
 
 * Only whole sealed segments from the start of the log go, oldest first, and none after one that
-could not go. * The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or
-files without a log, which the next open unlinks. The `.log` of a replaced segment goes last: until
-then the next open finishes the swap, and removes whatever is left of the old segment. * A reader
-that has the file open keeps it; one that comes later does not find it.
+  could not go.
+* The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or files without
+  a log, which the next open unlinks. The `.log` of a replaced segment goes last: until then the
+  next open finishes the swap, and removes whatever is left of the old segment.
+* A reader that has the file open keeps it; one that comes later does not find it.
 """
 
 from __future__ import annotations

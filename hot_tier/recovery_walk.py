@@ -4,7 +4,7 @@
   read; what is not plain comes batch by batch. Both were checked: whole, checksum, offsets that
   rise.
 * The base offset has no checksum: a batch that leaves a gap is trusted only if the next one
-continues from it. If the next one continues from before the gap, the one with the gap is bad.
+  continues from it. If the next one continues from before the gap, the one with the gap is bad.
 """
 
 from __future__ import annotations

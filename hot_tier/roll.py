@@ -1,8 +1,8 @@
 """From one active segment to the next.
 
 * The new files are created before the old segment is touched: if the disk has no room, the old one
-stays active and whole. * The sealed segment's bytes are flushed with the next flush, together with
-its indexes, the
+  stays active and whole.
+* The sealed segment's bytes are flushed with the next flush, together with its indexes, the
   snapshot and the folder's names; only then may anybody treat it as durable.
 """
 

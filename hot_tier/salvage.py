@@ -1,13 +1,15 @@
 """What is still good in a sealed segment that rotted, and the segment without the rest.
 
 * A batch counts if its checksum holds and its offsets are possible: above the batch before it,
-below the next segment. The base offset has no checksum: of two batches that contradict each other,
-the one counts from which the batch after it continues. * After a bad batch, the next is where its
-length says. If none is there, the bytes are searched for a good one that is followed by another or
-by the end of the file: a batch may also be a record of another. * What is lost is replaced by a
-batch without records that spans its offsets, as compaction leaves them: no offset is assigned
-again, and readers skip it. The offsets of a lost file are treated alike: the segment before it
-takes them in. * What the disk cannot read counts as bad.
+  below the next segment. The base offset has no checksum: of two batches that contradict each
+  other, the one counts from which the batch after it continues.
+* After a bad batch, the next is where its length says. If none is there, the bytes are searched for
+  a good one that is followed by another or by the end of the file: a batch may also be a record of
+  another.
+* What is lost is replaced by a batch without records that spans its offsets, as compaction leaves
+  them: no offset is assigned again, and readers skip it. The offsets of a lost file are treated
+  alike: the segment before it takes them in.
+* What the disk cannot read counts as bad.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A log's sealed segments: taking their files, and replacing them.
 
 * `lock` is held while files are read by the paths that `files` gave (an upload, a repair), and
-around each replacement; the log's own lock is taken inside it, never the other way round. * A look
-at a segment takes no lock: `steady` looks again where a replacement came in between. * The bucket
-follows a replacement later. Until that has been noted (`mirrored`), it may hold what was there
-before.
+  around each replacement; the log's own lock is taken inside it, never the other way round.
+* A look at a segment takes no lock: `steady` looks again where a replacement came in between.
+* The bucket follows a replacement later. Until that has been noted (`mirrored`), it may hold what
+  was there before.
 """
 
 from __future__ import annotations

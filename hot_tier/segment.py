@@ -1,9 +1,8 @@
 """One segment: a run of batches in one file, its two sparse indexes, and what is known about it.
 
 * A sealed segment is only facts and a name: it has no descriptor and no index of its own. Ten
-thousand of
-  them cost little more than their file names; descriptors and images of indexes that are being read
-  are in `OpenFiles`, within its limits.
+  thousand of them cost little more than their file names; descriptors and images of indexes that
+  are being read are in `OpenFiles`, within its limits.
 * `end` is one value (size and next offset together), replaced after the bytes were written: a
   reader takes it once and never sees a batch half written.
 * Index semantics are Kafka's. An offset index entry is made before a batch when more than

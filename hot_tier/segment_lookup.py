@@ -1,9 +1,10 @@
 """Looking into one segment, by offset and by time.
 
 * Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end at
-the indexed offset, and an indexed time must be that of the batch with its offset; otherwise the
-index is wrong, and CorruptIndex says so. * The log file is opened once per look-up: what is found
-and what is then sent come from one file, whatever happens to its name meanwhile.
+  the indexed offset, and an indexed time must be that of the batch with its offset; otherwise the
+  index is wrong, and CorruptIndex says so.
+* The log file is opened once per look-up: what is found and what is then sent come from one file,
+  whatever happens to its name meanwhile.
 """
 
 from __future__ import annotations

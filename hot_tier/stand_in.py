@@ -2,8 +2,8 @@
 recovery finds and would do there, while the files stay as they are.
 
 * Links are renamed and unlinked like files. What is written in place is a copy from then on.
-* A `.log` is not copied, however it is opened: what would be written to it, or cut from it, is
-  left out. Nobody reads a log past the end that its owner knows.
+* A `.log` is not copied, however it is opened: what would be written to it, or cut from it, is left
+  out. Nobody reads a log past the end that its owner knows.
 * Nothing here is worth a flush.
 """
 

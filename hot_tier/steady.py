@@ -1,8 +1,8 @@
 """Looking at segments while compaction replaces them.
 
 * A replaced segment's path names another file from then on, and a look-up takes several steps: what
-it found counts only if no replacement came in between; else it looks again. *
-`LogState.replacements` is odd while files are being renamed, under the log's lock, and rises by
+  it found counts only if no replacement came in between; else it looks again.
+* `LogState.replacements` is odd while files are being renamed, under the log's lock, and rises by
   two for each replacement. Renames and the sync of the folder take milliseconds; a look-up that
   meets them waits, if it may.
 * A file that was opened before remains the same file: slices that were handed out stay good.

@@ -1,5 +1,5 @@
-"""Which objects make up a partition. Stands on `record_format` alone, and names its own store port.
+"""Which objects make up a partition. Imports only `record_format`, and names its own store port.
 
 Read `state` first, then `transitions` (every change, pure), `invariants` and `store` (load, claim,
-commit). Old entries lie in pages (`paging`); what nothing names any more goes by `garbage`.
+commit). Old entries are in pages (`paging`); `garbage` deletes what nothing names any more.
 """

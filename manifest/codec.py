@@ -6,10 +6,10 @@
 | `manifest-page` | `topic_id`, `partition`, `entries`: [entry]       | `pages/<offset>-*.json`   |
 | `removed-page`  | `topic_id`, `partition`, `removed`: [object]      | `pages/*.removed.json`    |
 
-* Keys are written relative to the partition's folder, so that an entry is small whatever the topic
-  is called; in memory they are relative to the store's prefix.
+* Keys are written relative to the partition's folder, so that an entry is small however long the
+  topic's name is; in memory they are relative to the store's prefix.
 * A decoded object is what its key says it is (topic id, partition, version) and holds the
-  invariants, or it is CorruptManifest. Unknown members are refused: a new one means a new format
+  invariants, or it is CorruptManifest. Unknown members are refused: adding one takes a new format
   version.
 * Epochs, gaps and removed objects are arrays in the order of the fields in `state`.
 """
@@ -98,7 +98,7 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
 
 
 def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
-    """A manifest whose version is not told by its name: the copy that an owner keeps."""
+    """A manifest whose name does not tell its version: the copy that an owner keeps."""
     version = decoded(data, kind=KIND_MANIFEST, file=file, document=_Version).version
     return decode_manifest(data, keys=keys, version=version)
 

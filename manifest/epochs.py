@@ -3,8 +3,8 @@
 * An epoch under which nothing was written leaves no trace: a later one that starts at or below its
   start replaces it, as in Kafka's leader-epoch cache.
 * What lies wholly below the log start is dropped, except for the epoch that the log start is in.
-* At most MAX_EPOCHS are kept, the newest: a history is there to find where two logs part, and they
-  part near their ends.
+* Only the newest MAX_EPOCHS are kept: a history serves to find where two logs diverge, and they
+  diverge near their ends.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def prune(history: tuple[EpochStart, ...], log_start_offset: int) -> tuple[Epoch
 def parting_offset(
     local: Sequence[EpochStart], remote: Sequence[EpochStart], *, local_end: int, remote_end: int
 ) -> int:
-    """Where two histories of one partition part: below it both logs hold the same records.
+    """Where two histories of one partition diverge: below it both logs hold the same records.
 
-    Ends are the logs' next offsets. The smaller end where one history continues the other.
+    Ends are the logs' next offsets. If one history continues the other, it is the smaller end.
     Equal epochs of different owners are different epochs.
     """
     shared = set(local) & set(remote)

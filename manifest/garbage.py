@@ -1,4 +1,5 @@
-"""What may go from the bucket, and when: pure decisions, and the one place that acts on them.
+"""What may be deleted from the bucket, and when: pure decisions, and the one place that acts on
+them.
 
 | what                                  | goes                                                    |
 |---------------------------------------|---------------------------------------------------------|
@@ -11,16 +12,17 @@
 |                                       | ones exist, and it is not pinned                        |
 | a pin                                 | when it has expired                                     |
 
-* Only the owner collects. It looks that it still is, and that the version it planned by is in
-  force: a commit without an answer may have named since what looked like nobody's.
-* It commits that it forgot, looks at the pins once more, and then deletes. Who pins looks then that
-  nothing of it was forgotten: one of the two sees the other. What a crash between commit and
-  deletion leaves, nobody names: it goes by age.
+* Only the owner collects. It checks that it still is the owner, and that the version it planned by
+  is still in force: a commit whose answer was lost may since have named what looked unused.
+* It first commits a version that has forgotten the objects, looks at the pins once more, and then
+  deletes. Whoever pins checks afterwards that nothing it needs was forgotten: one of the two sees
+  the other. What a crash between commit and deletion leaves, nobody names: it is deleted by age.
 * The age of a version counts from its successor: a reader may have loaded it until then.
-* Where a page cannot be read, all that it may name is named: the rest is collected all the same.
-  One that lists what was dropped goes alone after its grace; what it listed then goes by age.
+* If a page cannot be read, all that it may name counts as named; the rest is still collected. A
+  page that lists dropped objects is then deleted by itself after its grace; what it listed is
+  deleted by age.
 * Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected. An
-  orphan may wait for so many that were dropped before it.
+  orphan may have to wait for objects that were dropped before it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def due_versions(
 
 
 def nothing_under_way(_base_offset: int) -> bool:
-    """For who uploads nothing."""
+    """For callers that upload nothing."""
     return False
 
 

@@ -1,6 +1,6 @@
 """What must be true of every manifest, and of every step from one to the next.
 
-* Pure: these functions find the first thing that is wrong and say it in words; who calls decides
+* Pure: these functions find the first thing that is wrong and say it in words; the caller decides
   which error it is (a decoded object: corrupt; a transition: refused).
 * A hole between entries is legal only where a recorded gap or compaction explains it.
 * Nothing is forgotten: an object that a step no longer names is listed as removed by that step.
@@ -18,7 +18,7 @@ Run = PageRef | LoosePage | SegmentEntry
 
 
 class InvalidTransition(TierlogError):
-    """The change does not fit the manifest it was applied to: derive it anew from the newest."""
+    """The change does not fit the manifest it was applied to: derive it again from the newest."""
 
 
 def violation(manifest: Manifest) -> str | None:

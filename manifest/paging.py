@@ -2,11 +2,11 @@
 
 * The newest entries stay inline (at most INLINE_MAX). Overflow becomes small pages of SMALL_PAGE
   entries, which a commit writes now and then: every commit is small.
-* A run of RUN_MAX pages that are not half full becomes a full one, in a step of its own that no
+* A run of RUN_MAX pages that are less than half full becomes a full one, in a separate step that no
   upload waits for (`mergeable`). So each entry is written three times in its life.
 * The list of removed objects overflows in the same way, into pages of its own.
-* A page is immutable and has a unique name. It is written before the commit that names it; where
-  that commit is lost, nobody names it and it goes by age.
+* A page is immutable and has a unique name. It is written before the commit that names it; if that
+  commit is lost, nobody names the page and it is deleted by age.
 * `fold` is pure: it says which objects to write; it never changes which entries there are.
 """
 
@@ -82,7 +82,7 @@ def _overflow_paged(manifest: Manifest) -> Manifest:
 
 
 def mergeable(manifest: Manifest) -> tuple[PageRef, ...]:
-    """The oldest run of small pages that would fill a large one; empty where none is so long."""
+    """The oldest run of small pages that would fill a large one; empty if none is long enough."""
     runs = groupby(manifest.pages, key=lambda page: page.entry_count * 2 < PAGE_ENTRIES)
     for small, group in runs:
         run = [page for page in group if isinstance(page, PageRef)]
@@ -150,7 +150,7 @@ class PageCache:
             return entries
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
-        """For look-ups that ask nobody: none of a page that is not here."""
+        """For look-ups that ask nobody: nothing for a page that is not here."""
         return self.get(page.key) or ()
 
     def put(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
@@ -177,8 +177,8 @@ def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> Segment
 def iter_entries(
     manifest: Manifest, *, pages: PageSource, from_offset: int = 0, since_ms: int = -1
 ) -> Iterator[SegmentEntry]:
-    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way, but
-    for those of which all records are older than `since_ms`.
+    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way,
+    except those whose records are all older than `since_ms`.
     """
     for page in manifest.pages:
         age = page.age_timestamp if isinstance(page, PageRef) else None

@@ -1,7 +1,8 @@
-"""Checks what the bucket says of one partition: manifest, pages, pins; not the segments themselves.
+"""Checks what the bucket says about one partition: manifest, pages, pins; not the segments
+themselves.
 
-* The manifest is loaded from the bucket, through caches of nobody: what the broker has in memory is
-  not asked.
+* The manifest is loaded from the bucket, through nobody's cache: what the broker has in memory is
+  not used.
 * A page that cannot be read costs the check of its entries, and nothing else.
 """
 

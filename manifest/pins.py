@@ -4,10 +4,10 @@
 (null: never), nonce.
 
 * A pin is created once and never changed; to move one, delete it and create it.
-* Who pins looks afterwards that everything is there and that nothing was forgotten: collection may
-  have been under way. It forgets first, then looks for pins, then deletes.
-* Versions go without being forgotten first, a day after their successor came: only those are pinned
-  whose successor is not half as old.
+* Whoever pins checks afterwards that everything is there and that nothing was forgotten: a
+  collection may have been under way, which forgets first, then looks for pins, then deletes.
+* Versions are deleted without being forgotten first, a day after their successor came: a version
+  can be pinned only while its successor is less than half that old.
 * A trim and the deletion of a topic override pins.
 """
 
@@ -69,9 +69,9 @@ class Pins:
 
     def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
         """Pin `version`, in force not long ago. Raises InvalidRequest (bad or taken name),
-        UnknownManifestVersion (also where it is too old), MissingObject (something of it was
-        collected already). A pin that could not be checked is withdrawn: a second try would find
-        its name taken.
+        UnknownManifestVersion (also if it is too old), MissingObject (part of it was already
+        collected). A pin that could not be checked is withdrawn: a second try would find its name
+        taken.
         """
         if not is_pin_name(name):
             raise InvalidRequest(
@@ -97,7 +97,7 @@ class Pins:
         return pin
 
     def has(self, name: str) -> bool:
-        """Also one that cannot be read."""
+        """True also for a pin that cannot be read."""
         return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
 
     def delete(self, name: str) -> None:
@@ -108,8 +108,8 @@ class Pins:
     def missing_objects(self, version: int) -> Iterator[str]:
         """Keys that the version names and the bucket lacks.
 
-        What the manifest in force names too is taken to be there: nobody may collect it. What it
-        does not even list as removed is going, or gone.
+        What the manifest in force names too is assumed to be there: nobody may collect it. What it
+        does not even list as removed is being deleted, or already is.
         """
         pinned = self._manifests.load_version(version)
         current = self._manifests.load(at_least=version)

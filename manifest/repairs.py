@@ -1,7 +1,8 @@
 """Changes of a manifest whose objects were damaged: other objects for the same offsets, or a gap.
 
-As all transitions: pure, checked before and after, and the same object where nothing is to be done.
-Neither is compaction: `compacted_before` stays, so that a hole elsewhere is still a hole.
+Like all transitions: pure, checked before and after, and returning the same object if there is
+nothing to do. Neither counts as compaction: `compacted_before` stays, so that a hole elsewhere is
+still a hole.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from manifest.transitions import PageSource, with_replaced
 def swap_objects(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """The same records under other objects. Raises InvalidTransition if the log's bytes differ,
-    or where `old` is no longer what the manifest names. Trimmed away meanwhile: nothing happens.
+    """The same records under other objects. Raises InvalidTransition if the log's bytes differ, or
+    if `old` is no longer what the manifest names. If it was trimmed away meanwhile, nothing
+    happens.
     """
     require(manifest)
     if not new.same_bytes(old):
@@ -36,7 +38,7 @@ def drop_lost(
 ) -> Manifest:
     """A segment that nobody has any more leaves the manifest; its offsets become a gap.
 
-    It is not there under that name (dropped already, swapped, trimmed): nothing happens.
+    If it is not there under that name (already dropped, swapped or trimmed), nothing happens.
     """
     require(manifest)
     there = find_entry(manifest, lost.base_offset, pages=pages)

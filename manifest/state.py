@@ -4,7 +4,7 @@
 * Offsets of the cold tier: entries lie in offset order, pages (older) before segments (newer), and
   cover [log_start_offset, end_offset) except for recorded gaps and for what compaction removed.
 * `end_offset` is kept, not derived: trim may drop the last entry and compaction the last record,
-  and yet no offset below it is ever given out again.
+  and yet no offset below it is ever assigned again.
 * Keys in memory are relative to the store's prefix. The codec shortens them.
 """
 
@@ -21,8 +21,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One sealed segment in the bucket: a `.log` object and its `.indexes` object.
 
     `min_timestamp` None: not known, so never skipped by time. `max_timestamp` -1: no record has
-    one; `modified_ms` (when the file was last written) then decides about its age, as in Kafka.
-    The chunk table lies inside the `.indexes` object.
+    one; `modified_ms` (when the file was last written) then determines its age, as in Kafka. The
+    chunk table is inside the `.indexes` object.
     """
 
     base_offset: int
@@ -51,7 +51,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def age_timestamp(self) -> int:
-        """What retention by time goes by; -1 where nothing is known."""
+        """The time that retention uses; -1 if nothing is known."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.modified_ms
 
     def same_bytes(self, other: SegmentEntry) -> bool:
@@ -67,7 +67,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run of older entries in an immutable object of their own.
 
-    What is live are the entries from `base_offset` on: retention moves that and leaves the page.
+    Only the entries from `base_offset` on are live: retention moves that and leaves the page alone.
     `age_timestamp` is the greatest of the entries; None if one of them has none.
     """
 
@@ -119,7 +119,7 @@ class EpochStart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class OffsetGap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """[start_offset, end_offset) was never written: a restore stepped over it."""
+    """[start_offset, end_offset) was never written: a restore skipped it."""
 
     start_offset: int
     end_offset: int

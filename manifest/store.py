@@ -1,12 +1,13 @@
 """The manifest of one partition in the bucket: load, claim, commit.
 
-* A commit is a transition plus the state it rests on. A lost race reloads, checks that owner and
-  epoch are still the ones of the base (else FencedError), and applies the transition again.
-* A version number may be free because it was collected: a writer that stood still for half the
-  version retention reloads before its PUT, and after it looks that nothing newer exists. The clock
-  counts sleep.
-* A commit that returned is in the bucket. Before anything local is deleted on the strength of it,
-  the caller asks `confirm`, which reads it back.
+* A commit is a transition plus the state it was derived from. A lost race reloads, checks that
+  owner and epoch are still the ones of the base (else FencedError), and applies the transition
+  again.
+* A version number may be free because it was collected: a writer that was suspended for half the
+  version retention reloads before its PUT, and checks after it that nothing newer exists. The clock
+  also counts time asleep.
+* A commit that returned is in the bucket. Before deleting anything local because of it, the caller
+  calls `confirm`, which reads it back.
 * Safe from any thread: commits of one partition queue up here; two processes are told apart by the
   store.
 """
@@ -124,8 +125,8 @@ class ManifestStore:
     def load(self, *, at_least: int = 0) -> Manifest | None:
         """The manifest in force; None if the partition has none.
 
-        `at_least`: the version last seen in force. What was in force is never taken for void, so a
-        cut object there is CorruptManifest, and a chain that ends below it MissingObject.
+        `at_least`: the version last seen in force. What was in force is never treated as void, so a
+        truncated object there is CorruptManifest, and a chain that ends below it is MissingObject.
         """
         for _ in range(COMMIT_ATTEMPTS):
             started_ms = self._options.steady_clock()
@@ -147,8 +148,9 @@ class ManifestStore:
         )
 
     def check_none_was(self) -> None:
-        """For who found no manifest: raises MissingObject where segments lie there. They go up once
-        a first version is committed, so it was lost, and a new one would make garbage of them.
+        """For a caller that found no manifest: raises MissingObject if there are segments. They are
+        uploaded only once a first version is committed, so it was lost, and a new one would make
+        garbage of them.
         """
         there = self.objects.list(self.keys.segments, limit=LIST_LIMIT)
         if any(base_offset_of(stat.key) is not None for stat in there):
@@ -182,7 +184,7 @@ class ManifestStore:
         return self.versions.stats(after=after, limit=limit)
 
     def entries(self, page: PageRef | RemovedPage, /) -> tuple[SegmentEntry, ...]:
-        """All entries of a page, by way of the cache. Raises MissingObject, CorruptManifest."""
+        """All entries of a page, through the cache. Raises MissingObject, CorruptManifest."""
         if (cached := self._cache.get(page.key)) is not None:
             return cached
         data = self._page_bytes(page.key, page.crc32c)
@@ -219,7 +221,7 @@ class ManifestStore:
         return find_entry(manifest, offset, pages=self)
 
     def peek(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """As `find`, asking nobody: None also where the entry's page is not in memory."""
+        """As `find`, without asking the store: None also if the entry's page is not in memory."""
         return find_entry(manifest, offset, pages=self._cache)
 
     def iter_entries(
@@ -244,7 +246,8 @@ class ManifestStore:
         """Become the owner, by a commit; also makes a new partition's first version.
 
         `gap_end`: a first version has a gap up to there (a restore of a partition without one).
-        `before_commit`: may refuse, by raising, a claim on what is in force that would be taken.
+        `before_commit`: may refuse, by raising, a claim on what is in force that would otherwise
+        succeed.
 
         Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
@@ -272,7 +275,7 @@ class ManifestStore:
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
 
     def check_not_older(self, seen: Manifest | None, in_force: Manifest) -> None:
-        """Raises FencedError where `is_older`."""
+        """Raises FencedError if `is_older`."""
         if self.is_older(seen, in_force):
             assert seen is not None, "who saw nothing is not older"
             raise FencedError(
@@ -283,10 +286,11 @@ class ManifestStore:
             )
 
     def is_older(self, seen: Manifest | None, in_force: Manifest) -> bool:
-        """Whether whoever noted `seen` last, and asked for the epoch in force, lacks more than
-        UNNOTED_MAX commits under that one.
+        """Whether a folder that noted `seen` last, and asked for the epoch in force, lacks more
+        than UNNOTED_MAX commits under that epoch.
 
-        Asks the store only where the versions are further apart; one that arrived cut is none.
+        Asks the store only if the versions are further apart; a version that arrived truncated does
+        not count.
         """
         if seen is None or seen.leader_epoch > in_force.leader_epoch:
             return False
@@ -318,7 +322,7 @@ class ManifestStore:
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base` or of what came after it under the same epoch.
 
-        The state committed; or the one looked at, where the transition finds nothing to do. Raises
+        The state committed, or the one looked at if the transition finds nothing to do. Raises
         FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable.
         After any of them a new attempt with the same transition is safe.
         """
@@ -336,8 +340,8 @@ class ManifestStore:
     def merging(self, manifest: Manifest) -> Transition | None:
         """Write the large page that a run of small ones makes; None if no run is long enough.
 
-        The transition, to be committed, puts it in their place. What is written here and never
-        committed goes by age.
+        The transition, to be committed, puts it in their place. What is written here but never
+        committed is deleted by age.
         """
         run = mergeable(manifest)
         if not run:
@@ -349,7 +353,7 @@ class ManifestStore:
         return lambda current: merge_pages(current, run, merged, now_ms=now_ms)
 
     def check_fence(self, base: Manifest) -> Manifest:
-        """The manifest in force: `base` while nothing is newer. FencedError: another owns it."""
+        """The manifest in force: `base` if nothing is newer. FencedError: another owner has it."""
         started_ms = self._options.steady_clock()
         if self._is_followed(base):
             return self._reloaded(base)
@@ -367,7 +371,7 @@ class ManifestStore:
     def confirm(self, manifest: Manifest) -> None:
         """Read the version back: it is there as it was committed, and nothing newer is foreign.
 
-        Asked before local segments go that it names. Raises FencedError, CorruptManifest,
+        Called before deleting local segments that it names. Raises FencedError, CorruptManifest,
         MissingObject.
         """
         data = self.versions.read(manifest.version)

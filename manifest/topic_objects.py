@@ -1,14 +1,15 @@
-"""Topics and the cluster in the bucket: what a restore finds them by.
+"""Topics and the cluster in the bucket: how a restore finds them.
 
 | object                                            | kind      | document                |
 |---------------------------------------------------|-----------|-------------------------|
 | `cluster.json`                                    | `cluster` | fields of `Cluster`     |
 | `topics/<topic>/<topic id>/topic/<version>.json`  | `topic`   | fields of `TopicObject` |
 
-* A topic object is versioned as manifests are: created by conditional PUT, never changed, read
-  back after a lost answer. The newest version is the truth for a restore; for the owner its data
-  folder is, so that it writes without reading. Who takes a topic over writes a version too.
-* Deletion first commits a version with `deleted`; the versions go last of all that the topic has.
+* A topic object is versioned as manifests are: created by conditional PUT, never changed, read back
+  after a lost answer. The newest version is the truth for a restore; for the owner, its data folder
+  is, so it writes without reading. Whoever takes a topic over writes a version too.
+* Deletion first commits a version with `deleted`; of all that the topic has, the versions are
+  deleted last.
 * Tokens and other secrets are never in the bucket.
 """
 
@@ -74,7 +75,7 @@ def load_cluster(store: Objects) -> Cluster | None:
 
 
 def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
-    """Mark the prefix as this cluster's; done already: nothing happens.
+    """Mark the prefix as this cluster's; nothing happens if it already is.
 
     Raises ConfigurationError if the prefix is another cluster's, OutcomeUnknownError.
     """
@@ -120,12 +121,12 @@ class TopicObjects:
         return chosen
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
-        """`topic` as the version after the newest, whatever that says and whether or not it can be
-        read: for the owner its data folder is the truth.
+        """Write `topic` as the version after the newest, whatever that one says and whether or not
+        it can be read: for the owner, its data folder is the truth.
 
-        `check` raises where the topic is another's; asked after each look for the newest version,
-        so that whoever claims the topic and then writes a version is seen, or has the last word.
-        Raises ManifestConflict, OutcomeUnknownError; to be repeated after them.
+        `check` raises if the topic is another's; it is called after each look for the newest
+        version, so that whoever claims the topic and then writes a version is seen, or has the last
+        word. Raises ManifestConflict, OutcomeUnknownError; to be repeated after them.
         """
         chain = self._chain(topic.name, topic.topic_id)
         for _ in range(COMMIT_ATTEMPTS):
@@ -145,13 +146,13 @@ class TopicObjects:
             chain.delete([stat.version for stat in stats])
 
     def scan(self) -> Iterator[tuple[str, str]]:
-        """(name, topic id) of everything under `topics/`, with a LIST or so for each name."""
+        """(name, topic id) of everything under `topics/`, with about one LIST per name."""
         for name in self._store.folders(TOPICS, limit=TOPICS_MAX):
             for topic_id in self.ids(name):
                 yield name, topic_id
 
     def ids(self, name: str) -> list[str]:
-        """Every topic id that the name has, or had and something of it is left."""
+        """Every topic id that the name has, or had if something of it is left."""
         return list(self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX))
 
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:

@@ -4,7 +4,7 @@
   pages through a `PageSource` (a page never changes, so reading one is looking at a value).
 * Invariants are checked before and after each; a change that does not fit raises InvalidTransition.
 * A transition may be applied again to a newer state after a lost race, and to a state in which it
-  happened already (a lost answer): then it returns the state as it is, the same object.
+  has already happened (a lost answer): then it returns the same object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
 
 
 class PageSource(Protocol):
-    """Gives the entries of a page; all of them, also those that retention dropped since."""
+    """Gives all entries of a page, including those that retention has dropped since."""
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
 
@@ -43,11 +43,10 @@ class PageSource(Protocol):
 class Claim(NamedTuple):
     """A folder says: this partition is mine.
 
-    `epochs`: the folder's own history since what it last saw in the bucket; the last is the
-    claimed one.
-    `recorded`: the (owner, epoch) pairs that the folder noted itself, asked for by it or seen in
-    force. The claimed one is not among them before it was asked for: an older copy of the folder
-    in force may be about to ask for the same.
+    `epochs`: the folder's own history since what it last saw in the bucket; the last is the claimed
+    one. `recorded`: the (owner, epoch) pairs that the folder noted itself, because it asked for
+    them or saw them in force. The claimed one is not among them until it was asked for: an older
+    copy of the folder in force may be about to ask for the same.
     """
 
     owner: str
@@ -86,8 +85,8 @@ def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manif
 def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
     """The claimant becomes the owner, under a higher epoch.
 
-    Raises FencedError if the owner and epoch in force are not ones that the folder recorded
-    itself (unless it takes over), and where the claimed epoch is not above the one in force.
+    Raises FencedError if the owner and epoch in force are not ones that the folder recorded itself
+    (unless it takes over), and if the claimed epoch is not above the one in force.
     """
     require(manifest)
     if not claim.take_over:
@@ -118,8 +117,8 @@ def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> 
 def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifest:
     """Uploaded segments join at the end, in offset order.
 
-    One that is there already with the same bytes (under whichever name) is left out; so is one
-    that a trim has passed meanwhile. Their objects then count as never named, and go by age.
+    One that is already there with the same bytes (under whatever name) is left out; so is one that
+    a trim has passed meanwhile. Their objects then count as never named, and are deleted by age.
     """
     require(manifest)
     fresh = [entry for entry in entries if not _settled(manifest, entry)]
@@ -148,9 +147,8 @@ def _settled(manifest: Manifest, entry: SegmentEntry) -> bool:
 
 
 def trim(manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int) -> Manifest:
-    """The log starts at `before_offset` (Kafka's DeleteRecords). Lower than now: nothing happens.
-
-    It may lie past the end of the cold tier: then the next segment may begin below it.
+    """The log starts at `before_offset` (Kafka's DeleteRecords). Nothing happens if that is lower
+    than now. It may be past the end of the cold tier: then the next segment may begin below it.
     """
     return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.TRIM)
 
@@ -230,7 +228,7 @@ def replace(
     pages: PageSource,
     now_ms: int,
 ) -> Manifest:
-    """Compaction: the run of entries `old` gives way to `new`, which lies within its offsets.
+    """Compaction: the run of entries `old` is replaced by `new`, which lies within its offsets.
 
     Raises InvalidTransition if the run is not there as it was. What a trim took from its front
     meanwhile is no obstacle.
@@ -311,7 +309,7 @@ def merge_pages(
 ) -> Manifest:
     """`merged`, which has the live entries of the pages `run`, in their place.
 
-    Where they are not all there as they were (retention moved on): the manifest as it is.
+    If they are no longer all there as they were (retention moved on), the manifest is unchanged.
     """
     require(manifest)
     assert sum(page.entry_count for page in run) == merged.entry_count, "merging keeps every entry"
@@ -329,7 +327,7 @@ def merge_pages(
 
 
 def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
-    """A restore steps over [the manifest's end, end_offset): those offsets are never written."""
+    """A restore skips [the manifest's end, end_offset): those offsets are never written."""
     require(manifest)
     if end_offset <= manifest.end_offset:
         raise InvalidTransition(
@@ -344,7 +342,7 @@ def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
 
 
 def forget_removed(manifest: Manifest, keys: Collection[str]) -> Manifest:
-    """Removed objects, and pages of such, that are gone from the bucket leave the list."""
+    """Removed objects, and pages of them, that are gone from the bucket leave the list."""
     require(manifest)
     removed = tuple(entry for entry in manifest.removed if entry.key not in keys)
     pages = tuple(page for page in manifest.removed_pages if page.key not in keys)

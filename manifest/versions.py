@@ -5,10 +5,11 @@
   never others.
 * The newest version is found with few, bounded LISTs, however many versions there are and whichever
   were collected: `start_after` answers "is there anything above n?".
-* Some stores keep the part of a PUT that arrived before the connection broke. Such a cut version
-  is void: its writer never had an answer. Readers step back over it and writers step on over it.
-* This file knows that a version is sealed JSON, and not what it says. Safe from any thread;
-  writers are told apart by the store.
+* Some stores keep the part of a PUT that arrived before the connection broke. Such a truncated
+  version is void: its writer never got an answer. Readers fall back to the version before it, and
+  writers skip its number.
+* This file knows that a version is sealed JSON, but not what it says. Safe from any thread; writers
+  are told apart by the store.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Stat(Protocol):
 
 
 class Unfinished(Protocol):
-    """An upload in parts that nobody ended."""
+    """A multipart upload that nobody completed or aborted."""
 
     @property
     def key(self) -> str: ...
@@ -67,8 +68,8 @@ class Objects(Protocol):
 
 
 class Created(Enum):
-    """How a conditional PUT ended: ours, another's, or a cut, void object is in the place: since
-    just now, or since before.
+    """How a conditional PUT ended: our object is in place, or another's, or a truncated, void one,
+    which came just now or was there before.
     """
 
     OURS = auto()
@@ -119,9 +120,10 @@ class VersionChain:
         return stats, len(listed) == limit
 
     def newest(self, *, at_least: int = 0) -> int:
-        """The number of the newest version; `at_least` where none is above it (0: none at all).
+        """The number of the newest version; `at_least` if none is above it (0: none at all).
 
-        One LIST where fewer than LIST_LIMIT names lie above; else galloping, then halving.
+        One LIST if fewer than LIST_LIMIT names are above; else a galloping search, then a binary
+        one.
         """
         low, high, step = at_least, None, LIST_LIMIT
         after = low
@@ -150,8 +152,8 @@ class VersionChain:
     def create(self, version: int, body: bytes) -> Created:
         """Create the version if it is not there. Raises OutcomeUnknownError, StoreUnavailable.
 
-        After OutcomeUnknownError the object may exist or appear: whoever goes on meets it as a lost
-        race, reloads, and finds out what it says.
+        After OutcomeUnknownError the object may exist or appear: whoever continues meets it as a
+        lost race, reloads, and sees what it says.
         """
         for attempt in range(PUT_ATTEMPTS):
             outcome = self._try_create(version, body)
@@ -186,6 +188,6 @@ class VersionChain:
 
 
 def steady_ms() -> int:
-    """Milliseconds that rise also while the machine sleeps, and never fall."""
+    """Milliseconds that also rise while the machine sleeps, and never fall."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1_000_000
