@@ -1,13 +1,13 @@
 """Where batches begin inside a chunk: a walk over headers that remembers its way.
 
-* Only the 27 bytes that say where a batch ends are looked at; a chunk's CRC was right, so that what
-  is wrong here was uploaded so, and is CorruptObject.
-* A sparse map (an entry every 16 KiB walked) stays in memory for chunks that are being read,
-  within a limit: a sequential reader walks each header once, and not from the chunk's start at
-  each read.
-* Who must not wait walks by `Steps` that give up, with BlockingIOError: where bytes are not in
-  memory, and where the walk is long because no map knows the way yet. A walk that may wait then
-  leaves a map.
+* Only the 27 bytes that say where a batch ends are looked at; the chunk's CRC was right, so what is
+  wrong here was uploaded like that, and is CorruptObject.
+* A sparse map (an entry every 16 KiB walked) stays in memory for chunks that are being read, within
+  a limit: a sequential reader walks each header once, instead of starting over from the chunk's
+  start at each read.
+* A caller that must not wait walks with `Steps` that give up with BlockingIOError: if bytes are not
+  in memory, or if the walk is long because there is no map yet. A walk that may wait then leaves a
+  map.
 
 Thread-safe.
 """
@@ -41,7 +41,7 @@ _LEAST_LENGTH: Final = 49
 
 
 class Steps(NamedTuple):
-    """How to walk: `pread` as os.pread is, and after how many batches to give up."""
+    """How to walk: `pread`, like os.pread, and after how many batches to give up."""
 
     pread: Callable[[int, int, int], bytes] = os.pread
     batches_max: int | None = None
@@ -129,7 +129,7 @@ class BatchFinder:
         return ChunkWalk(chunk, file, known, steps)
 
     def forget(self, chunk: ChunkRef) -> None:
-        """What was met in a chunk whose bytes proved bad."""
+        """Forget what was found in a chunk whose bytes proved bad."""
         with self._lock:
             self._maps.pop(chunk.key, None)
 
@@ -155,7 +155,7 @@ class ChunkWalk:
     def find_end(self, first: BatchPlace, *, max_bytes: int, end_offset: int) -> tuple[int, int]:
         """Where whole batches from `first` on end, by position and by offset.
 
-        They are within `max_bytes` and below `end_offset`, but the first is there in any case.
+        They are within `max_bytes` and below `end_offset`, but the first is always included.
         """
         stop = first.position + max_bytes
         position, next_offset = first.end_position, first.next_offset

@@ -1,22 +1,22 @@
-"""Chunks of cold segments as files on local disk: what is there, for whom there is room, what goes.
+"""Chunks of cold segments as files on local disk: what is there, what there is room for, what goes.
 
     <folder>/<segment's unique>/<chunk number>    a whole chunk whose CRC was right when it came
     <folder>/.filling/<random>                    on its way; swept at the start
 
-* A file appears by rename after length and CRC were right, and is never written again or truncated:
-  who has it open keeps it whole, also after it was unlinked.
-* Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay
-  within the limit, or are one chunk; where readers hold too much of it, a fill waits, and in the
-  end is Throttled.
-* A file that an earlier process left is no more than a guess: its size and CRC are checked again
-  before the first byte of it is served. So is one of which a reader says that its bytes are bad
-  (`OpenFile.doubt`): disks rot. What the disk cannot read is a miss.
+* A file appears by rename once its length and CRC are right, and is never written again or
+  truncated: whoever has it open keeps it whole, even after it was unlinked.
+* Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay within
+  the limit, or are a single chunk; if readers hold too much of it, a fill waits, and is finally
+  Throttled.
+* A file that an earlier process left is only a guess: its size and CRC are checked again before its
+  first byte is served. So is one whose bytes a reader reports as bad (`OpenFile.doubt`): disks rot.
+  What the disk cannot read is a miss.
 * No file is opened, checked or unlinked under the lock.
-* What somebody else deletes is a miss, be it the whole folder.
-* The descriptors of the chunks that were read last stay open: to open a file and close it again
-  costs more than finding a batch in it.
+* Whatever somebody else deletes is a miss, even the whole folder.
+* The descriptors of the chunks that were read last stay open: opening and closing a file costs more
+  than finding a batch in it.
 
-Thread-safe. Who fills, and how many at once, is `chunk_fills`; which chunk goes is `eviction`.
+Thread-safe. `chunk_fills` decides who fills, and how many at once; `eviction`, which chunk goes.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class ChunkCache:
     def lookup(self, chunk: ChunkRef, *, checked_only: bool = False) -> OpenFile | None:
         """The chunk's file, open, or None: a miss.
 
-        `checked_only` never reads the file: None, and no miss, where its bytes were not checked in
-        this process's life.
+        `checked_only` never reads the file: None, which is not counted as a miss, if this process
+        has not checked its bytes.
         """
         key = chunk.key
         with self._room:
@@ -255,7 +255,9 @@ class ChunkCache:
     # --- giving up room ---------------------------------------------------------------------------
 
     def shrink(self, by_bytes: int) -> int:
-        """Evict about so many bytes, because the disk is short; how many went."""
+        """Evict about this many bytes, because the disk is short of space; how many were
+        evicted.
+        """
         with self._room:
             self._settle_closed()
             before = self._cached

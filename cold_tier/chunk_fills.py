@@ -1,9 +1,8 @@
 """Who fills the chunk cache, and how many at once.
 
 * A chunk is filled once however many wait for it; all of them get the same file or the same error.
-* Fills in flight are bounded, and those for read-ahead to half of that: a reader who waits never
-  waits for more than a few guesses. Read-ahead that finds no room or no slot is dropped, not
-  queued.
+* Fills in flight are bounded, those for read-ahead to half of that: a waiting reader never waits
+  for more than a few guesses. Read-ahead that finds no room or no slot is dropped, not queued.
 * A disk that is full refuses no read: what a reader waits for is filled in memory then, and is not
   cached.
 """
@@ -41,11 +40,11 @@ class ChunkFills:
         self._guesses = 0
 
     def get(self, chunk: ChunkRef, *, room_wait_s: float = ROOM_WAIT_S) -> OpenFile:
-        """The chunk's file, open; waits for the store where it is not cached.
+        """The chunk's file, open; waits for the store if it is not cached.
 
-        Waits `room_wait_s` for room in the cache: not at all for who holds other chunks open.
-        Raises CorruptObject, MissingObject, StoreUnavailable, Throttled; DiskFull only where the
-        system has no files in memory.
+        Waits `room_wait_s` for room in the cache: a caller that holds other chunks open must not
+        wait at all. Raises CorruptObject, MissingObject, StoreUnavailable, Throttled; DiskFull only
+        where the system has no files in memory.
         """
         while True:
             found = self._cache.lookup(chunk)
@@ -68,7 +67,7 @@ class ChunkFills:
             return opened
 
     def cached(self, chunk: ChunkRef) -> OpenFile | None:
-        """The chunk's file where it is cached and was checked: without waiting."""
+        """The chunk's file if it is cached and checked; never waits."""
         return self._cache.lookup(chunk, checked_only=True)
 
     def prefetch(self, chunk: ChunkRef) -> bool:

@@ -14,10 +14,9 @@ Big-endian (docs/formats/segment-objects.md):
     12  record count u32
 
 * Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
-* A timestamp range is over the records themselves. Where a bound is not known its flag is off, and
-  what is not known is never skipped. A record without a timestamp counts as -1.
-* A table is believed only after its CRC and these rules hold; an unknown version is refused by
-  name.
+* A timestamp range is over the records themselves. If a bound is not known its flag is off, and
+  nothing is skipped by it. A record without a timestamp counts as -1.
+* A table is trusted only if its CRC and these rules hold; an unknown version is refused by name.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class ChunkTable:
         return _of_all(max, [chunk.max_timestamp for chunk in self.chunks])
 
     def index_of(self, offset: int) -> int:
-        """The first chunk that ends at or after `offset`; the number of chunks where none does."""
+        """The first chunk that ends at or after `offset`; the number of chunks if none does."""
         return bisect_left(self._last_offsets, offset)
 
     def numbers_of(self, start: int, end: int) -> range:

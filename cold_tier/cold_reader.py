@@ -1,16 +1,16 @@
-"""Reads of the cold tier, answered as those of the hot one: with slices of local files.
+"""Reads of the cold tier, answered like those of the hot one: with slices of local files.
 
-* Every slice of an answer is open before the answer is given, and of a chunk whose CRC-32C was
-  right.
-* A read waits for its first chunk; what it wants beyond is on its way meanwhile, also in segments
-  that follow. An error in a later chunk ends the answer before it, and is the next read's.
-* A chunk that proves bad while it is read is looked at once more, from the bucket if need be: its
-  file may have rotted since it came. What the bucket has so is CorruptObject.
-* Chunks are the unit of skipping: what their table says of offsets and times is enough to leave one
-  alone, and what it does not know is looked into.
-* What may be answered without waiting is the very answer that waiting would give: one path, which
-  opens chunks and walks them by two kinds of `_Access`.
-* This file does not know manifests: a segment is given, and with it what follows.
+* Every slice of an answer is open before the answer is given, and belongs to a chunk whose CRC-32C
+  was right.
+* A read waits for its first chunk; what else it wants is fetched meanwhile, from following segments
+  too. An error in a later chunk ends the answer before it, and is reported to the next read.
+* A chunk that proves bad while it is read is tried once more, from the bucket if need be: its file
+  may have rotted since it came. If the bucket has it like that, it is CorruptObject.
+* Chunks are the unit of skipping: what their table says about offsets and times is enough to skip
+  one, and one that it does not know about is read.
+* An answer without waiting is the same as one that waited: there is one path, which opens and walks
+  chunks through two kinds of `_Access`.
+* This file does not know manifests: it is given a segment, and those that follow.
 
 Thread-safe; every call may block on the store.
 """
@@ -97,7 +97,9 @@ class _Answer:
 
     @property
     def is_full(self) -> bool:
-        """The last half of what is wanted is not worth the wait for another chunk."""
+        """Whether to stop: the last half of what is wanted is not worth waiting for another
+        chunk.
+        """
         enough = bool(self.slices) and self.left * 2 < self.max_bytes
         return enough or len(self.slices) >= SLICES_MAX
 
@@ -105,7 +107,7 @@ class _Answer:
         return not self.is_full and segment.last_offset < self.next_offset < self.end_offset
 
     def take(self, piece: FileSlice, next_offset: int) -> bool:
-        """Whether there was room for it: for the first piece there always is."""
+        """Whether there was room for it; for the first piece there always is."""
         if self.slices and piece.size_bytes > self.left:
             return False
         self.slices.append(piece)
@@ -177,7 +179,7 @@ class ColdReader:
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
     ) -> ColdRead | None:
-        """As `read`, where nothing has to come from the store or the disk; None if it has.
+        """As `read`, if nothing has to come from the store or the disk; None if something has.
 
         `following` may raise BlockingIOError if it would have to ask.
         """
@@ -303,7 +305,7 @@ class ColdReader:
     def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk as they are asked for, one ahead.
 
-        Raises as `read`, where the chunk that fails is reached.
+        Raises as `read` does, when the failing chunk is reached.
         """
         index = self._indexes.get(segment)
         numbers = index.table.numbers_of(start, end)

@@ -1,9 +1,9 @@
-"""Which chunk of the cache goes: an order that withstands scans.
+"""Which chunk of the cache is evicted: an order that withstands scans.
 
-* A chunk that was only guessed at (read-ahead) is unread, and has a quarter of the cache.
+* A chunk that was only guessed at (read-ahead) is unread; these get a quarter of the cache.
 * A chunk read in one visit is on probation, and a random one of those goes first: a scan that is
   larger than the cache then still hits part of it the next time.
-* One that is visited again later is protected, up to four fifths, and goes by last use.
+* One that is visited again later is protected; these get up to four fifths, and go by last use.
 
 No disk, no lock: its owner has one.
 """
@@ -43,7 +43,7 @@ class EvictionOrder:
         self._fills = 0
 
     def add(self, key: ChunkKey, size_bytes: int, *, filled: bool = True) -> None:
-        """A chunk that nobody has read yet. `filled`: now, and not by an earlier process."""
+        """A chunk that nobody has read yet. `filled`: just now, not by an earlier process."""
         self._fills += filled
         self._places[key] = _Place(size_bytes, fill=self._fills)
         self._unread[key] = None
@@ -76,7 +76,7 @@ class EvictionOrder:
             self._leave_probation(place)
 
     def victim(self, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
-        """The next to go of those that may."""
+        """The next to be evicted, of those that may be."""
         for _ in range(PICKS if self._probation else 0):
             picked = random.choices(self._probation, k=2)
             older = min(picked, key=lambda key: self._places[key].last_fill)

@@ -3,14 +3,15 @@
     <root>/<key>                    one file an object
     <root>/.tierlog-tmp/<unique>    what is being written
 
-* An object appears whole or not at all, under its last bytes: temp file, write, fsync, then link(2)
+* An object appears whole or not at all, with its final bytes: temp file, write, fsync, then link(2)
   (which fails where the name is taken: the atomic create-if-absent) or rename(2), then fsync of the
   folder. Nothing is ever written under a key's own name.
-* A key is a path below the root: `check_key` lets no component through that could lead elsewhere.
-  A symbolic link that an operator put inside the folder is followed.
-* It keeps no checksums: whoever must be sure reads back.
-* Of a folder that went away (an unmounted disk) no object is missing: nothing can be said of any.
-  It is told by `.tierlog-tmp`, which is made when the store is opened and stays.
+* A key is a path below the root: `check_key` lets no component through that could lead elsewhere. A
+  symbolic link that an operator put inside the folder is followed.
+* It keeps no checksums: whoever must be sure reads the object back.
+* If the folder went away (an unmounted disk), no object counts as missing: nothing can be said
+  about any. `.tierlog-tmp`, which is created when the store is opened and stays, tells the
+  difference.
 * Several processes may share the folder. Temp files older than a day are swept when it is opened.
 """
 

@@ -1,4 +1,4 @@
-"""The `.indexes` object: a segment's indexes and what else it takes to rebuild a folder from a
+"""The `.indexes` object: a segment's indexes, and what else is needed to rebuild a folder from a
 bucket.
 
 Big-endian (docs/formats/segment-objects.md):
@@ -14,10 +14,10 @@ Big-endian (docs/formats/segment-objects.md):
 * The chunk table is the first section and its place is in the manifest: a reader gets it alone, or
   with the directory in front of it, by one ranged GET.
 * The other sections are Kafka's files as they are: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
-  (the producer state at the END of the segment). A section that is empty or was not there has
-  size 0.
+  (the producer state at the END of the segment). A section that is empty or was not there has size
+  0.
 * Each section has its CRC-32C in the directory, and the directory its own. A kind that this code
-  does not know is kept out of the way, an unknown version is refused by name.
+  does not know is skipped; an unknown version is refused by name.
 """
 
 from __future__ import annotations

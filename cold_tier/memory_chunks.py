@@ -1,10 +1,10 @@
-"""Chunks that the disk has no room for: in memory, in files without a name.
+"""Chunks that the disk has no room for: in memory, in unnamed files.
 
-* For those who wait for one alone: nobody finds it here, and it is gone with its last reader. It is
-  read and sent as any file.
-* All of them together stay within the limit, or are one chunk; beyond that a fill waits until a
-  reader lets go, and in the end is Throttled. Those that are being filled count.
-* Linux has such files. Elsewhere, and where the process has no descriptor left for one, the read is
+* Only for those who wait for one: nobody else finds it here, and it is gone with its last reader.
+  It is read and sent like any file.
+* All of them together stay within the limit, or are a single chunk; beyond that a fill waits until
+  a reader lets go, and is finally Throttled. Those that are being filled count.
+* Linux has such files. Elsewhere, and if the process has no descriptor left for one, the read is
   refused as the disk refused it.
 
 Thread-safe.

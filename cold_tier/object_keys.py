@@ -1,10 +1,10 @@
-"""Names of the objects that the cold tier writes; the manifest's own names are the manifest's.
+"""Names of the objects that the cold tier writes; `manifest` names its own objects.
 
     <partition's segments folder>/<20-digit base offset>-<epoch>-<unique>.log
     <partition's segments folder>/<same>.indexes
     probe/<run>/…                               gone again once the probe is over
 
-* Keys are relative to the store's prefix. Offsets have 20 digits so that keys sort as they do.
+* Keys are relative to the store's prefix. Offsets have 20 digits, so that keys sort like offsets.
 * `<unique>` is random: a segment object's name is used once, whoever uploads and however often.
 """
 

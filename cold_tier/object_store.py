@@ -3,10 +3,10 @@
 * Keys are relative to the store's prefix. A key that a file system could not hold, or that could
   lead outside a folder, is refused by every store alike (`check_key`), so that a bucket can be
   copied to a folder and back.
-* An object is whole or it is not there, for every reader; what `put` acknowledged is durable.
-* A store repeats idempotent calls itself, within one deadline. It never repeats a create whose
+* For every reader, an object is whole or not there; what `put` acknowledged is durable.
+* A store retries idempotent calls itself, within one deadline. It never retries a create whose
   answer was lost: that is OutcomeUnknownError, and the caller reads back. `get_range` is one
-  attempt; what repeats it is `ranged_reader`.
+  attempt; `ranged_reader` retries it.
 * What a store says about an object after a write is what it stored, never what was sent.
 
 All calls are synchronous, may block, and may come from any thread.
@@ -48,8 +48,8 @@ RESERVED_COMPONENT = ".tierlog-tmp"
 
 
 class Resumable(NamedTuple):
-    """An upload in parts that may go on later: its id, empty where it is to begin, and who notes
-    the id that the store gives it.
+    """A multipart upload that may be resumed later: its id, empty if it is still to begin, and the
+    function that notes the id that the store gives it.
     """
 
     upload_id: str
@@ -57,7 +57,7 @@ class Resumable(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """An upload in parts that was begun and neither completed nor aborted."""
+    """A multipart upload that was begun and neither completed nor aborted."""
 
     key: str
     upload_id: str
@@ -96,7 +96,7 @@ class ChecksumRefused(StoreUnavailable):
 
 
 class UploadLost(StoreUnavailable):
-    """The store does not know an upload that was to go on: begin anew, under another name."""
+    """The store does not know an upload that was to be resumed: start over, under another name."""
 
     final = True
 
@@ -104,12 +104,14 @@ class UploadLost(StoreUnavailable):
 class ObjectStore(Protocol):
     @property
     def url(self) -> str:
-        """Where it is, as `open_store` takes it; no secrets."""
+        """Where it is, in the form that `open_store` takes; no secrets."""
         ...
 
     @property
     def place(self) -> str:
-        """The URL, and the server that answers for it: two servers may have a bucket of a name."""
+        """The URL, and the server that answers for it: two servers may have a bucket of the same
+        name.
+        """
         ...
 
     @property
@@ -127,7 +129,7 @@ class ObjectStore(Protocol):
         if_absent: bool = False,
         crc32c: int | None = None,
     ) -> ObjectStat:
-        """Store `body`, in one request, with a checksum; `crc32c` where the caller has it already.
+        """Store `body`, in one request, with a checksum: `crc32c`, if the caller already has it.
 
         With `if_absent` exactly one of many concurrent writers wins and the others get
         ObjectExists. Raises OutcomeUnknownError (only with `if_absent`: the answer was lost),
@@ -152,9 +154,9 @@ class ObjectStore(Protocol):
         Memory is about `part_bytes * concurrency`. `pace(n)` is called before `n` bytes are sent
         and may block: a rate limit. What it returns was asked of the store after the write. A
         failed upload leaves no object and, as far as the store answers, no parts; with `resumable`
-        it leaves the parts where another try may do, and that sends those that are missing. The
-        key must be new, or the one of what goes on: two uploads to one key are not told apart.
-        Raises UploadLost where what was to go on is gone.
+        it leaves the parts if another try may succeed, which then sends those that are missing. The
+        key must be new, or that of the upload being resumed: two uploads to one key are not told
+        apart. Raises UploadLost if the upload to be resumed is gone.
         """
         ...
 
@@ -188,28 +190,28 @@ class ObjectStore(Protocol):
 
     def folders(self, prefix: str, *, limit: int) -> Names:
         """At most `limit` names of what lies directly below the folder `prefix` (with its slash, or
-        empty) and holds objects itself, in order; without slashes. One LIST per thousand names,
-        however many objects lie in them. With versioning, MinIO also names folders that once did.
+        empty) and holds objects, in order; without slashes. One LIST per thousand names, however
+        many objects lie in them. With versioning, MinIO also names folders that once did.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete what is there; a key that is not there is no error."""
+        """Delete what is there; a missing key is not an error."""
         ...
 
     def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:
-        """At most `limit` uploads in parts, of keys that begin with `prefix`, that nobody ended.
-        Some stores tell of none.
+        """At most `limit` unfinished multipart uploads, of keys that begin with `prefix`. Some
+        stores list none.
         """
         ...
 
     def abort(self, upload: Unfinished) -> None:
-        """End an upload: its parts are gone. One that is not there is no error."""
+        """Abort an upload: its parts are gone. A missing one is not an error."""
         ...
 
     def close(self) -> None:
-        """Let go of connections. Who is at work still is told ShuttingDown at his next call, where
-        that would ask another machine.
+        """Let go of connections. Whoever is still at work gets ShuttingDown from the next call that
+        would ask another machine.
         """
         ...
 

@@ -28,11 +28,11 @@ def open_store(
     region: str | None = None,
     must_exist: bool = False,
 ) -> ObjectStore:
-    """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` alone.
+    """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` only.
 
     `endpoint` and `region` are those of `options`, for callers that need no more. `must_exist`: a
-    folder is not made, as whoever only reads wants it. Raises SettingsError for a URL that is
-    none of the three kinds.
+    folder is not created, for callers that only read. Raises SettingsError for a URL that is none
+    of the three kinds.
     """
     options = options or S3Options()
     options = replace(

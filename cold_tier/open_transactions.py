@@ -2,11 +2,11 @@
 
 * A transaction's marker, and with it the entry of a `.txnindex`, may come many segments after its
   records. The producer snapshot at a segment's end says which transactions are open there: once all
-  that began in the range are over, nothing more can be named.
-* A transaction is over where the snapshot has its producer, and in none, or in a later one. A
-  producer that is not there may have been forgotten. A snapshot may be made of less than there was:
-  then it begins a transaction too late, or lacks the producer.
-* Without a snapshot nothing is known, and all that follows is looked at.
+  that began in the range are over, no later segment can name one.
+* A transaction is over if the snapshot has its producer, either in no transaction or in a later
+  one. A producer that is missing may have been forgotten. A snapshot may have been made from less
+  than there was: then it begins a transaction too late, or lacks the producer.
+* Without a snapshot nothing is known, and all following segments are looked at.
 * The last stable offset that an entry was written with says the same.
 """
 

@@ -1,9 +1,9 @@
-"""Gets what a reader will want under way: chunks ahead of it, and into the segments that follow.
+"""Starts fetching what a reader will want: chunks ahead of it, also in the segments that follow.
 
-* The chunk that is wanted now goes first, so that no guess stands before it.
-* What this very read will wait for (more chunks than one) is begun together, whoever reads; beyond
-  that, how far is `read_ahead`'s to say.
-* What fails here is the reader's to meet: nobody is told of it.
+* The chunk that is wanted now goes first, so that no guess delays it.
+* What this read itself will wait for (more than one chunk) is started together, whoever reads;
+  beyond that, `read_ahead` says how far.
+* A failure here is not reported: the reader will meet it.
 
 Thread-safe.
 """

@@ -1,14 +1,14 @@
-"""Whether a store keeps the promises that manifests stand on; asked before anything is trusted to
+"""Whether a store keeps the promises that manifests rely on; asked before anything is entrusted to
 it.
 
 * A store that ignores a condition, lets two writers win it, or shows old bytes or lists after a
   write is refused by name, with what to do.
-* Racing writers are given a few seconds: a store that checks and then acts is caught mostly, not
-  always. `allow_single_writer` leaves the race out, for stores such as moto where one writer is
-  promised; the same condition one after the other must hold even there.
-* A store that takes a body with a wrong checksum, or gives none back, is not refused: what is
+* Racing writers are given a few seconds: a store that checks and then acts is caught most of the
+  time, not always. `allow_single_writer` leaves the race out, for stores such as moto where one
+  writer is promised; the condition must hold even there for writes one after another.
+* A store that accepts a body with a wrong checksum, or returns no checksum, is not refused: what is
   uploaded there is read back whole.
-* What the probe writes lies below `probe/<run>/` and is deleted again.
+* What the probe writes is below `probe/<run>/` and is deleted again.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def probe(
 
 
 def still_holds(store: ObjectStore, traits: StoreTraits, *, there: tuple[str, bytes]) -> bool:
-    """Whether what a probe found before is still so, as far as two requests tell: the server behind
-    a URL may be another since. `there`: an object's key and bytes; where the condition is ignored
-    it is written over by the same.
+    """Whether what a probe found before still holds, as far as two requests can tell: the server
+    behind a URL may have been replaced. `there`: an object's key and bytes; if the condition is
+    ignored it is overwritten with the same bytes.
 
     Raises StoreUnavailable, ConfigurationError.
     """
@@ -112,7 +112,7 @@ class _Run:
         self._lost_rounds = 0
 
     def check_reads(self) -> None:
-        """What was written is what is read, at once, also after an overwrite, and is listed."""
+        """What was written is read back and listed at once, also after an overwrite."""
         key = self._key("read")
         for body in (b"first", b"second, and longer"):
             self._store.put(key, body)

@@ -1,14 +1,13 @@
 """One chunk from the bucket, whole and checked, or an error that names the object.
 
-* Not a byte is handed on before length and CRC-32C of the whole chunk are right.
-* This is the one layer that repeats a ranged GET: few rounds, one deadline over all of them, each
-  round one GET and at most one more where the first is late (hedging). Hedges are paid from a
-  budget of a twentieth of the requests, so that a store that is slow all over is not asked twice
-  as much.
-* Bytes that fail their CRC are asked for once more, since the wire may be at fault; then it is
-  CorruptObject. What is wrong with one chunk is no matter of the others.
-* Memory is one piece (256 KiB) a thread of the pool, which keeps it: pages that were touched before
-  cost a fraction of fresh ones. The pool bounds the requests in flight.
+* Not a byte is passed on before length and CRC-32C of the whole chunk have been checked.
+* This is the one layer that retries a ranged GET: a few rounds, one deadline over all of them, each
+  round one GET and at most one more if the first is late (hedging). Hedges are limited to a
+  twentieth of the requests, so that a store that is slow throughout does not get twice as many.
+* Bytes that fail their CRC are fetched once more, since the network may be at fault; then it is
+  CorruptObject. A fault of one chunk does not affect the others.
+* Memory is one piece (256 KiB) per thread of the pool, which keeps it: pages that were touched
+  before cost a fraction of fresh ones. The pool bounds the requests in flight.
 """
 
 from __future__ import annotations
@@ -93,9 +92,9 @@ def read_chunk(
 ) -> memoryview:
     """The chunk's bytes, checked, in memory: for readers without a cache, as Spark's executors.
 
-    They lie in `room`, of at least the chunk's size, where it is given: pages that were touched
-    before cost a fraction of fresh ones.
-    Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
+    They are put in `room`, of at least the chunk's size, if it is given: pages that were touched
+    before cost a fraction of fresh ones. Raises CorruptObject, MissingObject, StoreUnavailable,
+    ConfigurationError.
     """
     whole = memoryview(bytearray(chunk.size_bytes)) if room is None else room
     body, into = whole[: chunk.size_bytes], memoryview(bytearray(PIECE_BYTES))
@@ -116,8 +115,8 @@ def read_chunk(
 def read_range(
     store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy = FETCH_POLICY
 ) -> bytes:
-    """Bytes [start, end) of an object, as the store has them: whoever believes them checks them.
-    Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
+    """Bytes [start, end) of an object, as the store has them: the caller has to check them. Raises
+    CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
     """
     return policy.run(lambda: b"".join(store.get_range(key, start, end)))
 
@@ -143,7 +142,7 @@ class Hedging:
         return max(LEAST_HEDGE_DELAY_S, HEDGE_AFTER_MEDIANS * median)
 
     def record(self, duration_s: float) -> None:
-        """A GET that was not hedged took so long."""
+        """Note how long a GET took that was not hedged."""
         with self._lock:
             self._durations_s.append(duration_s)
 

@@ -1,11 +1,11 @@
-"""How far to read ahead of whom: pure bookkeeping, no I/O.
+"""How far to read ahead, and for which reader: pure bookkeeping, no I/O.
 
 * A read that begins where an earlier one of the same partition ended is sequential: the window
   doubles with each chunk that such a reader comes to, up to the limit. Any other read has no
   window: random readers cost nothing more.
-* What was asked for ahead is settled until the reader comes to another chunk: a reader that takes
-  small bites does not ask for the same guesses at each of them.
-* Who reads is not known and need not be: two readers at one place share what is read ahead.
+* What was asked for ahead is settled until the reader comes to another chunk: a reader that reads
+  in small pieces does not ask for the same guesses each time.
+* Readers are not identified and need not be: two readers at one place share what is read ahead.
 
 Thread-safe.
 """
@@ -40,7 +40,7 @@ class ReadAhead:
         self._aheads: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
 
     def before(self, folder: str, offset: int, *, chunk: ChunkId) -> Ahead:
-        """Of a read that begins at `offset`, in `chunk`; settled where nothing is left to do."""
+        """For a read that begins at `offset`, in `chunk`; settled if nothing is left to do."""
         known = self._aheads.get((folder, offset))
         if known is None:
             return NOT_SEQUENTIAL

@@ -1,8 +1,9 @@
-"""Repeating what may be repeated: few attempts, growing delays with full jitter, one deadline.
+"""Retrying what may be retried: few attempts, growing delays with full jitter, one deadline.
 
-* One layer repeats, and one alone: whoever calls something that repeats does not repeat it again.
-* No attempt begins that would end after the deadline if it took as long as the one before: a store
-  that takes connections and says nothing is waited for no longer. The last error is what is raised.
+* Only one layer retries: whoever calls something that retries does not retry it again.
+* No attempt begins that would end after the deadline if it took as long as the one before: this
+  limits the wait for a store that accepts connections but does not answer. The last error is
+  raised.
 """
 
 from __future__ import annotations
@@ -53,5 +54,5 @@ class RetryPolicy:
 
 
 def is_final(error: StoreUnavailable) -> bool:
-    """Whether this layer should let it pass: the same bytes would be refused again."""
+    """Whether this layer should pass the error on: the same bytes would be refused again."""
     return getattr(error, "final", False)

@@ -1,10 +1,10 @@
 """S3, or what speaks it, as an ObjectStore.
 
-* Nothing is repeated but here, by `RetryPolicy`, where it may be; and every attempt is counted.
+* Retries happen only here, by `RetryPolicy`, where they are allowed; every attempt is counted.
 * Every write carries a CRC-32C of its bytes, computed here, in a header (no botocore[crt] is
   needed).
-* A ranged answer is believed only when its Content-Range is the one asked for.
-* Ranges are received by `s3_ranges`, past boto3, which has the word where that way does not lead to
+* A ranged answer is trusted only if its Content-Range is the one asked for.
+* Ranges are received by `s3_ranges`, without boto3, which takes over where that does not lead to
   the object.
 * Foreign exceptions are mapped in `answer_of` and `_raise` and nowhere else.
 
@@ -106,7 +106,7 @@ class S3Store:
         return self._prefix + key
 
     def close(self) -> None:
-        """Whoever is at work ends with the request under way."""
+        """Whoever is at work ends with the request in progress."""
         self._is_closed = True
         self._ranges.close()
         self._client.close()

@@ -1,7 +1,7 @@
-"""What an S3 answer's headers say, and whether it is the answer to what was asked; no I/O.
+"""What the headers of an S3 answer say, and whether it answers what was asked; no I/O.
 
 * Only a Content-Range that is the one asked for is believed.
-* A checksum counts where it is over the whole object; a composite one is none.
+* A checksum counts only if it is over the whole object; a composite one does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_range(answer: Any, start: int, end: int, *, key: str) -> None:
 
 
 def checksum_of(answer: Any) -> Checksum | None:
-    """CRC-32C of the whole object where the store gives it, else the MD5 that an ETag may be."""
+    """CRC-32C of the whole object if the store gives it, else the MD5 that an ETag may be."""
     crc = answer.get("ChecksumCRC32C", "")
     if crc and "-" not in crc and answer.get("ChecksumType") != "COMPOSITE":
         try:
@@ -53,7 +53,7 @@ def checksum_of(answer: Any) -> Checksum | None:
 
 
 def now_of(answer: Any) -> int:
-    """The store's clock when it answered, ours where it did not say."""
+    """The store's clock when it answered; ours if it did not say."""
     try:
         stated = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
         return int(parsedate_to_datetime(stated).timestamp() * 1000)

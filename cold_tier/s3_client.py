@@ -1,7 +1,7 @@
-"""boto3's client: how it is made, where it looks for what, and what its exceptions mean.
+"""boto3's client: how it is created, where it looks for what, and what its exceptions mean.
 
-* boto3 repeats nothing: its own repeat of a conditional PUT answers 412 to its own success, and its
-  quota of repeats cannot be counted for the bill.
+* boto3 does not retry: its own retry of a conditional PUT would meet its own success with 412, and
+  its retries cannot be counted for the bill.
 * `answer_of` gives the facts of any exception that boto3 lets out; what follows from them is in
   `s3_faults`.
 """
@@ -82,7 +82,7 @@ def _not_to_be_redirected(params: Any, **_: Any) -> None:
 
 
 def url_signer(options: S3Options) -> Callable[[str, str], str]:
-    """What makes a presigned URL of a bucket and a key, good for `URL_EXPIRES_S`."""
+    """A function that makes a presigned URL of a bucket and a key, valid for `URL_EXPIRES_S`."""
 
     @cache
     def client() -> S3Client:

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a store: a GET is sent, its answer received into a given buffer.
 
 * Whatever needs more than that (an unknown length, another version, a huge head) is NotPlain, and
-  no try is made to understand it.
-* Errors of the line are OSError, as the system names them. A connection is in one pair of hands.
+  no attempt is made to understand it.
+* Network errors are OSError, as the system names them. Only one thread uses a connection at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """One connection to the store; `trust` makes what TLS needs. Errors of the line are OSError."""
+    """One connection to the store; `trust` makes what TLS needs. Network errors are OSError."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class Connection:
     def receive(self, head: Head, into: memoryview) -> Iterator[memoryview]:
         """The body in pieces, each a view of `into`, which the next one overwrites.
 
-        One that takes long is given out as it is: who has a deadline looks at it between pieces.
+        A slow piece is passed on incomplete, so that a caller with a deadline can check it between
+        pieces.
         """
         left = head.size_bytes - len(head.body)
         if left < 0:

@@ -1,8 +1,9 @@
 """What an S3 answer that is not a success means: one table, no I/O, no boto3.
 
 * A create whose answer was lost is not a failure: `Fault.UNKNOWN` says that it may have landed.
-* What a person has to mend is one line that says what and how; codes are S3's own names.
-* HEAD answers carry no code, nor do those of what is no S3 server: the status stands in for it.
+* A fault that a person has to mend is one line that says what and how; codes are S3's own names.
+* Answers to HEAD carry no code, nor do those of anything but an S3 server: the status stands in for
+  it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Fault(Enum):
 
 
 class Answer(NamedTuple):
-    """What came back: status 0 and S3's or the client's name for the fault where nothing did."""
+    """What came back; if nothing did, status 0 and S3's or the client's name for the fault."""
 
     status: int
     code: str
