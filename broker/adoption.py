@@ -1,8 +1,8 @@
 """Partition folders that Kafka left in a data folder become topics.
 
-* What is Kafka's own business stays as it is: its brokers' internal topics, and folders on their
-  way out or in (`-delete`, `-future`, `-stray`). So does what a take-over set apart.
-* A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail: where
+* What is internal to Kafka stays as it is: its brokers' internal topics, and folders on their way
+  out or in (`-delete`, `-future`, `-stray`). So does what a take-over set apart.
+* A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail: if
   nothing tells which it is, the start is refused.
 """
 
@@ -41,7 +41,7 @@ Found = Mapping[str, Mapping[int, Path]]
 
 
 def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], int]) -> None:
-    """Make topics of what no topic names. Raises ConfigurationError."""
+    """Make topics of the folders that belong to none. Raises ConfigurationError."""
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     if not folder.was_clean:
         _refuse_unclean_compacted(folder, found)

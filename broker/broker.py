@@ -2,7 +2,7 @@
 
 * Calls take and give batches, slices and offsets, never HTTP things. All are thread-safe.
 * A topic exists once `topics.json` says so, durably; the bucket is told in the background.
-* The store being down stops offload and cold reads, nothing else: `open` waits for it at most
+* A store that is down stops offload and cold reads, nothing else: `open` waits for it at most
   `store.start.timeout.ms`.
 """
 
@@ -132,8 +132,8 @@ class Broker:
         clock: Callable[[], int] = wall_clock_ms,
         disk: Disk = REAL_DISK,
     ) -> Broker:
-        """As `open`, without background work: nothing is rolled, uploaded, let go or collected but
-        what is asked for.
+        """As `open`, without background work: only what is asked for is rolled, uploaded, deleted
+        or collected.
         """
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
@@ -149,8 +149,8 @@ class Broker:
         return broker
 
     def start(self) -> None:
-        """The background work of a broker that was opened idle. Who lost a partition to another
-        folder knows it when this returns, where the store answers.
+        """Start the background work of a broker that was opened idle. A broker that lost a
+        partition to another folder knows it when this returns, if the store answers.
         """
         self.chores.start()
 
@@ -165,7 +165,7 @@ class Broker:
         return topic
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
-        """By name. Internal topics (`__…`) only where they are asked for."""
+        """By name. Internal topics (`__…`) only if they are asked for."""
         return self._topics.summaries(prefix=prefix, internal=internal)
 
     def topic(self, name: str) -> Topic:
@@ -190,7 +190,7 @@ class Broker:
         config: Mapping[str, ConfigValue | None] | None = None,
         partitions: int | None = None,
     ) -> TopicDescription:
-        """None as a value puts the default back. Raises InvalidConfig, InvalidPartitionCount."""
+        """None as a value restores the default. Raises InvalidConfig, InvalidPartitionCount."""
         topic = self._topics.alter(name, config=config or {}, partitions=partitions)
         self.chores.copying.wake()
         return topic
@@ -220,7 +220,7 @@ class Broker:
     # --- the bucket -------------------------------------------------------------------------------
 
     def offload(self, topic: str, *, wait_ms: int | None = None) -> OffloadProgress:
-        """Roll the active segments and upload all that is rolled; then retention has its turn."""
+        """Roll the active segments and upload all rolled segments; then apply retention."""
         return self._upkeep.offload(self.topic(topic), wait_ms=wait_ms)
 
     def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
@@ -278,8 +278,9 @@ class Broker:
     def close(self) -> None:
         """Refuse new work, flush and close every log, and say so durably for the next start.
 
-        Waits for what asks the store as long as a server before it left of `shutdown.timeout.ms`:
-        a fifth. Once the logs are closed, a request to it that is under way may take its time.
+        Waits for work that asks the store for the fifth of `shutdown.timeout.ms` that the server
+        leaves. Once the logs are closed, a request to the store that is under way may take its
+        time.
         """
         if not self._topics.close():
             return

@@ -106,7 +106,9 @@ class Bucket:
     # --- partitions -------------------------------------------------------------------------------
 
     def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
-        """None if the partition has no side there: nothing was, or is to be, told to it."""
+        """None if the partition has no side in the bucket: nothing was, or will be, written
+        there.
+        """
         cold = self.cold_log(record, partition)
         goes_up = LogConfig.parse(record.config).remote_storage_enable
         return cold if goes_up or cold.notes.has_asked else None
@@ -132,7 +134,7 @@ class Bucket:
     # --- topics -----------------------------------------------------------------------------------
 
     def settle(self, registry: TopicRegistry) -> bool:
-        """Tell the bucket what it lacks; whether it is ours to write to."""
+        """Write what the bucket lacks; whether it is ours to write to."""
         if not self.standing.is_usable():
             return False
         for record in registry.live():
@@ -195,7 +197,7 @@ class Bucket:
         )
 
     def break_off_uploads(self) -> None:
-        """With the part that is under way; none begins any more."""
+        """Uploads end with the part in progress; none begins any more."""
         self._pace.stop()
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
 """What a data folder has noted of one partition's bucket.
 
-* `manifests/<id>-<p>.json`: the manifest that it saw in force last, fsynced before anything local
-  goes on the strength of it: so `earliest`, and the border between 410 and 503, are true from the
-  start, with the store down too.
-* `manifests/<id>-<p>.claims`: under which (owner, epoch) pairs it asked to be the owner, fsynced
-  before the claim is sent: one whose answer never came, or that a crash kept from being noted, is
-  known again when it is found in force.
-* An epoch that the folder took and asked for nothing under says nothing: the folder that it is an
-  older copy of takes the same numbers, under the same owner where the copy is of the whole disk.
+* `manifests/<id>-<p>.json`: the manifest that it last saw in force, fsynced before anything local
+  is deleted because of it: so `earliest`, and the border between 410 and 503, are right from the
+  start, even with the store down.
+* `manifests/<id>-<p>.claims`: the (owner, epoch) pairs under which it asked to be the owner,
+  fsynced before the claim is sent: a claim whose answer never came, or that a crash kept from being
+  noted, is recognised when it is found in force.
+* An epoch that the folder took but never claimed proves nothing: if this folder is an older copy of
+  another, that one takes the same numbers, under the same owner if the whole disk was copied.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 class BucketNotes:
-    """`manifest` is one immutable value, swapped whole: readers take it once. Written by one at a
+    """`manifest` is one immutable value, replaced whole: readers take it once. One writer at a
     time.
     """
 
@@ -63,25 +63,27 @@ class BucketNotes:
 
     @property
     def has_asked(self) -> bool:
-        """Whether the folder ever asked to be the owner, or saw who is: the bucket may have
-        segments, also where what was noted of it is old or cannot be read.
+        """Whether the folder ever asked to be the owner, or saw who is: the bucket may then have
+        segments, even if what was noted of it is old or cannot be read.
         """
         return self._sent_path.exists() or self._path.exists()
 
     @property
     def recorded(self) -> Pairs:
         """The (owner, epoch) pairs in force under which the bucket is known to be this folder's:
-        those that it asked for itself, and the one that it saw in force last.
+        those that it asked for itself, and the one that it last saw in force.
         """
         copy = self.manifest
         return self._sent | {(copy.owner, copy.leader_epoch)} if copy else self._sent
 
     def knows(self, manifest: Manifest) -> bool:
-        """Whether the folder asked for the epoch in force, or saw it so and went on from there."""
+        """Whether the folder asked for the epoch in force, or saw it in force and continued from
+        there.
+        """
         return (manifest.owner, manifest.leader_epoch) in self.recorded
 
     def note(self, manifest: Manifest) -> None:
-        """It is in force: durably, then for readers."""
+        """Note the manifest in force: durably, then for readers."""
         self._write(self._path, encode_manifest(manifest))
         self.manifest = manifest
 

@@ -1,10 +1,10 @@
 """The cold side of one partition: what goes to its bucket, and what is read there (`ColdReads`).
 
-* Nothing is uploaded, committed or deleted before the claim (`Ownership`), nor once a foreign epoch
-  ended the leadership; the manifest in force is changed within `Ownership.alone` only.
-* A commit is noted in the folder before the next is made, and before anything local goes on the
-  strength of it. One whose answer was lost may be there: it is looked for first.
-* Everything here may block on the store but the properties.
+* Nothing is uploaded, committed or deleted before the claim (`Ownership`), nor after a foreign
+  epoch ended the leadership; the manifest in force is changed only within `Ownership.alone`.
+* A commit is noted in the folder before the next is made, and before anything local is deleted
+  because of it. One whose answer was lost may have landed: it is looked for first.
+* Everything here except the properties may block on the store.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ColdLog(ColdReads):
 
     @property
     def borders(self) -> frozenset[int]:
-        """Offsets that no segment may reach across: its own end, and those of its gaps."""
+        """Offsets that no segment may span: the end of the cold tier, and the ends of its gaps."""
         gaps = self.manifest.gaps if self.manifest else ()
         return frozenset((self.end_offset, *(gap.end_offset for gap in gaps)))
 
@@ -75,7 +75,7 @@ class ColdLog(ColdReads):
 
     @contextmanager
     def going_up(self, base_offset: int) -> Iterator[None]:
-        """Within, what is uploaded of the segment and not committed yet is no garbage."""
+        """Within this, what is uploaded of the segment but not committed yet is not garbage."""
         self._going_up.append(base_offset)
         try:
             yield
@@ -112,7 +112,7 @@ class ColdLog(ColdReads):
         return entry
 
     def trim(self, before_offset: int) -> None:
-        """The bucket's log start follows. Before the claim, which brings it along: nothing."""
+        """The bucket's log start follows. Does nothing before the claim, which brings it along."""
         self._advance(transitions.trim, before_offset)
 
     def drop_expired(self, before_offset: int) -> None:
@@ -133,7 +133,7 @@ class ColdLog(ColdReads):
             self.trim(log_start_offset)
 
     def merge_pages(self) -> None:
-        """Bring small pages of the manifest together, now and then, so that no commit has to."""
+        """Merge small pages of the manifest now and then, so that no commit has to."""
         if self.ownership.claimed and self.manifest is not None:
             merging = self._manifests.merging(self.manifest)
             if merging is not None:
@@ -141,7 +141,7 @@ class ColdLog(ColdReads):
 
     @property
     def pages(self) -> transitions.PageSource:
-        """What transitions of this partition's manifest read its pages by."""
+        """Through which transitions of this partition's manifest read its pages."""
         return self._manifests
 
     def collection_plan(self, manifest: Manifest, policy: GarbagePolicy) -> GarbagePlan:
@@ -186,8 +186,8 @@ class ColdLog(ColdReads):
             return manifest
 
     def settle(self) -> None:
-        """See what became of a commit that failed: it may be there. Before anything is uploaded on
-        the strength of what is known. Raises FencedError, StoreUnavailable.
+        """See what became of a commit that failed: it may have landed. Done before anything is
+        uploaded that relies on what is known. Raises FencedError, StoreUnavailable.
         """
         with self.ownership.alone():
             if self._unsure:
@@ -214,7 +214,9 @@ class ColdLog(ColdReads):
     def check_config(
         self, config: LogConfig, *, log_start_offset: int, first_local_offset: int
     ) -> None:
-        """Refuse what cannot hold while segments are in the bucket only. Asks nobody."""
+        """Refuse what cannot apply while some segments are only in the bucket. Does not ask the
+        store.
+        """
         manifest = self.manifest
         if manifest is None or not manifest.segment_count:
             return

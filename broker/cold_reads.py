@@ -1,6 +1,6 @@
 """Reads of one partition's bucket, through the manifest in force.
 
-* Everything here may block on the store but the properties and what says that it does not.
+* Everything here may block on the store, except the properties and what says that it does not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ColdReads:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The one in force, as it was seen last: readers take it once."""
+        """The one in force, as it was last seen: readers take it once."""
         return self.notes.manifest
 
     @property
@@ -163,8 +163,8 @@ class ColdReads:
         )
 
     def oldest_first(self, from_offset: int) -> Iterator[SegmentEntry]:
-        """As `entries`, for who looks at the first again and again: that one is remembered, as long
-        as it is the first, whatever page it lies in.
+        """As `entries`, for callers that look at the first one again and again: it is remembered as
+        long as it is the first, whatever page it is in.
         """
         manifest = self.manifest
         if manifest is None or not manifest.pages:
@@ -214,9 +214,9 @@ class ColdReads:
 
 
 def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
-    """Whether a partition has a side in the bucket: also where remote storage was turned off after
-    segments of it were there. They may all be gone: which offsets were given stands in the manifest
-    alone, where the disk is lost.
+    """Whether a partition has a side in the bucket: true also if remote storage was turned off
+    after some of its segments were there. They may all be gone by now: if the disk is lost, only
+    the manifest says which offsets were assigned.
     """
     return config.remote_storage_enable or (manifest is not None and manifest.end_offset > 0)
 
@@ -240,7 +240,7 @@ class _Following:
 def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
     """Kafka's snapshot of the producers at the end of the bucket; None if there is none.
 
-    Lost with its object, it costs that a repeated request is appended again: that does not keep a
+    If it is lost with its object, a repeated request may be appended again; that does not keep a
     partition from being restored.
     """
     runs = (manifest.segments or manifest.pages) if manifest else ()

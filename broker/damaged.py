@@ -1,8 +1,8 @@
-"""A partition whose log could not be opened: kept as it is, while the others serve.
+"""A partition whose log could not be opened: kept as it is, while the others are served.
 
 * Its files are evidence. Retention, offload and compaction see open partitions only.
-* Its rows of the checkpoints stay as they were: with a recovery point of 0 the next start would
-  take flushed bytes for a crash's tail, and cut them.
+* Its rows in the checkpoints stay as they were: with a recovery point of 0 the next start would
+  take flushed bytes for a tail that a crash left, and cut them off.
 * A data folder with one is not closed as clean, so that the next start checks the log again.
 """
 
@@ -32,7 +32,7 @@ class Damaged(NamedTuple):
         return f"{self.topic}-{self.number}"
 
     def error(self) -> TierlogError:
-        """To raise: a new one each time, for each carries the traceback of its caller."""
+        """The error to raise: a new one each time, because each carries its caller's traceback."""
         return copy.copy(self.reason)
 
 

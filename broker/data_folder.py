@@ -1,4 +1,5 @@
-"""The data folder of one broker: who holds it, which cluster it is of, and what outlives a crash.
+"""The data folder of one broker: who holds it, which cluster it belongs to, and what outlives a
+crash.
 
     <data>/.lock                                flock: one broker a folder
     <data>/.kafka_cleanshutdown                 only between a clean stop and the next start
@@ -21,7 +22,7 @@
     <data>/tierlog/cache/                       chunks of cold segments
     <data>/tierlog/damaged/                     what repairs set aside
 
-* Files that Kafka has too are byte for byte Kafka's; what is ours alone lies below `tierlog/`.
+* Files that Kafka has too are byte for byte Kafka's; our own are below `tierlog/`.
 * Whatever a later step relies on is fsynced, and its folder entry too, before that step.
 * The clean-shutdown marker is removed, durably, before the first log is opened: a crash in between
   only costs a recovery that was not needed.
@@ -68,7 +69,7 @@ class FolderInUse(ConfigurationError):
 
 
 def refused(path: Path, error: OSError) -> ConfigurationError:
-    """What a start says of a folder that it may not, or cannot, use: read-only, not ours, full."""
+    """The error for a folder that a broker may not, or cannot, use: read-only, not ours, full."""
     place = f"{error.filename}: " if error.filename else ""
     return ConfigurationError(f"data folder {path}: {place}{error.strerror}")
 
@@ -150,7 +151,9 @@ class DataFolder:
         write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
     def close(self) -> None:
-        """Let another broker have the folder: who still waits for the store writes nothing here."""
+        """Let another broker have the folder: whoever still waits for the store writes nothing here
+        any more.
+        """
         with self._write_lock:
             self._closed = True
         os.close(self._lock_fd)
@@ -269,7 +272,7 @@ def _take_lock(path: Path) -> int:
 
 
 def topic_id_of(folders: Iterable[Path]) -> str | None:
-    """What the first of these partition folders that says it says; None if none does."""
+    """The topic id in the first of these partition folders that has one; None if none does."""
     for folder in folders:
         path = folder / "partition.metadata"
         if path.exists():

@@ -1,4 +1,4 @@
-"""What a deleted topic leaves on disk: out of the way at once, and gone later."""
+"""What a deleted topic leaves on disk: moved out of the way at once, and deleted later."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 refused.
 
 * Looked at every CHECK_S, which costs one statvfs; a disk that fills faster answers ENOSPC, and the
-  hot tier says DiskFull by itself.
-* Writes are taken again as soon as the reserve is back. Reads never stop.
+  hot tier raises DiskFull itself.
+* Writes are accepted again as soon as the reserve is free again. Reads never stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Relief = Callable[[int], bool]
 
 @contextmanager
 def told_when_full(path: Path) -> Iterator[None]:
-    """What the disk has no room for, or the process no descriptor, is refused (`DiskFull`)."""
+    """If the disk has no room, or the process no descriptor, the write is refused (`DiskFull`)."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def free_bytes(path: Path) -> int:
 
 
 class DiskReserve:
-    """`reliefs`, in order: each is told how much is missing and says whether it freed some."""
+    """`reliefs`, in order: each is told how much is missing and says whether it freed any."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DiskReserve:
 
     @property
     def refusal(self) -> str | None:
-        """Why writes are refused, where they are."""
+        """Why writes are refused, if they are."""
         if not self._breached:
             return None
         return f"less than disk.reserve.bytes ({self.reserve_bytes}) is free below {self._path}"

@@ -10,10 +10,10 @@
 |                                                  | was repaired (the copier asks `find`)         |
 | there is no bucket, or nothing goes up any more  | told, until it was repaired                   |
 
-* A start believes the names of files: looking into each of ten thousand takes too long. It only
+* Startup trusts the names of files: looking into each of ten thousand takes too long. It only
   compares them with the entries that the manifest itself has, and counts them by its pages
-  (`lost_before`). They are looked at in the background, some a round, once each; and what goes up,
-  before it does.
+  (`lost_before`). They are looked at in the background, a few per round, once each; and what is to
+  be uploaded, before it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ A_ROUND: Final = 256
 
 
 class Holes:
-    """`cleaned_before`: how far compaction ever came in a log. `look` is called by one thread."""
+    """`cleaned_before`: how far compaction ever got in a log. `look` is called by one thread."""
 
     def __init__(self, cleaned_before: Callable[[Partition], int]) -> None:
         self._cleaned_before = cleaned_before
@@ -47,7 +47,7 @@ class Holes:
         self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
 
     def find(self, partition: Partition, base_offset: int) -> Gap | None:
-        """The hole behind a sealed segment; None if there is none, or one that is explained."""
+        """The hole after a sealed segment; None if there is none, or if it is explained."""
         if partition.log.config.compacts:
             return None
         try:
@@ -66,7 +66,7 @@ class Holes:
         return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
 
     def check(self, partition: Partition, base_offset: int) -> None:
-        """Raises CorruptDataError if a hole is behind the segment: what is not there must not
+        """Raises CorruptDataError if there is a hole after the segment: what is not there must not
         count as uploaded.
         """
         gap = self.find(partition, base_offset)
@@ -74,7 +74,7 @@ class Holes:
             raise CorruptDataError(missing(gap), file=str(partition.log.folder))
 
     def look(self, partition: Partition) -> None:
-        """At the next segments that were not looked at yet."""
+        """Look at the next segments that were not looked at yet."""
         cold = partition.cold
         if partition.is_over or (cold is not None and not cold.ownership.claimed):
             return  # the gaps that the bucket knows may not be known here
@@ -128,10 +128,10 @@ class Holes:
 
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
-    """Up to where the bucket is to be read, for a file is not here that begins where an entry of
-    the manifest does; None if all are.
+    """Up to where the bucket has to be read, because a file is missing that begins where an entry
+    of the manifest does; None if all are here.
 
-    Costs no request, and a look at files only where there are fewer than a page has entries.
+    Costs no request, and looks at files only if there are fewer of them than a page has entries.
     Raises OSError.
     """
     if manifest is None or opened.config.compacts or not opened.sealed.mirrored:

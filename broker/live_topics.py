@@ -1,12 +1,12 @@
-"""The topics of a broker: made, altered, deleted, and found by their names.
+"""The topics of a broker: created, altered, deleted, and found by name.
 
 * A topic exists once the registry says so, durably, and is gone once it says `deleted`: files and
-  objects follow in the background, and a crash half way is finished later.
-* One that is being made stands there as deleted until it is whole: what a refusal (a full disk), or
-  a crash, leaves of it goes like any other.
-* One lock for whatever changes what there is, and for whatever takes folders away: nothing is made
-  under a name whose old folder is just going. Looking takes no lock.
-* What else has to hear of a change (checkpoints, groups, the copier) the broker tells.
+  objects follow in the background, and what a crash interrupts is finished later.
+* One that is being created is listed there as deleted until it is whole: what a refusal (a full
+  disk) or a crash leaves of it is removed like any other.
+* There is one lock for whatever changes the set of topics, and for whatever removes folders:
+  nothing is created under a name whose old folder is just being removed. Looking takes no lock.
+* The broker tells whatever else has to know of a change (checkpoints, groups, the copier).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LiveTopics:
         self._opener.forget_checkpoints()
 
     def close(self) -> bool:
-        """Refuse changes from now on; whether nobody did so before."""
+        """Refuse changes from now on; whether this was the first call."""
         with self._lock:
             was_open, self._closed = not self._closed, True
             return was_open
@@ -216,13 +216,15 @@ class LiveTopics:
                 log.warning("files stay for now", topic=name, error=str(error))
 
     def remove_files(self) -> None:
-        """Of deleted topics, also where the bucket does not answer: it may be to make room."""
+        """Of deleted topics, even if the bucket does not answer: this may be needed to make
+        room.
+        """
         self._for_each_deleted(self._remove_files)
 
     def finish_deletions(
         self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
     ) -> None:
-        """Files, then objects, then the debt itself: each step may be done again."""
+        """Files, then objects, then the entry itself: each step may be repeated."""
 
         def finish(record: TopicRecord) -> None:
             # Else the last object that it is given would stay behind.

@@ -1,11 +1,12 @@
 """Opens the logs of a data folder, each under a new leader epoch (`taken_epochs`).
 
-* What a checkpoint says was flushed, and what the bucket holds, had been in the log. One that ends
-  below it lost files, or is an older copy, and is refused (`_check_reaches`): going on would give
-  offsets twice. Where the bucket has all of it after a clean stop, it goes on at the bucket's end.
-* The log start is what the checkpoint says, for one that is not in it what the bucket says, and
-  only for a log that is nowhere but here where its first segment begins.
-* Partitions that another folder owns are taken over at a start that was told to, before anything is
+* What a checkpoint says was flushed, and what the bucket holds, was once in the log. A log that
+  ends below that lost files, or is an older copy, and is refused (`_check_reaches`): continuing
+  would assign offsets twice. If the bucket has all of it after a clean stop, it continues at the
+  bucket's end.
+* The log start is what the checkpoint says; for a log that is not in it, what the bucket says; and
+  only for a log that is nowhere but here, where its first segment begins.
+* Partitions that another folder owns are taken over at a start that is told to, before anything is
   served (`take_over`).
 """
 
@@ -84,7 +85,9 @@ class LogOpener:
         self._taken: list[str] = []
 
     def forget_checkpoints(self) -> None:
-        """What the start did not use is of topics that are gone; a new one may get such a name."""
+        """Rows that startup did not use belong to topics that are gone; a new one may get such a
+        name.
+        """
         self._recovery_points.clear()
         self._log_starts.clear()
 
@@ -120,7 +123,7 @@ class LogOpener:
             return [one.result() for one in opening]
 
     def cold_side(self, record: TopicRecord, number: int) -> ColdLog | None:
-        """That of a partition which is open without one, and may have one now."""
+        """That of a partition that is open without one, and may have one now."""
         cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
         if cold is not None:
             self.epochs.prepare(cold, place_name(record.topic_id, number))
@@ -129,7 +132,7 @@ class LogOpener:
     def reopen(
         self, record: TopicRecord, damaged: Damaged, *, end_offset: int
     ) -> Partition | Damaged:
-        """Try again after a repair; what lies at or above `end_offset` may be cut."""
+        """Try again after a repair; what is at or above `end_offset` may be cut off."""
         place = (record.name, damaged.number)
         self._recovery_points[place] = min(damaged.recovery_point or 0, end_offset)
         if damaged.log_start_offset is not None:

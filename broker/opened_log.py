@@ -1,4 +1,4 @@
-"""A log on its way to being served: it was opened, and is to get an epoch, and an owner."""
+"""A log on its way to being served: it was opened, and is about to get an epoch and an owner."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class OpenedLog:
 
     @property
     def next_offset(self) -> int:
-        """Where the epoch begins that the log is opened under."""
+        """Where the epoch begins under which the log is opened."""
         if self.take_over is not None:
             return self.take_over.next_offset(self.log)
         return self.log.log_end_offset
 
     @property
     def in_force(self) -> int:
-        """The epoch last seen in the bucket; -1 where nothing was."""
+        """The epoch last seen in the bucket; -1 if none was."""
         manifest = self.cold.manifest if self.cold else None
         if self.take_over is not None:
             manifest = self.take_over.manifest

@@ -1,9 +1,9 @@
 """How uploads go: at a rate in bytes a second (`offload.bandwidth`), and no further than a stop.
 
 * A token bucket of one second's worth, shared by all uploads: a caller that takes more than is
-  there waits for its turn, and turns are given in the order of the calls.
+  there waits for its turn, in the order of the calls.
 * After `stop` nothing more is sent: a broker that stops does not wait for a segment of a gigabyte.
-  What went up by then is where the next start goes on.
+  The next start continues from what was uploaded by then.
 """
 
 from __future__ import annotations

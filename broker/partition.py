@@ -1,13 +1,13 @@
-"""Two tiers as one log: which of them serves a read, and what a write is told.
+"""Two tiers as one log: which of them serves a read, and how a write is answered.
 
 * A read never waits for a write: it takes the offsets as they are, asks the hot tier from the local
-  log start on and the cold tier below it, and where a segment left the disk in between asks again.
-* The cold tier answers only below the local log start; where both have an offset the hot one does.
-* What was found counts where the log start has not passed it meanwhile: the manifest forgets with
+  log start on and the cold tier below it, and if a segment left the disk in between asks again.
+* The cold tier answers only below the local log start; if both have an offset, the hot one answers.
+* What was found counts only if the log start has not passed it meanwhile: the manifest then forgets
   it, and would give the next segment instead.
 * An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty;
   one that neither tier has, because files were lost, is CorruptDataError.
-* Everything here may block but `try_read`, `append` and `offsets`.
+* Everything here may block except `try_read`, `append` and `offsets`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Fetched(NamedTuple):
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing is there behind it."""
+        """Whether nothing comes after it."""
         return self.next_offset >= self.end_offset
 
     @property
@@ -104,12 +104,12 @@ class Partition:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will be served any more: whoever waits should ask, and be told why."""
+        """Nothing will be served any more: whoever waits should ask again, and will be told why."""
         return self.is_deleted or self.leadership_lost is not None
 
     @property
     def goes_up(self) -> bool:
-        """Whether what is sealed is copied to the bucket: not where remote storage was turned off
+        """Whether sealed segments are copied to the bucket: not if remote storage was turned off
         after the partition was claimed there.
         """
         return self.cold is not None and self.log.config.remote_storage_enable
@@ -124,8 +124,8 @@ class Partition:
 
     @contextmanager
     def told_when_over(self) -> Iterator[None]:
-        """What fails because the topic was deleted, or taken over, meanwhile, is told as that; and
-        what is found all the same, by names of files, may be of the next topic of the name.
+        """A failure because the topic was deleted, or taken over, meanwhile is reported as that;
+        and what is found nevertheless, by file name, may belong to the next topic of the same name.
         """
         try:
             yield
@@ -150,7 +150,7 @@ class Partition:
         return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
     def stop_appends(self, timeout_s: float) -> bool:
-        """Take no more; True when all that was taken has its answer."""
+        """Accept no more appends; True when all that were accepted have been answered."""
         return self._commits.close(timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -301,8 +301,8 @@ class Partition:
         """Call `callback` once, from any thread, when the high watermark is above `offset`, or the
         partition `is_over`.
 
-        It is called at once where it is already. Returns how to cancel; a cancelled callback may
-        still be under way.
+        It is called at once if that is already so. Returns a function that cancels it; a cancelled
+        callback may still be running.
         """
         cancel = self._waiters.add(offset, callback)
         # Looked at after it is on record, so that no rise in between is missed; and only its own
@@ -319,7 +319,7 @@ class Partition:
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Because `is_over`: nobody is to wait his time out for what will not come."""
+        """Because `is_over`: nobody should wait in vain until a timeout."""
         self._waiters.wake(MAX_OFFSET)
 
 

@@ -1,10 +1,10 @@
-"""What helps where a file of a data folder cannot be read, or its disk is full: said together with
-the refusal.
+"""What helps if a file of a data folder cannot be read, or its disk is full: said together with the
+refusal.
 
 * The file's name decides: what is rebuilt without it, and what has to come from elsewhere.
-* Nothing is mended here. Some of these files would be safe to begin anew, but why one became
-  unreadable is for somebody to look at first.
-* Of a file that a newer tierlog wrote the refusal says so; taking it away would lose what it holds.
+* Nothing is mended here. Some of these files could safely be recreated, but somebody should first
+  find out why one became unreadable.
+* If a newer tierlog wrote the file, the refusal says so; removing it would lose what it holds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ REMEDIES: Final = {
 
 
 def with_remedy(error: CorruptDataError) -> CorruptDataError:
-    """The error, and what helps where that is known."""
+    """The error, and what helps if that is known."""
     name = Path(error.file).name
     is_newer = isinstance(error, UnknownFormatVersion) and name.endswith(".json")
     if is_newer or name not in REMEDIES:

@@ -1,4 +1,4 @@
-"""What the broker says of itself: readiness, and what is stored where at which price.
+"""What the broker says about itself: readiness, and what is stored where at what price.
 
 Nothing here touches the disk's data or the bucket; it may be asked for often. Reports are structs
 that encode to JSON as they stand.
@@ -21,7 +21,7 @@ from cold_tier.store_ledger import PriceTable, StoreLedger
 
 
 class Readiness(NamedTuple):
-    """`reasons`: why some partition does not serve. `degraded`: what waits though all serve."""
+    """`reasons`: why some partition is not served. `degraded`: what is waiting although all are."""
 
     reasons: list[str]
     degraded: list[str]
@@ -41,7 +41,7 @@ class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`lingering_bytes`: unlinked, and still open in some reader's hands."""
+    """`lingering_bytes`: unlinked, but still open in some reader's hands."""
 
     chunks: int
     cached_bytes: int

@@ -54,8 +54,8 @@ class _LocalFacts(NamedTuple):
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
-    Facts of a local segment that were never counted are counted now: it may read the segment. Of
-    one that cannot be read they stay None. Raises UnknownTopic if it was deleted meanwhile.
+    Facts of a local segment that were never counted are counted now: it may read the segment. If
+    one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
     """
     with partition.told_when_over():
         yield from _listed(partition, from_offset, _counted_facts)
@@ -231,7 +231,7 @@ def slices_of(
 def try_slices_of(
     partition: Partition, segment: SegmentBytes, *, start: int, end: int
 ) -> tuple[FileSlice, ...] | None:
-    """As `slices_of`, where all is local and few files; None if it is not."""
+    """As `slices_of`, if all of it is local and in few files; else None."""
     if start == end:
         return ()
     if isinstance(segment.source, OpenFile):

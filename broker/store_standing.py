@@ -1,10 +1,10 @@
 """How the store stands: whether it is this cluster's, keeps its promises, and answers.
 
 * Nothing is written below the prefix before it is known to be this cluster's. A store that was down
-  at the start is asked again in the background (`is_usable`). One that is refused then (another
-  cluster's prefix, no access) is left alone, and `/readyz` says so, until a whole check, asked with
-  back-off, passes.
-* It is found to be ours once; from then on it is only seen whether it answers.
+  at the start is asked again in the background (`is_usable`). One that is then refused (another
+  cluster's prefix, no access) is left alone, and `/readyz` says so, until a whole check, repeated
+  with back-off, passes.
+* It is found to be ours once; from then on only whether it answers is observed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StoreStanding:
         return self.unavailable is None
 
     def check_first(self, *, timeout_s: float) -> None:
-        """At a start: it may be down, but not wrong. Raises ConfigurationError for a store that
+        """At startup: it may be down, but not wrong. Raises ConfigurationError for a store that
         cannot be trusted and for another cluster's prefix.
         """
         try:
@@ -112,8 +112,8 @@ class StoreStanding:
     def check(self) -> None:
         """Whether the store keeps its promises and the prefix is ours; remembered once it is.
 
-        Who waited for a check that failed is told of that one: a store may take a minute to say
-        nothing.
+        Whoever waited for a check that failed gets its error: a store may take a minute not to
+        answer.
         """
         failed = self._failed
         with self._checking:

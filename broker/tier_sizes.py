@@ -1,5 +1,5 @@
-"""How much of a partition each tier has, and how much the bucket is behind: nothing, where remote
-storage is off.
+"""How much of a partition each tier has, and how far the bucket lags: not at all if remote storage
+is off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deleting what the bucket holds of a topic: a broker that stands still at any step harms nobody.
+"""Deleting what the bucket holds of a topic: a broker that stalls at any step harms nobody.
 
 | step                                       | where another folder takes the topic over meanwhile |
 |--------------------------------------------|-----------------------------------------------------|
@@ -33,7 +33,7 @@ UPLOAD_PAGES_MAX: Final = 100
 
 
 class TopicDeletion:
-    """Raises FencedError from `run` where another folder owns a partition: what is left stays."""
+    """Raises FencedError from `run` if another folder owns a partition: what is left stays."""
 
     def __init__(
         self, store: ObjectStore, topics: TopicObjects, partitions: Sequence[OwnPartition]

@@ -1,11 +1,11 @@
 """The topics of this data folder, and what the bucket still has to be told about them.
 
-`<data>/tierlog/topics.json` is the truth for the owner: a topic exists once it stands there,
+`<data>/tierlog/topics.json` is the truth for the owner: a topic exists once it is listed there,
 fsynced.
 
 * A topic is told apart by its id, never by its name alone: a name may be used again.
-* A deleted topic stays here as a debt until its files and its objects are gone; so a crash half way
-  is finished by the next start.
+* A deleted topic stays here until its files and its objects are gone, so that the next start
+  finishes what a crash interrupted.
 * Thread-safe; each change is durable when the call returns.
 """
 
@@ -45,7 +45,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.startswith(INTERNAL_PREFIX)
 
     def as_object(self) -> TopicObject:
-        """What the bucket is told."""
+        """What is written to the bucket."""
         return TopicObject(
             name=self.name,
             topic_id=self.topic_id,

@@ -1,11 +1,11 @@
-"""Topics as a broker holds them: name rule, configuration, open partitions.
+"""Topics as a broker holds them: the rule for names, configuration, open partitions.
 
 * A topic's name is checked here before it becomes a folder or a key: Kafka's rule lets neither a
   slash nor `..` through.
 * `Topic.partitions` only grows; a deleted topic is taken out of the broker's map first, so that no
   new call reaches it.
 * A partition whose log could not be opened is in `Topic.damaged`, not in `partitions`: whatever
-  goes over the open ones leaves it alone, and whoever asks for it is told why.
+  iterates over the open ones leaves it alone, and whoever asks for it is told why.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Topic:
         self.add(partitions)
 
     def add(self, partitions: Mapping[int, Partition | Damaged]) -> None:
-        """The maps are swapped whole: who goes over them meanwhile goes on with what there was."""
+        """The maps are replaced whole: whoever is iterating over them continues with the old
+        ones.
+        """
         opened = {n: one for n, one in partitions.items() if not isinstance(one, Damaged)}
         damaged = {n: one for n, one in partitions.items() if isinstance(one, Damaged)}
         self.partitions = {**self.partitions, **opened}

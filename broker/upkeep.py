@@ -3,7 +3,7 @@
 * One verification at a time: it may read every byte of both tiers.
 * Repair and collection write to the bucket, so that each partition is claimed first; a plan writes
   nothing, and only looks whether a claim would be refused. A log that could not be opened is mended
-  on disk alone, and then served without a restart.
+  only on disk, and is then served without a restart.
 """
 
 from __future__ import annotations

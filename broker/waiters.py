@@ -22,7 +22,7 @@ class Waiters:
         return bool(self._waiting)
 
     def add(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
-        """How to cancel it, which says whether it was still to be called."""
+        """Returns a function that cancels it, which says whether it was still to be called."""
         with self._lock:
             self._next += 1
             key = self._next
