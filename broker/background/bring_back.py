@@ -1,11 +1,11 @@
-"""Brings the segments of a compacted topic back to disk, where only the bucket has them.
+"""Brings the segments of a compacted topic back to disk if only the bucket has them.
 
-* Compaction works on local segments, and such a topic stays on disk whole; a restore, or a repair
-  that set a bad segment aside, leaves the front of it in the bucket.
-* The newest comes back first, each whole: a stop or a crash leaves a shorter way to go. Reads take
-  it from either tier meanwhile.
-* Nothing is believed of what the store gives (`rebuilt_segment`), nothing in the bucket changes,
-  and the disk's reserve is respected.
+* Compaction works on local segments, and such a topic stays on disk whole; after a restore, or a
+  repair that set a bad segment aside, the front of it is only in the bucket.
+* The newest comes back first, each whole: after a stop or a crash less is left to do. Meanwhile
+  reads take them from either tier.
+* What the store gives is not trusted (`rebuilt_segment`), nothing in the bucket changes, and the
+  disk's reserve is respected.
 """
 
 from __future__ import annotations

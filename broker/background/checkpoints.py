@@ -1,9 +1,9 @@
-"""The three checkpoints of a data folder, written out of what the logs say now.
+"""The three checkpoints of a data folder, written from what the logs say now.
 
-* A damaged partition's rows are written on as they were read: with a recovery point of 0 the next
-  start would cut what this one refused.
+* A damaged partition's rows are written as they were read: with a recovery point of 0 the next
+  start would cut off what this one refused.
 * A log start is durable before anybody sees it, or deletes what is below it.
-* What is written is what was asked last: nobody who looked earlier writes later.
+* What is written is the latest: whoever looked earlier never writes later.
 * Rows go by names. Before a name gets another topic, those of the deleted one go (`forget`).
 """
 
@@ -34,7 +34,7 @@ class Checkpoints:
         self._written: frozenset[str] = frozenset()  # topics that the files may have rows of
 
     def forget(self, name: str) -> None:
-        """Durably, the rows of a topic that is there no more. Raises OSError."""
+        """Forget, durably, the rows of a topic that no longer exists. Raises OSError."""
         with self._lock:
             if name in self._written:
                 self.save()
@@ -56,7 +56,7 @@ class Checkpoints:
             self._written = topics
 
     def move_log_start(self, partition: Partition, offset: int) -> int:
-        """The new log start; it never moves back. Where it finds no room it has moved nothing.
+        """The new log start; it never moves back. If there is no room on disk, nothing has moved.
 
         Raises OSError, LogOfflineError, ShuttingDown.
         """

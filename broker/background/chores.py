@@ -1,12 +1,12 @@
 """What a broker does by itself, in the background: who does it, and when.
 
 * One thread for each chore; each looks at all partitions, as they are when its turn comes. None
-  starts before `start`: of a broker that was opened idle they are asked one by one.
-* The copier comes first where a topic changed: the bucket is told, and what is rolled goes up.
-* What was deleted goes meanwhile: of a thousand partitions that takes many minutes. Files go before
-  objects: what asks the store may wait, or fail.
-* Stopping waits for the disk alone. One that waits for the store is left behind: a closed log,
-  registry or folder is changed by nobody.
+  starts before `start`: in a broker that was opened idle they are called one by one.
+* The copier comes first when a topic changed: it tells the bucket, and uploads what is rolled.
+* Meanwhile, what was deleted is removed: for a thousand partitions that takes many minutes. Files
+  go before objects, because asking the store may take long, or fail.
+* Stopping waits only for the disk. A chore that waits for the store is left behind: nobody can
+  change a closed log, registry or folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GROUPS_INTERVAL_S: Final = 10.0
 
 
 class Chores:
-    """Thread-safe. `copying.wake` has the next round begin at once."""
+    """Thread-safe. `copying.wake` makes the next round begin at once."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Chores:
         ]
 
     def start(self) -> None:
-        """Who lost a partition to another folder knows it when this returns, where the store
+        """A broker that lost a partition to another folder knows it when this returns, if the store
         answers.
         """
         if self._bucket is not None and self._bucket.standing.answers:

@@ -1,18 +1,18 @@
 """Compaction of the topics that ask for it, one partition at a time, the dirtiest first.
 
 * A partition that fails waits, longer each time, and does not hold up the others.
-* How far it came is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
-  after a crash a round is done again, which changes nothing more. It goes with the topic: of one
-  that got the name since, values would count as clean that are not.
-* How far a round may come is noted before it begins: the gaps of one that did not end are explained
-  by that alone, once the topic is no longer compacted.
-* Recovery points are saved between the look at what is dirty and its cleaning: a segment with gaps
-  must not lie above them, where recovery would take a gap for a loss.
-* Nor may a tombstone go while the bucket has not followed the rounds before: it may hold the value
-  still. What is above its end would come back without the tombstone: `restore --tail` puts both
-  together.
-* Segments that are in the bucket only (after a restore) cannot be compacted, and a tombstone must
-  not go while they may hold what it deletes: they are brought back first.
+* How far it got is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
+  after a crash a round is repeated, which changes nothing more. It is removed with the topic:
+  otherwise a new topic of that name would have records counted as clean that are not.
+* How far a round may get is noted before it begins: once the topic is no longer compacted, only
+  that explains the gaps of a round that did not finish.
+* Recovery points are saved after the dirty part is determined and before it is cleaned: a segment
+  with gaps must not be above them, where recovery would take a gap for a loss.
+* Nor may a tombstone be dropped while the bucket has not followed the earlier rounds: it may still
+  hold the value, and `restore --tail` would put what is above the bucket's end behind it, without
+  the tombstone.
+* Segments that are only in the bucket (after a restore) cannot be compacted, and a tombstone must
+  not be dropped while they may hold what it deletes: they are brought back first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Marks(Mapping[TopicPartition, int]):
         self._marks = folder.read_checkpoint(name)
 
     def save(self, marks: dict[TopicPartition, int]) -> None:
-        """Durably, before they are believed. Raises OSError."""
+        """Durably, before anybody relies on them. Raises OSError."""
         if marks != self._marks:
             self._folder.write_checkpoint(self._name, marks)
             self._marks = marks
@@ -89,23 +89,25 @@ class Compactor:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """The round under way ends soon, with nothing half done."""
+        """The round in progress ends soon, with nothing half done."""
         self._stopping.set()
 
     def cleaned_before(self, partition: Partition) -> int:
-        """How far a round ever came, also one that did not end; 0 for none."""
+        """How far a round ever got, even one that did not finish; 0 for none."""
         place = _place(partition)
         return max(self._checkpoints.get(place, 0), self._reached.get(place, 0))
 
     def look_at_start(self, topics: Collection[str]) -> None:
-        """As `follow_cut`, of what died in the midst of one; and forget what is of no topic."""
+        """As `follow_cut`, for cuts that a crash interrupted; and forget what belongs to no
+        topic.
+        """
         self._cut({_place(one): one.log.log_end_offset for one in self._partitions()})
         self._keep(lambda place: place[0] in topics)
 
     def follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
         """Durably, before anything is appended: nothing above the end of a log that was cut is
-        clean, though its offsets are given again. Else a tombstone there went without what it
-        deletes. Raises OSError.
+        clean, because its offsets are assigned again. Otherwise a tombstone there would go without
+        what it deletes. Raises OSError.
         """
         self._cut({(topic, partition): end_offset})
 

@@ -1,14 +1,14 @@
 """Moves sealed segments to the bucket: rolled -> uploaded -> committed -> local may go.
 
-* Segments of a partition go up in order, one at a time; partitions side by side,
-  `offload.concurrency` of them. After each segment the next partition has its turn: one that is
-  written to as fast as it uploads does not keep a quiet one from the bucket. A partition that fails
-  waits with back-off and jitter and does not hold up the others. One whose next segment rotted on
-  local disk, or is missing, waits until it is repaired; that is told (`held_up`).
+* Segments of a partition are uploaded in order, one at a time; `offload.concurrency` partitions
+  side by side. After each segment it is the next partition's turn: one that is written to as fast
+  as it uploads does not keep a quiet one from the bucket. A partition that fails waits with
+  back-off and jitter and does not hold up the others. One whose next segment rotted on local disk,
+  or is missing, waits until it is repaired; that is reported (`held_up`).
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
-* Where compaction replaced segments, the bucket follows (`mirror`) once it has all that compaction
-  went by, and not before.
+* If compaction replaced segments, the bucket follows (`mirror`), but only once it has everything
+  that compaction relied on.
 * The copier never deletes a local file: retention does, by the manifest in force.
 """
 
@@ -110,7 +110,7 @@ class Copier:
                     self._work[partition].not_before = 0.0
 
     def is_busy(self, topic_id: str) -> bool:
-        """Whether an upload of this topic is under way, though the topic may be gone."""
+        """Whether an upload of this topic is in progress, even if the topic is gone."""
         with self._changed:
             return any(
                 work.running is not None and partition.log.topic_id == topic_id
@@ -118,7 +118,7 @@ class Copier:
             )
 
     def held_up(self) -> dict[Partition, str]:
-        """The partitions of which nothing goes up before they are repaired, and why."""
+        """The partitions of which nothing is uploaded before they are repaired, and why."""
         with self._changed:
             return {one: work.held_up for one, work in self._work.items() if work.held_up}
 
@@ -134,8 +134,8 @@ class Copier:
         )
 
     def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
-        """Wait until nothing rolled is local only, or the topic is deleted; False when the time, or
-        the copier's, is over first.
+        """Wait until nothing rolled is local only, or the topic is deleted; False if the time is
+        over, or the copier is stopped, first.
         """
         partitions = list(partitions)
 
@@ -160,7 +160,7 @@ class Copier:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """As `stop`; those under way have ended."""
+        """As `stop`, and wait for those in progress."""
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -1,13 +1,13 @@
 """Looks after what is there: rolls by time, retention in both tiers, checkpoints, full disks.
 
-* A local segment goes only below what the manifest in force covers, or below the durable log start,
-  or where remote storage is off (DESIGN.md, invariant 1). That rule stands in one function:
+* A local segment is deleted only if the manifest in force covers it, if it is below the durable log
+  start, or if remote storage is off (DESIGN.md, invariant 1). That rule is in one function:
   `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects go: a crash in between leaves something to delete again, never something that is missing.
-* What may ask the store has rounds of its own: one that hangs keeps no disk from being tidied. As
-  long as it is known not to answer it is not asked, for each partition would wait for it: the log
-  start moves on disk, and the bucket follows later.
+* What may ask the store has rounds of its own: a store that hangs does not keep the disk from being
+  tidied. While it is known not to answer it is not asked, because each partition would wait for it:
+  the log start moves on disk, and the bucket follows later.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Janitor:
         self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
 
     def stop(self) -> None:
-        """The round under way ends with the partition that it is at."""
+        """The round in progress ends with the partition that it is at."""
         self._stopping.set()
 
     def disk_round(self) -> None:
@@ -137,7 +137,7 @@ class Janitor:
             partition.log.delete_local(start)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
-        """Move the log start: durable when this returns, in the bucket too where that is up."""
+        """Move the log start: durable when this returns, in the bucket too if that is up."""
         cold = partition.cold
         return self._advance(partition, before_offset, in_bucket=cold.trim if cold else None)
 
@@ -248,7 +248,7 @@ class Janitor:
 
 def removable_end(partition: Partition) -> int:
     """Below this offset the disk may forget: the manifest in force has it, or the log start is
-    above. Where the bucket has not followed a compaction, it has what was there before.
+    above. If the bucket has not followed a compaction, it has what was there before.
     """
     cold = partition.cold
     covered_end = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
@@ -280,8 +280,8 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
 
 def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     """Of both tiers, each segment once: the manifest's sums, and what of the local ones it does not
-    count. Reads pages only where the manifest counts too much: before the bucket followed
-    compaction, or a log start that moved while the store was down.
+    count. Reads pages only if the manifest counts too much: before the bucket followed compaction,
+    or a log start that moved while the store was down.
     """
     log_start = partition.log.log_start_offset
     manifest = partition.cold.manifest if partition.cold is not None else None

@@ -1,17 +1,17 @@
-"""The bucket follows compaction: a local segment takes the place of the objects it was made of.
+"""The bucket follows compaction: a local segment takes the place of the objects it was made from.
 
 * Compaction replaces segments on local disk first, whatever the store is doing, and leaves a mark
-  in the partition's folder. While that is there the bucket may hold what was there before: complete
-  and true, only longer.
+  in the partition's folder. While the mark is there, the bucket may hold what was there before:
+  complete and correct, only longer.
 * What has to be replaced is found by comparing, so that a crash, a lost answer or a store that was
-  down cost nothing but another look. Groups never reach across where the cold tier ends, or may
+  down cost nothing but another look. Groups never span the point where the cold tier ends, or may
   end, so every local segment below stands for whole entries of the manifest.
-* One transition a segment: no version of the manifest has half of a replacement.
+* One transition per segment: no version of the manifest has half of a replacement.
 * In offset order, and nothing that came after a replacement before what lies below it: a segment
   without its tombstone must not be in the bucket while the value that it deleted still is. So a
-  pass ends where compaction replaces something meanwhile.
-* A local segment takes the place of whole entries alone. One that stands for a part of an entry is
-  of another history (an older copy of the folder), and would take the rest away.
+  pass ends if compaction replaces something meanwhile.
+* A local segment only takes the place of whole entries. One that stands for a part of an entry
+  belongs to another history (an older copy of the folder), and would remove the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may go, decided from facts alone: no clock, no disk, no bucket.
+"""What may be deleted, decided from facts alone: no clock, no disk, no bucket.
 
 Kafka's rules (UnifiedLog.deleteOldSegments, KIP-405): whole segments, oldest first, stopping at the
 first that has to stay; by time a segment goes when its largest timestamp (its file's, where the
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 def expired_end(
     segments: Iterable[SegmentFacts], limits: Limits, *, total_bytes: int, now_ms: int
 ) -> int | None:
-    """End offset of the last segment that `limits` let go; None if all stay.
+    """End offset of the last segment that `limits` allow to be deleted; None if all stay.
 
     `total_bytes`: of all segments. An empty active segment never goes. Where the active segment has
     expired too, its end is returned: the caller rolls it first. Nothing after the first that stays

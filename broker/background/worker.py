@@ -1,10 +1,10 @@
 """A thread that does one thing again and again, and is told when to stop.
 
-* A round that fails with an error of ours, or of the disk, is logged and the next round comes;
-  anything else is a bug, is logged with its trace, and also does not end the thread: the log goes
-  on being looked after.
-* The same failure again is not logged again; that it is over, is.
-* `wake` makes the next round start at once; `stop` waits for the round under way.
+* A round that fails with one of our errors, or the disk's, is logged and the next round comes;
+  anything else is a bug, is logged with its traceback, and does not end the thread either: the logs
+  still have to be looked after.
+* A repeated failure is not logged again; its end is.
+* `wake` makes the next round start at once; `stop` waits for the round in progress.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 `<data>/tierlog/cuts.json` has them by topic id and partition: where the log ended then, or null
 before that was known.
 
-* A cut is noted before its first byte, and forgotten once the groups' new offsets are flushed: who
-  dies in between, or cannot read or write those of groups, does it later.
-* What a start finds without an end is looked at before anything is appended.
+* A cut is noted before its first byte is cut, and forgotten once the groups' new offsets are
+  flushed: after a crash in between, or if the groups' offsets cannot be read or written, it is done
+  later.
+* A cut that startup finds without an end is looked at before anything is appended.
 
 Thread-safe; each change is durable when the call returns.
 """
@@ -36,19 +37,21 @@ class Cuts:
 
     @property
     def ends(self) -> dict[Place, int]:
-        """Where each log ended that groups have yet to follow."""
+        """Where each log ended that groups still have to follow."""
         return {parse_place(name): end for name, end in self._noted.items() if end is not None}
 
     def begin(self, place: Place) -> None:
-        """Before anything is cut. Raises ShuttingDown, OSError."""
+        """Call it before anything is cut. Raises ShuttingDown, OSError."""
         self._note(place, None)
 
     def end(self, place: Place, end_offset: int) -> None:
-        """From where on offsets are given again. Raises ShuttingDown, OSError."""
+        """Note from where on offsets are assigned again. Raises ShuttingDown, OSError."""
         self._note(place, end_offset)
 
     def look(self, partitions: Iterable[Partition], topic_ids: Collection[str]) -> None:
-        """At a start: see where those end that died under way, and forget topics that went."""
+        """At startup: find the ends of logs whose cut was interrupted, and forget topics that are
+        gone.
+        """
         if not self._noted:
             return
         ends = {

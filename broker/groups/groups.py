@@ -2,13 +2,14 @@
 
 * A commit is in the log, flushed, before it is answered; the view in memory follows the log
   (`offset_log`).
-* The topic is made at the first commit. It is a topic like others: compacted, offloaded, restored.
-* The view is rebuilt from the log in the background of a start. Where that needs a store that is
-  down, calls on groups are refused as retriable; nothing else waits for it.
-* A topic's offsets go with it. Tombstones that could not be written then are owed: they go with the
-  next commit, or at the next start, which knows that the topic is gone.
-* Where a log was cut, groups that had read further go back to its end, as soon as there is a view;
-  what of that could not be written is owed too, and the cut stays noted until it was (`cuts`).
+* The topic is created at the first commit. It is a topic like any other: compacted, offloaded,
+  restored.
+* The view is rebuilt from the log in the background at startup. If that needs a store that is down,
+  calls on groups are refused as retriable; nothing else waits for it.
+* A topic's offsets are deleted with it. Tombstones that could not be written then are owed: they
+  are written with the next commit, or at the next start, which knows that the topic is gone.
+* If a log was cut, groups that had read further go back to its end, as soon as there is a view;
+  what could not be written of that is owed too, and the cut stays noted until it is (`cuts`).
 
 Thread-safe. Every call may block: on the flush, or on the first rebuild.
 """
@@ -68,7 +69,7 @@ class GroupOffset(NamedTuple):
 
 
 class Groups:
-    """`find_topic` raises UnknownTopic; `make_topic` answers the topic, new or not."""
+    """`find_topic` raises UnknownTopic; `make_topic` returns the topic, new or not."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Groups:
     # --- the view ---------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Read the log, if nobody did. Raises StoreUnavailable, CorruptDataError, Starting."""
+        """Read the log, if nobody has yet. Raises StoreUnavailable, CorruptDataError, Starting."""
         if self._offsets.view is not None:
             return
         if not self._rebuilding.acquire(timeout=MAX_REBUILD_WAIT_S):
@@ -216,8 +217,9 @@ class Groups:
         self._offsets.settle_debts()
 
     def follow_cuts(self) -> None:
-        """Groups that had read further than a log reaches that was cut would step over what comes
-        in place of what is lost. Where that cannot be looked up, or written, it is done later.
+        """Set back groups that had read further than a log that was cut now reaches: they would
+        skip what is written in place of what was lost. If that cannot be looked up, or written, it
+        is done later.
         """
         try:
             self.rebuild()

@@ -2,8 +2,8 @@
 
 * Appends are made under `lock`, and applied to the view in their order once they are flushed, never
   in the order in which threads wake up.
-* What could not be written is owed: it is tried again until it was, or until a commit that came
-  since has settled it.
+* What could not be written is owed: it is tried again until it succeeds, or until a later commit
+  has settled it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """An append under way; its rows are applied in the order of appends."""
+    """An append in progress; its rows are applied in the order of appends."""
 
     rows: Sequence[Row]
     future: Future[AppendResult]
@@ -132,6 +132,8 @@ class OffsetLog:
 
 
 def home_of(group: str, topic: Topic) -> Partition:
-    """Kafka's choice; in an adopted folder that lacks it, the first that is there."""
+    """The partition that Kafka would choose; in an adopted folder that lacks it, the first one
+    there.
+    """
     wanted = partition_for_group(group, topic.record.partitions)
     return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])

@@ -2,8 +2,8 @@
 
 * Rebuilt from the log alone, and right whatever is in it: compacted or not, tombstones, other kinds
   of records, transactions of a real Kafka (applied at their commit marker, forgotten at an abort).
-* A record that cannot be read is passed over and counted: one bad record of a foreign broker does
-  not take everybody's offsets away. A batch that fails its checksum does: that is our disk.
+* A record that cannot be read is skipped and counted: one bad record from a foreign broker does not
+  cost everybody their offsets. A batch that fails its checksum does: that is our disk.
 * Read in windows of `WINDOW_BYTES`; what is kept is what the commits in the log amount to.
 
 Not thread-safe: `groups` has the lock.
@@ -60,7 +60,7 @@ class GroupView:
         offsets[key.topic, key.partition] = Committed(commit, record_offset)
 
     def set_back(self, key: CommitKey, commit: Commit) -> None:
-        """In place of the one that is there; its record is yet to come."""
+        """Replaces the commit that is there; its record is yet to come."""
         offsets = self.groups[key.group]
         place = (key.topic, key.partition)
         offsets[place] = offsets[place]._replace(commit=commit)

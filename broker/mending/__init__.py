@@ -1,3 +1,3 @@
-"""For bad days: `verify` says what is wrong, `repair` plans and mends, `restore` makes a folder out
-of the bucket alone.
+"""For bad days: `verify` says what is wrong, `repair` plans and mends, `restore` makes a data
+folder from the bucket alone.
 """

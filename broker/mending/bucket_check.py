@@ -1,8 +1,8 @@
 """Checks what the bucket holds of one partition: manifest, pages, pins, and every segment.
 
 * Segments are checked side by side, a bounded number at a time; problems come in offset order.
-* A check may take longer than objects are kept that a transition dropped meanwhile: what is wrong
-  with a segment counts only where the manifest in force still names it afterwards.
+* A check may take longer than dropped objects are kept: what is wrong with a segment counts only if
+  the manifest in force still names it afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 
 
 def no_progress(_size_bytes: int) -> None:
-    """Nobody watches."""
+    """For callers that do not watch."""
 
 
 class CheckOptions(NamedTuple):
@@ -43,7 +43,7 @@ class CheckOptions(NamedTuple):
 def check_partition(
     store: ObjectStore, keys: PartitionKeys, options: CheckOptions
 ) -> tuple[Findings, Manifest | None, list[SegmentEntry]]:
-    """The findings, and the manifest and entries that could be read, for who compares further.
+    """The findings, and the manifest and entries that could be read, for further comparison.
 
     Raises StoreUnavailable, ConfigurationError.
     """
@@ -97,7 +97,7 @@ def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
 
 
 def entry_in_force(manifests: ManifestStore, entry: SegmentEntry) -> SegmentEntry | None:
-    """What the manifest in force has where `entry` was; `entry` where nobody can say."""
+    """What the manifest in force has in place of `entry`; `entry` if nobody can say."""
     try:
         manifest = manifests.load()
         return manifests.find(manifest, entry.base_offset) if manifest else entry

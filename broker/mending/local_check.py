@@ -1,11 +1,12 @@
-"""Checks the local segments of one partition, and that both tiers say the same where both speak.
+"""Checks the local segments of one partition, and that the tiers agree where both have data.
 
 * Shallow: borders and sizes, and that the files are there. Deep: every batch of every local
   segment, that they reach to the next segment where nothing explains a hole (`holes`), and its
   CRC-32C against the manifest's.
-* The log goes on while it is checked. A segment that went meanwhile is no finding; of the active
-  one only what is flushed is read. Nor is one that compaction replaced, here and in the bucket,
-  while it was looked at: what differs is looked at again, against the manifest then in force.
+* The log stays in use while it is checked. A segment that was deleted meanwhile is not a finding,
+  nor is one that compaction replaced, here and in the bucket, while it was looked at: what differs
+  is looked at again, against the manifest then in force. Of the active segment only what is flushed
+  is read.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def is_lost(partition: Partition, view: SegmentView) -> bool:
 
 
 def is_rotten(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
-    """Whether its bytes do not check, or are not those of the bucket's entry that begins there."""
+    """Whether its bytes fail their check, or are not those of the bucket's entry that begins
+    there.
+    """
     return _problem(partition, view, entry, Findings(partition.number), deep=True) is not None
 
 

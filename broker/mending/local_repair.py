@@ -8,8 +8,8 @@
 
 * What is set aside goes to `tierlog/damaged/<topic>-<partition>-<offset>/` in the data folder, as
   Kafka's files; for a cut, copies that are synced before anything is cut.
-* Damage that names no batch (two segments that overlap, a disk that cannot be read) is said, and
-  nothing is done about it: its own message says what helps.
+* Damage that names no batch (two segments that overlap, a disk that cannot be read) is reported,
+  and nothing is done about it: its own message says what helps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COPY_BYTES: Final = 1 << 20
 
 
 class LocalRepair:
-    """What would mend one damaged log. `cold_end_offset`: what the bucket has ends there."""
+    """What would mend one damaged log. `cold_end_offset`: where the bucket's records end."""
 
     def __init__(self, folder: DataFolder, damaged: Damaged, *, cold_end_offset: int) -> None:
         self._log_folder = folder.partition_folder(damaged.topic, damaged.number)
@@ -123,7 +123,7 @@ def set_aside_from_start(folder: Path, fault: LocalFault, aside: Path) -> None:
 
 
 def copy_to_end(folder: Path, fault: LocalFault, aside: Path) -> None:
-    """Copy the bad segment and all behind it, durably; the log itself stays as it is."""
+    """Copy the bad segment and all after it, durably; the log itself stays as it is."""
     _copy(folder, aside, lambda offset: offset >= fault.base_offset)
 
 
@@ -133,7 +133,7 @@ def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
 
 
 def unused(folder: Path) -> Path:
-    """That name, or one beside it: what an earlier repair kept is not written over."""
+    """That name, or one beside it: what an earlier repair kept is not overwritten."""
     names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
     return next(path for path in chain([folder], names) if not path.exists())
 

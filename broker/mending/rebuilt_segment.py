@@ -1,8 +1,9 @@
-"""One segment that the manifest names, as Kafka's files again, in a scratch folder of its own.
+"""One segment that the manifest names, turned back into Kafka's files, in a scratch folder of its
+own.
 
 * Its bytes must have the CRC-32C that the manifest holds.
-* Nothing else of the bucket is taken but the producers before it: the folder is opened as after a
-  crash, which checks every batch and makes the indexes anew.
+* Nothing else is taken from the bucket except the producers before it: the folder is opened as
+  after a crash, which checks every batch and rebuilds the indexes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def rebuilt_segment(
     clock: Callable[[], int],
     snapshot: bytes | None = None,
 ) -> Iterator[RebuiltSegment]:
-    """`entry` of the partition of `log`, made of `pieces`; `scratch` is gone afterwards.
+    """`entry` of the partition of `log`, made from `pieces`; `scratch` is gone afterwards.
 
     `snapshot`: the producers before it. Raises CorruptDataError, DiskFull, LogOfflineError,
     OSError.

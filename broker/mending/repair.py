@@ -1,4 +1,4 @@
-"""Mending what a verification found: a plan first, then, where it is asked for, the plan applied.
+"""Mending what a verification found: first a plan, then, if asked for, the plan applied.
 
 | `.log` | `.indexes` | the records on local disk | step                                          |
 |--------|------------|---------------------------|-----------------------------------------------|
@@ -10,16 +10,16 @@
 |        |            | begin above the bucket's  | `drop`: so do the offsets between             |
 |        |            | end                       |                                               |
 
-A manifest, page or pin that is bad is said (`none`), and nothing is done about it. Local segments
-that rotted have their own table (`rotten_segments`).
+A bad manifest, page or pin is reported (`none`), and nothing is done about it. Local segments that
+rotted have their own table (`rotten_segments`).
 
 * Only the owner repairs: steps are commits under its epoch.
-* A segment is put up again only when its bytes have the CRC-32C that the manifest holds: repair
-  never changes a record. Nothing is overwritten; what is replaced goes after its grace.
-* Each step is one commit, and may be repeated; a step whose segment went meanwhile does nothing.
-* A log that is there and bad may still be read in part: it is dropped only where that loss was
-  accepted. Before anything is dropped it is looked at once more, byte by byte: a store may have had
-  a bad moment.
+* A segment is uploaded again only if its bytes have the CRC-32C that the manifest holds: repair
+  never changes a record. Nothing is overwritten; what is replaced is deleted after its grace.
+* Each step is one commit, and may be repeated; a step whose segment is gone meanwhile does nothing.
+* A log that is there but bad may still be partly readable: it is dropped only if that loss was
+  accepted. Before anything is dropped it is read once more, byte by byte: the store may have had a
+  bad moment.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Repair:
     # --- applying it ------------------------------------------------------------------------------
 
     def apply(self, planned: Planned, *, accept_loss: bool) -> RepairStep:
-        """Take one step; not done, and why, where the bytes prove to be other than planned.
+        """Take one step; it is not done, and says why, if the bytes prove to be other than planned.
 
         Raises FencedError, StoreUnavailable, LogOfflineError.
         """

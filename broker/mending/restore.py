@@ -16,8 +16,8 @@
   from being given twice come with the first start (`take_over`), which looks at the bucket again:
   an old owner that is still alive may have gone on.
 * Records below the bucket's end stay in the bucket, and are read from there.
-* A topic of which an object cannot be read is left, whole, and reported: it keeps no other from
-  being restored. What is believed instead of it would be an older state, or an older topic.
+* A topic with an object that cannot be read is left out as a whole, and reported; it does not keep
+  others from being restored. Whatever took its place would be an older state, or an older topic.
 """
 
 from __future__ import annotations

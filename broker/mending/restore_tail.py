@@ -14,9 +14,8 @@
 
 * A topic that is kept out of the bucket gets no gap: the first start refuses a log that ends below
   what the checkpoints say, which come along.
-* Of topics, too, the bucket may know less: one that it was not told of yet is taken whole, and
-  partitions, configuration or a deletion that it was not told of yet, unless others wrote to it
-  since.
+* The bucket may also know less about topics: one that has not reached it yet is taken whole, and so
+  are partitions, configuration or a deletion that have not, unless others wrote to it since.
 
 * The old folder is locked and only read; a broker that has it open keeps it from being taken.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at

@@ -1,4 +1,5 @@
-"""Sealed segments of an open log whose batches do not check any more, or are not the bucket's.
+"""Sealed segments of an open log whose batches no longer pass their checks, or differ from the
+bucket.
 
 | the segment                           | step                                                     |
 |---------------------------------------|----------------------------------------------------------|
@@ -41,14 +42,16 @@ log = structlog.get_logger(__name__)
 
 
 class InBucket(NamedTuple):
-    """`entries`: oldest first. `bad`: base offsets of those entries that a check found wanting."""
+    """`entries`: oldest first. `bad`: base offsets of those entries in which a check found
+    problems.
+    """
 
     end_offset: int
     entries: Sequence[SegmentEntry]
     bad: frozenset[int]
 
     def has(self, view: SegmentView) -> bool:
-        """Whether entries reach into the segment, and those that do are sound."""
+        """Whether there are entries that reach into the segment, and all those are sound."""
         number = bisect_right(self.entries, view.last_offset, key=attrgetter("base_offset"))
         there = []
         while number and self.entries[number - 1].last_offset >= view.base_offset:

@@ -1,10 +1,10 @@
-"""The plan of a repair, made without a start on the data folder: it changes nothing, neither on
+"""The plan of a repair, made without starting on the data folder: it changes nothing, neither on
 disk nor in the bucket.
 
 * The stand-in is a folder elsewhere with copies of the small files and links to those of one
   topic's logs (`hot_tier.stand_in`). The data folder itself stays locked meanwhile.
 * A broker without background work opens the stand-in: it decides as one on the folder would.
-* The store is read. Whatever would be written to it ends the plan, and says so.
+* The store is only read. An attempt to write to it ends the plan, with an error that says so.
 """
 
 from __future__ import annotations

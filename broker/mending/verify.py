@@ -1,9 +1,9 @@
 """Whether everything is there: the bucket against the manifest, and the disk against both.
 
 * `verify_topic` has a broker's partitions; `verify_bucket` needs nothing but the bucket, so that it
-  can be asked from anywhere, also when the broker is gone.
-* It only reads. What it finds is its answer; it raises for what keeps it from looking (the store
-  does not answer), and for a topic that is not there.
+  can be run from anywhere, even when the broker is gone.
+* It only reads. What it finds is returned; it raises only for what keeps it from looking (the store
+  does not answer), and for a topic that does not exist.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether another folder owns a partition in the bucket by now: asked before anything is served,
 and every `fence.check.ms` from then on.
 
-* Before it is served, since what a former owner acknowledges between its start and its claim is
-  read by nobody. Where the store does not answer in time, the partition is served all the same.
+* Before it is served, because nobody would read what a former owner acknowledges between its start
+  and its claim. If the store does not answer in time, the partition is served nevertheless.
 * A partition that lost its leadership says so from then on, until a restart.
 """
 
@@ -32,12 +32,12 @@ class Fences:
         self._partitions = partitions
 
     def look(self) -> None:
-        """Where the store is down the next round asks again."""
+        """If the store is down, the next round asks again."""
         partitions = list(self._partitions())
         _ask(partitions, threads=1 + len(partitions) // OF_ONE)
 
     def look_first(self, *, timeout_s: float) -> None:
-        """No longer than this: a store may take a minute to say nothing."""
+        """Waits no longer than this: a store may take a minute not to answer."""
         _ask(self._partitions(), threads=AT_ONCE, timeout_s=timeout_s)
 
 

@@ -1,7 +1,8 @@
 """A partition in the bucket, for a folder that believes itself the owner: what is beside the
-manifest (the topic's own object, a deletion) is written only after a look at who is in force.
+manifest (the topic's own object, a deletion) is written only after checking who is the owner in
+force.
 
-* Damage is nobody's claim: a manifest that cannot be read keeps nobody from anything.
+* Damage is not a claim: a manifest that cannot be read does not stop anybody.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OwnPartition:
         return self._manifests.keys
 
     def check(self) -> Manifest | None:
-        """The manifest in force, where there is one to be read.
+        """The manifest in force, if there is one that can be read.
 
         Raises FencedError if its owner or epoch is not one that the folder recorded.
         """

@@ -2,11 +2,12 @@
 
 * Until the claim is committed nothing is uploaded, committed or deleted. A foreign epoch ends that
   for good: `leadership_lost` says why, and the partition answers with it.
-* The manifest in force is changed by one at a time: who claims, commits or collects does it within
-  `alone`. Looks at it, and a take-over, which comes before anything else, need no lock.
-* Of a topic that was deleted nothing is changed any more (`retire`), so that what its deletion left
-  empty stays empty.
-* Everything here may block on the store but the properties.
+* Only one caller at a time changes the manifest in force: claims, commits and collections run
+  within `alone`. Looking at it needs no lock, nor does a take-over, which comes before anything
+  else.
+* Nothing of a deleted topic is changed any more (`retire`), so that what its deletion left empty
+  stays empty.
+* Everything here except the properties may block on the store.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class Ownership:
-    """Thread-safe. `prepare` comes before everything else but `recorded` and `is_older_than`."""
+    """Thread-safe. `prepare` comes before everything else except `recorded` and `is_older_than`."""
 
     def __init__(
         self, manifests: ManifestStore, notes: BucketNotes, *, clock: Callable[[], int]
@@ -60,7 +61,9 @@ class Ownership:
             yield
 
     def retire(self) -> None:
-        """Its topic was deleted: nobody changes the manifest from now on but who `is_busy`."""
+        """Its topic was deleted: nobody begins to change the manifest any more; a change in
+        progress (`is_busy`) may end.
+        """
         self._is_retired = True
 
     @property
@@ -90,7 +93,7 @@ class Ownership:
 
     @property
     def epoch(self) -> int:
-        """The one that is claimed, or to be."""
+        """The one that is claimed, or is to be."""
         return self._prepared.epoch
 
     @property
@@ -175,15 +178,15 @@ class Ownership:
     # --- looking who is in force ------------------------------------------------------------------
 
     def check_claim(self, *, log_end_offset: int) -> None:
-        """Raises FencedError if a claim would; nothing is changed. What cannot be read keeps
-        nobody from a claim.
+        """Raises FencedError if a claim would; nothing is changed. What cannot be read does not
+        prevent a claim.
         """
         newest = self._newest_of_ours()
         if newest is not None:
             self._check_reaches(newest, log_end_offset)
 
     def check_fence(self, *, log_end_offset: int) -> None:
-        """Look for a foreign epoch; before the claim, for whatever will refuse it."""
+        """Look for a foreign epoch; before the claim, for anything that will refuse it."""
         seen = self._notes.manifest
         if self.claimed and seen is not None:
             with self._fencing():
@@ -195,7 +198,7 @@ class Ownership:
                 self._refuse_beyond(newest, log_end_offset)
 
     def is_older_than(self, in_force: Manifest) -> bool:
-        """Whether the folder is an older copy of one that went on under the same epoch."""
+        """Whether the folder is an older copy of one that continued under the same epoch."""
         return self._manifests.is_older(self._notes.manifest, in_force)
 
     def _newest_of_ours(self) -> Manifest | None:

@@ -8,7 +8,7 @@
 | reaches past the manifest's end                 | has a border of segments there                 |
 
 Another owner may have acknowledged records that it never uploaded. So that their offsets are not
-given again, the log goes on above a recorded gap, which begins where the bucket ends:
+assigned again, the log continues above a recorded gap, which begins where the bucket ends:
 
 | what stays of the local log                     | then                                           |
 |-------------------------------------------------|------------------------------------------------|
@@ -16,7 +16,7 @@ given again, the log goes on above a recorded gap, which begins where the bucket
 | records past it, of both histories              | they are uploaded; one commit has the claim,   |
 |                                                 | them and the gap; then it begins above the gap |
 
-* Pure: `take_over` acts on what is said here.
+* Pure: `take_over` acts on what is decided here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Taking a partition over from another folder: what of the local log may stay, and the claim.
 
-* `<data>/tierlog/take-over.json` names the partitions that are under way, durably, before a file is
+* `<data>/tierlog/take-over.json` durably names the partitions being taken over before a file is
   touched; a partition leaves it when its claim is in the bucket. Every step may be repeated.
-* The claim is committed on top of the very end that the local log was brought in line with: where
-  another owner was faster, everything is looked at anew. So it needs the store, and a start that
-  takes over does not begin without it.
-* No local record goes before the manifest in force names it. After the commit that names the tail
-  everything is looked at anew, as a start after a crash does: what is in force is ours then, and
-  leaves no gap.
+* The claim is committed on top of exactly the end that the local log was brought in line with: if
+  another owner was faster, everything is looked at again. So a take-over needs the store, and a
+  start that takes over does not begin without it.
+* No local record is removed before the manifest in force names it. After the commit that names the
+  tail everything is looked at again, as a start after a crash does: what is in force is then ours,
+  and leaves no gap.
 * What is to be done is decided in `parting_plan`; this file acts on it.
 """
 
@@ -49,10 +49,9 @@ Reopen = Callable[[int, int | None], PartitionLog]
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """One partition that is being taken over.
 
-    `gap`: how many offsets to leave out above the last that another may have given.
-    `whole_tail_of`: the (owner, epoch) of the manifest under which the local log is known to hold
-    everything that was ever acknowledged, so that nothing is left out as long as that one is in
-    force.
+    `gap`: how many offsets to skip above the last that another may have assigned. `whole_tail_of`:
+    the (owner, epoch) of the manifest under which the local log is known to hold everything that
+    was ever acknowledged, so that nothing is skipped as long as that manifest is in force.
     """
 
     gap: int = 0
@@ -155,7 +154,7 @@ class TakeOver:
         self.gap = 0 if self.is_ours() else self._pending.gap_over(self.manifest)
 
     def align(self, opened: PartitionLog) -> PartitionLog:
-        """Bring the local log in line with the manifest looked at; it may be opened anew."""
+        """Bring the local log in line with the manifest looked at; the log may be reopened."""
         if opened.log_end_offset < self._flushed_end and not self.is_ours():
             self.gap = self._pending.gap  # a tail that was whole is so no more
         ranges = tuple(
@@ -212,7 +211,7 @@ class TakeOver:
         return border
 
     def next_offset(self, opened: PartitionLog) -> int:
-        """The first that is given after the claim."""
+        """The first offset to be assigned after the claim."""
         return opened.log_end_offset if self.resume_at is None else self.resume_at
 
     def commit(self, opened: PartitionLog) -> bool:
@@ -246,7 +245,7 @@ class TakeOver:
 
     @property
     def kept_epochs(self) -> tuple[EpochStart, ...]:
-        """Of this folder's own, those under which the records that stay were written."""
+        """The epochs of this folder under which the remaining records were written."""
         if self.manifest is None:
             return () if self.gap else self._own
         if self.gap or self.is_foreign:

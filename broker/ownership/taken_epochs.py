@@ -2,9 +2,9 @@
 
 * An epoch is durable before the first append under it: one file, one fsync, for all logs that are
   opened together.
-* It is above every epoch that the log, the bucket as it was seen last, or this folder ever had.
+* It is above every epoch that the log, the bucket when last seen, or this folder ever had.
 
-Thread-safe: a repair may open a log any time.
+Thread-safe: a repair may open a log at any time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TakenEpochs:
         self._save(epochs)
 
     def forget_all_but(self, topic_ids: Collection[str]) -> None:
-        """Of topics that are there no more: what they left in the bucket is gone."""
+        """Forget topics that no longer exist: what they left in the bucket is gone."""
         with self._lock:
             kept = {
                 name: history
