@@ -1,4 +1,4 @@
-"""tierlog: a tiered log store. What users import; everything else is the house behind it.
+"""tierlog: a tiered log store. What users import; everything else is internal.
 
     import tierlog
 

@@ -1,13 +1,14 @@
 """The broker from Python: one sans-I/O core under a synchronous and an asynchronous client.
 
 * A call: `calls` and `group_calls` say what is sent and read, `exchange` when it is sent again,
-  `problems` what a refusal means; `client` and `async_client` send and wait, by `transport`, and
-  have them as `methods`.
+  `problems` what a refusal means; `client` and `async_client` send and wait, through `transport`,
+  and offer them as `methods`.
 * A consumer: `cursor` is a reader's place in a partition, `follow` whose turn it is.
 * A producer: `batching` gathers, `partitioner` chooses, `sender` sends; `producer` and
   `async_producer` are the thread and the task around them.
 
-Names load when they are first used: who needs a leaf of this room does not pay for httpx.
+Names load when they are first used: whoever needs only a leaf of this package does not pay for
+httpx.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the broker answers, typed, and how it is read. Members that a newer broker adds are passed
-over; what is none of this API is UnexpectedAnswer.
+"""What the broker answers, typed, and how it is read. Members that a newer broker adds are ignored;
+what does not belong to this API is UnexpectedAnswer.
 """
 
 from __future__ import annotations
@@ -61,15 +61,17 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def damaged_last(self) -> list[int]:
-        """All its partitions, in the order to read them in: of a damaged one the broker says why,
-        once the others are read.
+        """All its partitions, in the order to read them: damaged ones come last, because the broker
+        refuses them and says why.
         """
         damaged = [one.partition for one in self.damaged_partitions]
         return [one.partition for one in self.partitions] + damaged
 
     @property
     def numbers(self) -> list[int]:
-        """Of all its partitions, the damaged ones too: who reads the topic wants those as well."""
+        """Of all its partitions, including damaged ones: whoever reads the topic wants those as
+        well.
+        """
         return sorted(self.damaged_last)
 
     @property
@@ -149,7 +151,7 @@ class FetchedRecords(NamedTuple):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_offset` is inclusive; `records` and times are null where nobody counted them."""
+    """`last_offset` is inclusive; `records` and times are null if nobody counted them."""
 
     base_offset: int
     last_offset: int
@@ -171,7 +173,7 @@ class SegmentsPage(msgspec.Struct, frozen=True, kw_only=True):
 class ManifestPage(NamedTuple):
     """One page of a manifest: the document as it came, and where the next page begins.
 
-    `gaps`: [start, end) each, of offsets that a restore or a take-over stepped over.
+    `gaps`: [start, end) each, of offsets that a restore or a take-over skipped.
     """
 
     version: int
@@ -216,7 +218,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(NamedTuple):
-    """`reasons` says why the broker is not ready; `degraded` what works without (the store)."""
+    """`reasons` says why the broker is not ready; `degraded`, what is waiting although it is."""
 
     ready: bool
     reasons: tuple[str, ...]
@@ -284,7 +286,7 @@ def read_readiness(reply: Reply) -> Readiness:
 
 
 def nothing(reply: Reply) -> None:
-    """For what is done without a word (204): a page that some proxy answers with is not that."""
+    """For calls answered without a body (204): a page that some proxy answers with is not that."""
     if reply.status != 204:
         raise UnexpectedAnswer(f"status {reply.status} instead of 204: is that a tierlog broker?")
 

@@ -41,7 +41,8 @@ class AsyncRunner(Protocol):
 class AsyncProducer:
     """Gathers records into batches and sends them, each exactly once; an async context manager.
 
-    `await send(...)` waits for room alone and gives a future of where the record was appended.
+    `await send(...)` only waits for room, and returns a future that says where the record was
+    appended.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AsyncProducer:
         headers: GivenHeaders = NO_HEADERS,
         partition: int | None = None,
     ) -> asyncio.Future[Placed]:
-        """Hand over one record; waits where the buffer is full."""
+        """Hand over one record; waits if the buffer is full."""
         topic, partition = place_of(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()

@@ -2,12 +2,13 @@
 
 Rules that keep it honest:
 
-* One batch of a partition is under way at a time, so records stay in the order they were sent in.
-* What waits is bounded by `buffer_bytes`, what Python takes for it included; who sends too fast
-  waits for room.
-* Who stops waiting for a record (`cancel`, a timeout around `await`) stops only that: it goes out.
-* What cannot be a record is refused in `outgoing`, where it is handed in: inside a batch it would
-  fail its neighbours.
+* One batch per partition is in flight at a time, so records stay in the order they were sent in.
+* What is waiting is bounded by `buffer_bytes`, including what Python needs for it; a caller that
+  sends too fast waits for room.
+* Whoever stops waiting for a record (`cancel`, a timeout around `await`) only stops waiting: the
+  record is still sent.
+* What cannot be a record is refused in `outgoing`, when it is handed in: inside a batch it would
+  make its neighbours fail.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Placed(NamedTuple):
 
 class Delivery(Future[Placed]):
     """What becomes of a record; cannot be cancelled. Those of a batch share one condition: with one
-    each, they would be most of what a record takes, in memory and of the collector of garbage.
+    each, they would be most of a record's cost in memory and in garbage collection.
     """
 
     def __init__(self, condition: Condition) -> None:
@@ -97,8 +98,8 @@ Told = TypeVar("Told", bound=Settled)
 class Batching:
     """How records are gathered. `batch_bytes` is before compression.
 
-    `delivery_timeout_s`: how long after a batch was due it is tried again, where the broker had
-    answered the one before; as Kafka's delivery.timeout.ms.
+    `delivery_timeout_s`: how long after it was due a batch is retried, if the broker had answered
+    the one before; like Kafka's delivery.timeout.ms.
     """
 
     linger_ms: int = 5
@@ -123,7 +124,7 @@ class Batching:
 
 
 class Outgoing(NamedTuple):
-    """A record with all that is decided about it. `size_bytes` is what it takes in a batch."""
+    """A record with all that is decided about it. `size_bytes` is its size in a batch."""
 
     value: bytes | None
     key: bytes | None
@@ -134,7 +135,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class Pending(Generic[Told]):
-    """One batch being gathered, or under way: columns, as long as each other."""
+    """One batch being gathered, or in flight: columns of equal length."""
 
     place: TopicPartition
     due_ms: int
@@ -199,12 +200,14 @@ class Accumulator(Generic[Told]):
         self.held_bytes = 0
 
     def has_room(self, record: Outgoing) -> bool:
-        """A record larger than the buffer has room where nothing else is held."""
+        """A record larger than the buffer has room if nothing else is held."""
         held_bytes = self.held_bytes + record.size_bytes + OBJECTS_BYTES
         return not self.held_bytes or held_bytes <= self._batching.buffer_bytes
 
     def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> tuple[Told, bool]:
-        """The record's future, and whether who sends has to look: a batch was begun, or is full."""
+        """The record's future, and whether the sender has to look: a batch was begun, or is
+        full.
+        """
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = deque()
@@ -221,7 +224,7 @@ class Accumulator(Generic[Told]):
     def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending[Told] | None:
         """A batch that should go now: full, lingered long enough, or everything when flushing.
 
-        Partitions take turns: one that is always full keeps no other from being sent.
+        Partitions take turns: one that is always full does not keep others from being sent.
         """
         for place, queue in self._queues.items():
             if not queue or place in self._under_way:
@@ -243,7 +246,9 @@ class Accumulator(Generic[Told]):
         self.held_bytes -= pending.held_bytes
 
     def fail_all(self, error: BaseException) -> None:
-        """For who can send no more: of all that waits and is under way, nobody waits for ever."""
+        """For a sender that can send no more: fails all that is waiting or in flight, so that
+        nobody waits for ever.
+        """
         held = (*self._under_way.values(), *itertools.chain(*self._queues.values()))
         lost = sum([pending.fail(error) for pending in held])
         if lost:

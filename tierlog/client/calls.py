@@ -1,4 +1,4 @@
-"""Every call of the HTTP API as a value: one function a call, a method of both clients."""
+"""Every call of the HTTP API as a value: one function per call, a method of both clients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ VERIFY_WAIT_S: Final = 3600.0
 
 
 class Limits(NamedTuple):
-    """How much a fetch answers with, and how long it may wait for something to be there."""
+    """How much a fetch returns, and how long it may wait for something to be there."""
 
     max_bytes: int = DEFAULT_FETCH_BYTES
     max_records: int | None = None
@@ -58,7 +58,7 @@ class Limits(NamedTuple):
 
 
 class Sequenced(NamedTuple):
-    """An idempotent produce: a repeat of it is known by these."""
+    """An idempotent produce: these identify a repeat of it."""
 
     producer: ProducerIdentity
     sequence: int
@@ -90,9 +90,9 @@ def start_of(offset: Start) -> Start:
 def create_topic(
     name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
 ) -> Call[answers.TopicDescription]:
-    """Make a topic; durable when this returns. Raises TopicExists.
+    """Create a topic; durable when this returns. Raises TopicExists.
 
-    Not sent again once it left: the repeat of a done creation answers `topic-exists`.
+    Not retried once it was sent: a repeat after the topic was created would answer `topic-exists`.
     """
     body = {"name": name, "partitions": partitions, "config": dict(config or {})}
     request = _json_request("POST", "/v1/topics", body, Place(name))
@@ -119,7 +119,7 @@ def alter_topic(
     config: Mapping[str, ConfigValue | None] | None = None,
     partitions: int | None = None,
 ) -> Call[answers.TopicDescription]:
-    """Change keys (None puts a default back) or add partitions."""
+    """Change keys (None restores the default) or add partitions."""
     body: dict[str, object] = {}
     if config is not None:
         body["config"] = dict(config)
@@ -132,7 +132,7 @@ def alter_topic(
 def delete_topic(topic: str) -> Call[None]:
     """The topic is gone when this returns; its files and objects go in the background.
 
-    Not sent again once it left: another topic of that name may have been made since.
+    Not retried once it was sent: another topic of that name may have been created since.
     """
     request = Request("DELETE", _topic_path(topic), place=Place(topic))
     return Call(request, nothing, Repeat.DUPLICATES)
@@ -149,7 +149,7 @@ def produce(
     acks: Acks = "all",
     sequenced: Sequenced | None = None,
 ) -> Call[answers.Produced]:
-    """Append records as JSON in one request. After AnswerLost they may be there, or not."""
+    """Append records as JSON in one request. After AnswerLost they may or may not be there."""
     return produce_body(
         topic,
         to_json(records),
@@ -171,8 +171,7 @@ def produce_encoded(
 ) -> Call[answers.Produced]:
     """Append records to one partition as batches made on this side: the fast way for bytes.
 
-    `max_message_bytes`: what a batch may be, where the topic's `max.message.bytes` is not Kafka's
-    default.
+    `max_message_bytes`: the batch limit, if the topic's `max.message.bytes` is not Kafka's default.
     """
     now_ms = wall_clock_ms()
     batches = to_batches(records, now_ms=now_ms, codec=codec, max_bytes=max_message_bytes)
@@ -187,9 +186,9 @@ def produce_batches(
     acks: Acks = "all",
     expected_offset: int | None = None,
 ) -> Call[answers.Produced]:
-    """Append record batches; with `expected_offset`, only where the log ends exactly there.
+    """Append record batches; with `expected_offset`, only if the log ends exactly there.
 
-    A repeat is harmless where they carry a producer's sequence.
+    A repeat is harmless if they carry a producer's sequence.
     """
     call = produce_body(
         topic,
@@ -215,7 +214,7 @@ def produce_body(
     expected_offset: int | None = None,
     envelope: bool = False,
 ) -> Call[answers.Produced]:
-    """A produce of a body in any of the media types that the API takes."""
+    """Produce a body in any of the media types that the API accepts."""
     path = _topic_path(topic) if partition is None else _partition_path(topic, partition)
     fields = headers(
         {
@@ -240,7 +239,7 @@ def produce_body(
 
 
 def init_producer() -> Call[ProducerIdentity]:
-    """An identity that nobody else has; one more that nobody uses does no harm."""
+    """Get a producer identity that nobody else has; an extra one that nobody uses does no harm."""
     return Call(Request("POST", "/v1/producers"), reader(ProducerIdentity))
 
 
@@ -284,10 +283,10 @@ def fetch(
     timestamp: Time | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Call[FetchedRecords]:
-    """Records from an offset, a keyword, or a time on; decoded and checked on this side.
+    """Records from an offset, a keyword, or a time on; decoded and checked by the client.
 
-    Where the first batch begins before the place asked for, the records before it are left out: by
-    number for an offset, by time for a timestamp.
+    If the first batch begins before the place asked for, the records before it are left out: by
+    offset, or by time for a timestamp.
     """
     start = start_of(offset)
     raw = fetch_batches(topic, partition, offset=start, timestamp=timestamp, limits=limits)
@@ -358,7 +357,7 @@ def manifest(
 
 
 def storage_report() -> Call[dict[str, object]]:
-    """What lies in each tier, what waits to go up, the store's requests and their cost."""
+    """What is in each tier, what is waiting to be uploaded, the store's requests and their cost."""
     return Call(Request("GET", "/v1/storage"), reader(dict[str, object]))
 
 
@@ -368,7 +367,9 @@ def metrics() -> Call[str]:
 
 
 def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded]:
-    """Roll what is active and upload all that is rolled; with `wait_ms`, see it done."""
+    """Roll the active segments and upload all rolled segments; with `wait_ms`, wait until that is
+    done.
+    """
     request = Request(
         "POST",
         f"{_topic_path(topic)}/offload",
@@ -380,7 +381,7 @@ def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded
 
 
 def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:
-    """Both tiers against the manifest; `deep` reads every byte, which may take long."""
+    """Check both tiers against the manifest; `deep` reads every byte, which may take long."""
     request = Request(
         "POST",
         f"{_topic_path(topic)}/verify",
@@ -392,7 +393,9 @@ def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:
 
 
 def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
-    """Give up all below `before_offset` (Kafka's DeleteRecords); the log start afterwards."""
+    """Delete all records below `before_offset` (Kafka's DeleteRecords); returns the log start
+    afterwards.
+    """
     path = f"{_partition_path(topic, partition)}/trim"
     request = _json_request("POST", path, {"before_offset": before_offset}, Place(topic, partition))
     read = reader(_Trimmed)

@@ -1,8 +1,8 @@
 """`tierlog.Client`: the broker from plain Python, one call at a time.
 
 Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
-`cursor` what is read next. This file sends and waits. One client may be shared among threads, and a
-fork leaves each side with connections of its own.
+`cursor` what is read next. This file sends and waits. One client may be shared between threads, and
+after a fork each side has connections of its own.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ T = TypeVar("T")
 class Client:
     """A connection to one broker; a context manager. Raises the errors of `tierlog.errors`.
 
-    `server` is `http://HOST:PORT`, or `https://`, then with the authorities of `ca_file` where the
-    system does not know the broker's. `token`, or the content of `token_file`, goes with each call.
-    What is not given is taken from TIERLOG_SERVER (by default http://127.0.0.1:8640),
-    TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as by the command line.
-    `timeout_s` bounds each request; reads, and refused or unsent writes, are tried again by
-    `retries`.
+    `server` is `http://HOST:PORT`, or `https://`; `ca_file` then names the authority, if the system
+    does not know the broker's. `token`, or the content of `token_file`, goes with each call. What
+    is not given is taken from TIERLOG_SERVER (by default http://127.0.0.1:8640), TIERLOG_TOKEN,
+    TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s` bounds each request;
+    reads, and writes that were refused or not sent, are retried by `retries`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Client:
         self._process = os.getpid()  # last: until then nobody here takes the other side's for ours
 
     def close(self) -> None:
-        """Commit what groups have read here, and give the connections back."""
+        """Commit what groups have read here, and release the connections."""
         if self._process != os.getpid():
             return  # they are the other side's, whose threads may hold their lock for ever here
         for place in list(self._reading_for):
@@ -108,7 +107,9 @@ class Client:
     init_producer = called(calls.init_producer)
 
     def producer(self, batching: Batching | None = None) -> Producer:
-        """Record by record, gathered into batches, each appended exactly once."""
+        """A producer: takes records one by one, sends them in batches, and appends each exactly
+        once.
+        """
         return Producer(self, batching)
 
     # --- fetch
@@ -130,15 +131,15 @@ class Client:
     ) -> Generator[ConsumedRecord, None, None]:
         """The records of the partitions (all, by default), each partition's in order.
 
-        Who follows all of them also reads those that are added, within five minutes.
+        Following all of them includes partitions that are added later, within five minutes.
 
         Ends where each partition's high watermark (under `read_committed`: last stable offset) was
-        when its reading began; with `end_offset` there, once that is written; with `follow` never.
-        Without `follow` the partitions come one after the other.
+        when its reading began; with `end_offset`, there, once that is written; with `follow`,
+        never. Without `follow` the partitions come one after another.
 
-        With `group` reading goes on where the group's commits are (`offset` is for partitions
-        without one), and is committed as it goes, and where it is closed: see `group_calls`.
-        Two consumers of a group each read all that they ask for.
+        With `group`, reading continues from the group's commits (`offset` is for partitions without
+        one), and progress is committed along the way and at the end: see `group_calls`. Two
+        consumers of a group each read all that they ask for.
         """
         place = None
         if group is not None:
@@ -226,7 +227,7 @@ class Client:
             return False
 
     def readiness(self) -> answers.Readiness:
-        """Whether every partition serves, and if not why; asks once."""
+        """Whether every partition is served, and if not, why; asks once."""
         return self.run(exchange(calls.readiness(), NO_RETRIES))
 
     # --- driving

@@ -1,11 +1,11 @@
-"""Reading on: where a reader of a partition is, what it asks next, and when it is done.
+"""A reader's progress in a partition: where it is, what it asks next, and when it is done.
 
-* A cursor moves only by what was taken from an answer, so that a read that failed is asked again;
-  and only past what it gave out: a group's commit is where it stands.
-* Where nobody gave an `end_offset` the first answer fixes the `last_end`: what is appended
-  meanwhile does not keep a reader from ending. An end that was given is waited for.
-* Behind the last stable offset a reader of committed records is at the end too: an answer that
-  leads nowhere says so.
+* A cursor moves only by what was taken from an answer, so a failed read is asked for again; and
+  only past what it gave out, so its place is what a group commits.
+* If no `end_offset` was given, the first answer fixes the `last_end`: what is appended meanwhile
+  does not keep a reader from ending. An end that was given is waited for.
+* At the last stable offset a reader of committed records is at the end too: an answer that makes no
+  progress says so.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class PartitionCursor:
     def spread(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
     ) -> list[PartitionCursor]:
-        """One like this for each partition; those that a mapping leaves out begin at the start.
+        """One cursor like this for each partition; those that a mapping leaves out begin at the
+        start.
 
-        Raises TypeError for one number alone, and for what is no number.
+        Raises TypeError for a single number, and for what is not a number.
         """
         if isinstance(partitions, int):
             raise TypeError(f"partitions: expected a list of numbers, as in [{partitions}]")
@@ -59,7 +60,7 @@ class PartitionCursor:
         ]
 
     def next_call(self, *, wait_ms: int = 0) -> Call[FetchedBatches]:
-        """What to ask next; only who is at the end should wait."""
+        """What to ask next; only a reader at the end should wait."""
         return calls.fetch_batches(
             self.topic,
             self.partition,
@@ -69,7 +70,7 @@ class PartitionCursor:
         )
 
     def take(self, fetched: FetchedBatches) -> list[ConsumedRecord]:
-        """The records of an answer to `next_call`, and the cursor moves behind them."""
+        """The records of an answer to `next_call`; moves the cursor past them."""
         self.is_answered = True
         if self.last_end is None and not self.follow:
             self.last_end = fetched.high_watermark

@@ -1,14 +1,14 @@
-"""One call as a value, and the conversation it takes: no sockets and no sleeping in here.
+"""One call as a value, and the conversation it takes: no sockets and no sleeping here.
 
 Rules that keep it honest:
 
 * A `Call` is what to send, how to read the answer, and whether sending it twice is harmless. The
   drivers (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
-* A call that writes is sent again only where the first copy surely did nothing: it never left
+* A call that writes is sent again only if the first copy certainly did nothing: it was never sent
   (`Unsent`), or the broker refused it and said so. A broken connection in between is
-  `OutcomeUnknownError`, for the caller to settle; so is what a gateway says for the broker, and a
-  broker that stopped in the middle of it.
-* A write that is sent again may be refused, or find nobody, though a copy was done: then
+  `OutcomeUnknownError`, for the caller to settle; so is what a gateway answers in the broker's
+  place, and a broker that stopped in the middle of it.
+* A write that is sent again may be refused, or find nobody, although a copy took effect: then
   `AnswerLost` is the cause.
 """
 
@@ -69,7 +69,7 @@ class BrokerUnreachable(RetriableError):
 
 
 class AnswerLost(OutcomeUnknownError):
-    """The connection broke after a write was sent: it may have landed, or not."""
+    """The connection broke after a write was sent: it may or may not have landed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class RetryPolicy:
     """How often, after how long, and for how long.
 
     * No attempt begins later than `deadline_s` after the first: a broker whose store hangs refuses
-      after half a minute, and is not asked five times. What a call itself asks to wait for comes
-      on top, up to as long again.
+      after half a minute, and is not asked five times. The time that a call itself asks to wait is
+      added, up to as long again.
     * A `Retry-After` above `max_pause_s` ends the attempts.
     """
 
@@ -122,7 +122,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     """Yield what to do next, be sent what came of it, return the call's answer.
 
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
-    AnswerLost if a copy of a write may have been done.
+    AnswerLost if a copy of a write may have taken effect.
     """
     attempt, began_s = 0, policy.clock()
     told_s = began_s

@@ -1,12 +1,12 @@
 """Whose turn it is, among the partitions that one reader reads.
 
-* A reader that ends takes one partition after the other; for an end that is not written yet it
-  waits in the broker.
-* A follower that was answered once asks on, for as long as the broker is not there: see `policy`.
-* A follower of one partition waits in the broker for news. One of several goes round; only where
-  all are up to date does a turn wait, so that a round, and so news, takes `ROUND_MS`.
-* Who follows a topic, not some of its partitions, looks every `TOPIC_KNOWN_MS` whether it has
-  grown, and reads what was added from its beginning.
+* A reader that ends takes one partition after another; for an end that is not written yet it waits
+  in the broker.
+* A follower that was answered once keeps asking, however long the broker is gone: see `policy`.
+* A follower of one partition waits in the broker for news. A follower of several goes round; a turn
+  waits only if all are up to date, so that a round, and so the delay of news, takes `ROUND_MS`.
+* A follower of a whole topic checks every `TOPIC_KNOWN_MS` whether it has grown, and reads added
+  partitions from their beginning.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def begin(
 
 
 class Turn(NamedTuple):
-    """How to ask, and what takes the answer; no `cursor`: it is no partition's."""
+    """How to ask, and what takes the answer; without a `cursor` it is not about a partition."""
 
     steps: Steps[Any]
     take: Callable[[Any], list[ConsumedRecord]]
@@ -78,7 +78,7 @@ class Turns:
 
     @property
     def policy(self) -> RetryPolicy:
-        """For all that a reader of these asks. One try alone stays one."""
+        """For everything that a reader of these asks. A policy of one attempt stays at one."""
         patient = any(one.follow and one.is_answered for one in self._queue)
         if not patient or self._retries.attempts == 1:
             return self._retries

@@ -2,8 +2,8 @@
 
 Rules that keep it honest:
 
-* A record counts as read when the next one is asked for, or the loop over them ended: what a
-  consumer was working on when it broke off is read again (at least once).
+* A record counts as read when the next one is asked for, or when the loop over them ends normally:
+  what a consumer was working on when it broke off is read again (at least once).
 * Commits are made between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end.
 """
 
@@ -82,7 +82,7 @@ def groups() -> Call[tuple[answers.GroupSummary, ...]]:
 def delete_group(name: str) -> Call[None]:
     """A group's offsets are gone when this returns. Raises UnknownGroup.
 
-    Not sent again once it left: the repeat of a done deletion answers `unknown-group`.
+    Not retried once it was sent: a repeat after the deletion would answer `unknown-group`.
     """
     return Call(Request("DELETE", _path(name)), nothing, Repeat.DUPLICATES)
 
@@ -146,7 +146,9 @@ class GroupPlace:
         return self.commit()
 
     def commit(self) -> Call[None] | None:
-        """The commit of all that is news; None if nothing is. It is, until it is answered."""
+        """The commit of everything new; None if nothing is. It counts as new until the commit is
+        answered.
+        """
         news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
         if not news:
             return None

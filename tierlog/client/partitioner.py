@@ -1,4 +1,4 @@
-"""Which partition a record goes to that names none, as Kafka's clients choose it."""
+"""Which partition a record without one goes to, chosen as Kafka's clients do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Shape(NamedTuple):
 class Partitioner:
     """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
 
-    What is known of a topic is asked for again after `TOPIC_KNOWN_MS`: it may have grown, and a
-    key goes where all others send it. `first`: the partition to begin with, of so many. Chance has
-    it, as in KIP-480: else partition 0 would get all that producers of a few records send.
+    A topic is asked about again after `TOPIC_KNOWN_MS`: it may have grown, and a key has to go
+    where everybody else sends it. `first`: the partition to begin with, out of so many; random, as
+    in KIP-480, or partition 0 would get everything from producers that send only a few records.
     """
 
     def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
@@ -33,7 +33,9 @@ class Partitioner:
         self._batch_bytes: Final = batch_bytes
 
     def claims_look(self, topic: str, *, now_ms: int) -> bool:
-        """Whether to ask for the topic's partitions; one of many callers, where some are known."""
+        """Whether to ask for the topic's partitions; only one of many callers does, if some are
+        known.
+        """
         shape = self._shapes.get(topic)
         if shape is None or now_ms < shape.due_ms:
             return shape is None
@@ -44,7 +46,7 @@ class Partitioner:
         self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + TOPIC_KNOWN_MS)
 
     def keep(self, topic: str, error: TierlogError) -> None:
-        """They could not be asked for: go by what is known, if it is. Raises `error`."""
+        """They could not be asked for: use what is known, if anything is; else raises `error`."""
         if topic not in self._shapes or isinstance(error, RequestError):
             raise error
 

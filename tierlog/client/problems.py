@@ -1,7 +1,7 @@
 """Problem documents (RFC 9457) back into the error tree: the same class the broker raised.
 
-One table from `code` to the class that says what the caller does next. A code that is not in it (a
-newer broker) goes by its status: 4xx mend the request, 429 and 503 try again.
+One table from `code` to the class that says what the caller does next. A code that is not in it
+(from a newer broker) is mapped by its status: 4xx mend the request, 429 and 503 try again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFUSED_FOR_NOW: Final = frozenset(
 
 
 class Unauthorized(RequestError):
-    """No token, or one that is not known."""
+    """No token, or an unknown one."""
 
 
 class NotOfferedHere(RequestError):
@@ -33,7 +33,7 @@ class RangeNotSatisfiable(RequestError):
 
 
 class BrokerFault(TierlogError):
-    """The broker failed in a way it should not; `request_id` is in its log."""
+    """The broker failed unexpectedly; `request_id` is in its log."""
 
     def __init__(self, detail: str, *, request_id: str) -> None:
         super().__init__(f"{detail} (request {request_id})" if request_id else detail)
@@ -85,7 +85,7 @@ Make = Callable[[Facts], TierlogError]
 
 
 def error_of(reply: Reply, request: Request) -> TierlogError:
-    """The error that a reply stands for which answers nothing: 400 and above, or a redirection."""
+    """The error for a reply that is not an answer: 400 and above, or a redirection."""
     problem = parse_problem(reply.body)
     if problem is None:
         server, place = reply.headers.get("server"), reply.headers.get("location")
@@ -134,7 +134,7 @@ def is_by_gateway(reply: Reply) -> bool:
 
 
 def is_cut_by_stop(reply: Reply) -> bool:
-    """Whether the broker's stop came in the middle of the request, which may have been done."""
+    """Whether the broker stopped in the middle of the request, which may have taken effect."""
     problem = parse_problem(reply.body) if reply.status == 503 else None
     return problem is not None and (problem.code, problem.outcome) == ("shutting-down", "unknown")
 

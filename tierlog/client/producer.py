@@ -1,4 +1,4 @@
-"""`client.producer()`: send record by record, as one does; batches go out behind it.
+"""`client.producer()`: the caller sends record by record; batches go out in the background.
 
 One thread sends; any number may call `send`. Nothing is decided here: see `batching`, `sender`.
 """
@@ -53,15 +53,16 @@ class Runner(Protocol):
 
 
 def steady_ms() -> int:
-    """For waiting: a wall clock that is set back would make records wait for it."""
+    """For waiting: if a wall clock were set back, records would wait longer."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Producer:
     """Gathers records into batches and sends them, each exactly once; a context manager.
 
-    Leaving the context flushes. `send` gives a future of where the record was appended. One that
-    nobody closes is flushed when the interpreter ends, for `FLUSH_AT_EXIT_S` at most.
+    Leaving the context flushes. `send` returns a future that says where the record was appended. A
+    producer that nobody closes is flushed when the interpreter exits, for `FLUSH_AT_EXIT_S` at
+    most.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class Producer:
         headers: GivenHeaders = NO_HEADERS,
         partition: int | None = None,
     ) -> Delivery:
-        """Hand over one record. Waits where the buffer is full; raises Throttled after a while.
+        """Hand over one record. Waits if the buffer is full; raises Throttled after a while.
 
-        What becomes of it is in the future: a `Placed`, or the error. Raises TypeError for what is
-        no record, UnknownTopic, and RuntimeError after `close`.
+        The future has the result: a `Placed`, or the error. Raises TypeError for what is not a
+        record, UnknownTopic, and RuntimeError after `close`.
         """
         self._check_thread()
         topic, partition = place_of(topic, partition)
@@ -131,7 +132,7 @@ class Producer:
             self._partitioner.keep(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send everything now, and wait for the answers; False where time was not enough.
+        """Send everything now, and wait for the answers; False if the time was not enough.
 
         Raises RuntimeError in a future's callback: it runs in the thread that would have to send.
         """
@@ -151,7 +152,7 @@ class Producer:
                 self._flushing -= 1
 
     def close(self) -> None:
-        """Flush, and end the thread. Whoever wants to know looks at the futures."""
+        """Flush, and end the thread. The futures say what became of the records."""
         self.flush()
         _open.discard(self)  # who was interrupted is flushed when the interpreter ends
         if self._thread.is_alive():
@@ -161,7 +162,7 @@ class Producer:
             self._thread.join()
 
     def end(self) -> None:
-        """The interpreter ends: what was handed over goes out, or is said not to."""
+        """The interpreter exits: what was handed over is sent, or reported as not sent."""
         if self._thread.is_alive() and not self.flush(FLUSH_AT_EXIT_S):
             with self._changed:
                 self._waiting.fail_all(RuntimeError("the interpreter ended"))

@@ -1,4 +1,4 @@
-"""Records on their way: what callers hand in, what they get, and the JSON form between.
+"""Records in and out: what callers hand in, what they get, and the JSON form in between.
 
 Values are bytes. Text is its UTF-8 bytes; anything else as JSON is for the caller to encode, or to
 hand over as `JsonSource`, which the broker keeps by its exact source text. What is none of these is
@@ -29,10 +29,11 @@ DEFAULT_BATCH_BYTES: Final = 1 << 20  # with the broker's overhead allowance it 
 
 
 class NewRecord(NamedTuple):
-    """A record to produce. No `partition`: by its key, or where the broker likes.
+    """A record to produce. Without a `partition` it goes by its key, or wherever the broker puts
+    it.
 
     Value, key and headers' values are bytes, text (its UTF-8 bytes) or None; a `timestamp` is
-    milliseconds, RFC 3339 text or a datetime with its offset from UTC, now by default.
+    milliseconds, RFC 3339 text or a datetime with a UTC offset; by default, now.
     """
 
     value: Value
@@ -85,7 +86,7 @@ def _member(record: NewRecord) -> dict[str, object]:
 
 
 def json_member(name: str, content: Value) -> dict[str, object]:
-    """As the API has it: text, or `…_base64` where the bytes are none."""
+    """As the API has it: text, or `…_base64` if the bytes are not text."""
     if content is None or isinstance(content, (str, JsonSource)):
         return {name: content}
     plain = to_bytes(content, name=name)
@@ -158,7 +159,7 @@ def decode_fetched(
 ) -> list[Record]:
     """The records of whole batches with from_offset <= offset < end_offset; checksums are checked.
 
-    Control batches are stepped over. Raises CorruptBatch.
+    Control batches are skipped. Raises CorruptBatch.
     """
     found: list[Record] = []
     for header in iter_headers(batches):
@@ -173,6 +174,6 @@ def decode_fetched(
 
 
 def from_time(records: list[Record], timestamp: int) -> list[Record]:
-    """From the first record at or after the time; all, where the broker skipped further already."""
+    """From the first record at or after the time on; all, if the broker already skipped further."""
     first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
     return records[first:]

@@ -1,11 +1,11 @@
-"""Batches on their way to the broker, each appended once: also under both producers.
+"""Batches on their way to the broker, each appended once; used by both producers.
 
 Rules that keep it honest:
 
 * Every batch carries the producer's identity and a sequence, so that it may be sent again after a
   lost answer and is appended once (`exchange` does so).
-* Where it stays unknown whether a batch was appended, its records fail with `AnswerLost`, and the
-  identity is given up: a sequence is never used for other records.
+* If it remains unknown whether a batch was appended, its records fail with `AnswerLost`, and the
+  identity is given up: a sequence is never reused for other records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sender:
         self._was_answered: bool | None = None  # when a batch was sent last; None: none was
 
     def deliver(self, pending: Pending[Any], policy: RetryPolicy, *, now_ms: int) -> Steps[None]:
-        """Send one batch and settle its deliveries; never raises for what they can be told."""
+        """Send one batch and settle its deliveries; never raises what they can report."""
         try:
             answer = yield from self._append(pending, policy, now_ms=now_ms)
         except TierlogError as error:

@@ -1,4 +1,4 @@
-"""Times as callers have them, in the milliseconds that the log keeps."""
+"""Converts callers' times to the milliseconds that the log keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_ms(time: Time | None) -> int | None: ...
 
 
 def to_ms(time: Time | None) -> int | None:
-    """Milliseconds since the epoch; RFC 3339 text and datetimes need their offset from UTC.
+    """Milliseconds since the epoch; RFC 3339 text and datetimes need a UTC offset.
 
     Raises InvalidRequest: a local time would mean something else on each machine.
     """

@@ -1,8 +1,8 @@
 """httpx under both clients: how they connect, and what its exceptions mean to a call.
 
 * Only here and in the two clients is httpx imported.
-* What is not given is taken from the environment, by the names that the command line has.
-* A token is in no text that this gives: not in a repr, not in an error.
+* What is not given is taken from the environment, under the same names as on the command line.
+* A token is never in a text produced here: not in a repr, not in an error.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _environment() -> Mapping[str, str]:
 class Connection:
     """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone.
 
-    None: as the environment says now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), where
-    it says something. A token that is given in either way, also an empty one, is the only one.
+    None: taken from the environment now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), if
+    it is set there. A token given in either way, even an empty one, is the only one used.
     """
 
     server: str | None = None

@@ -14,7 +14,7 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Place(NamedTuple):
-    """What a request is about: a problem's text names it, its members do not always."""
+    """What a request is about: a problem's text names it, but its members do not always."""
 
     topic: str = ""
     partition: int = -1
