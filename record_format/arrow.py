@@ -3,15 +3,15 @@
 Rules that keep it honest:
 
 * Columns, names and types are those of Spark's Kafka source.
-* Every batch's checksum is checked before anything of it is believed, except for batches that no
-  row is wanted of.
-* Memory is bounded by the request: some `batch_bytes` of expanded records at a time (one batch at
-  least), and `batch_rows` rows an Arrow batch, whatever a batch holds.
+* Every batch's checksum is checked before anything in it is trusted, except for batches from which
+  no row is wanted.
+* Memory is bounded by the request: about `batch_bytes` of expanded records at a time (at least one
+  batch), and `batch_rows` rows per Arrow batch, whatever a batch holds.
 * Arrow's 32-bit offsets cannot overflow: the records behind one Arrow batch are those of one Kafka
   batch (below 2 GiB by its own length, `max_expanded_bytes` where compressed) or `batch_bytes`.
 * Control batches never show. A time outside what microseconds hold becomes the nearest inside.
 
-Where only offsets are wanted, a batch without a gap is not even expanded: its header says them all.
+If only offsets are wanted, a batch without a gap is not even expanded: its header tells them all.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ FIRST_HEADERS: Final = 1024
 
 
 class DecodeRequest(NamedTuple):
-    """What to decode. `aborted`: transactions whose records are left out, none for uncommitted."""
+    """What to decode. `aborted`: transactions whose records are left out; none for
+    read_uncommitted.
+    """
 
     topic: str
     partition: int
@@ -263,7 +265,7 @@ class ArrowDecoder:
 def warm() -> None:
     """Compile the kernel, or load it from numba's cache, before somebody waits for rows.
 
-    Seconds on the first call after an installation, a third of one later on.
+    Takes seconds on the first call after an installation, a third of a second later on.
     """
     smallest = encode_batch([b""], timestamps=[0])
     for columns in (COLUMNS, ("offset",)):

@@ -1,6 +1,6 @@
 """Columns as the kernel fills them, and as Arrow has them.
 
-* What is not wanted of a record takes no room.
+* Parts of a record that are not wanted take no room.
 * An Arrow array is made of the kernel's own buffers, not copied.
 """
 

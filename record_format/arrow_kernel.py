@@ -2,13 +2,13 @@
 
 Rules that keep it honest:
 
-* No byte is read that was not first compared with the end of its record, no byte written past what
-  the caller set aside: rows and headers are counted against the arrays' sizes, and a key, value or
-  header is never larger than the source it is copied from.
-* Nothing is raised here. A problem is a number in `state` (those of `record_walk`), and what is
-  refused is what `record_walk` refuses; a test feeds both the same broken bytes.
-* A call can stop at any record and go on with the next one: `state` says where. That bounds the
-  memory of a batch with millions of records.
+* No byte is read before its position was compared with the end of its record, and none written past
+  what the caller allocated: rows and headers are counted against the arrays' sizes, and a key,
+  value or header is never larger than the source it is copied from.
+* Nothing is raised here. A problem is a number in `state` (one of `record_walk`'s), and exactly
+  what `record_walk` refuses is refused; a test feeds both the same broken bytes.
+* A call can stop at any record, and the next call continues after it: `state` says where. That
+  bounds the memory of a batch with millions of records.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
 ):
     """Decode from where `state` stands until the batches end, rows or headers are full, or trouble.
 
-    One function, long for the sake of speed. Unwanted headers are stepped over unread, all else of
-    a record is checked. `data` must be as large as the table says, `keys`, `values`, `names` and
+    One function, long for the sake of speed. Unwanted headers are skipped unread, everything else
+    in a record is checked. `data` must be as large as the table says, `keys`, `values`, `names` and
     `contents` (where wanted) as large as what is left of `data`.
     """
     source = pointer_to(data)

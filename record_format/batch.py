@@ -2,7 +2,7 @@
 
 Rules that keep it honest:
 
-* A length or count is believed only after it was compared with what is there.
+* A length or count is trusted only after it was compared with what is there.
 * Nothing here looks inside the records; `decode` and `produced` do.
 * A header is a value. Only `stamp`, `stamp_log_append_time` and `set_max_timestamp` write, into a
   bytearray that the caller owns.
@@ -16,8 +16,8 @@ Kafka's DefaultRecordBatch, big-endian (with the attribute bits: docs/formats/re
     17 crc u32 (Castagnoli,   43  producer_id i64
        over 21..end)
 
-`batch_length` counts from byte 12. The base offset and the leader epoch lie before the checksummed
-part: that is what lets a broker assign offsets without touching the rest.
+`batch_length` counts from byte 12. The base offset and the leader epoch come before the checksummed
+part: that lets a broker assign offsets without touching the rest.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """0 to 4, or 5 to 7 in a batch that nothing can decode."""
+        """0 to 4, or 5 to 7 in a batch that nobody can decode."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -126,7 +126,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The last record's sequence, -1 where there is none; they wrap from 2**31 - 1 to 0."""
+        """The last record's sequence, -1 if there is none; they wrap from 2**31 - 1 to 0."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
@@ -147,8 +147,8 @@ class BatchHeader(NamedTuple):
 def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> BatchHeader:
     """Parse the 61 bytes at `position`; the records after them need not be in `buf`.
 
-    `at`: the position that the header, or an error, says instead, where `buf` is a part of
-    something. Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
+    `at`: the position that the header, or an error, gives instead, if `buf` is a part of something.
+    Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
     """
     place = position if at is None else at
     if position < 0 or len(buf) - position < HEADER_SIZE:
@@ -212,8 +212,8 @@ def _impossible(header: BatchHeader) -> str:
 def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
     """The headers of the whole batches in `buf`, in order.
 
-    A batch cut by the end is not an error and not given: that is how a fetch may end. Bytes that
-    are no batch raise CorruptBatch.
+    A batch cut off by the end is neither an error nor returned: a fetch may end like that. Bytes
+    that are not a batch raise CorruptBatch.
     """
     position = 0
     while len(buf) - position >= HEADER_SIZE:
@@ -249,7 +249,7 @@ def compute_crc(buf: Buffer, header: BatchHeader) -> int:
 
 
 def check_crc(buf: Buffer, header: BatchHeader) -> None:
-    """Raise CorruptBatch if the batch is cut or its checksum is another."""
+    """Raise CorruptBatch if the batch is truncated or its checksum differs."""
     check_whole(buf, header)
     found = compute_crc(buf, header)
     if found != header.crc:
@@ -294,8 +294,8 @@ def set_producer(
 
 
 def base_timestamp_for(first: int, *, greatest: int) -> int:
-    """That of the first record, as Kafka's builder has it. The greatest, where the way to that does
-    not fit 64 bits: from -1, which no time is below, to 2^63-1.
+    """That of the first record, as in Kafka's builder; the greatest, if the difference between the
+    two does not fit 64 bits (from -1, below which there is no time, to 2^63-1).
     """
     return first if greatest - first < 2**63 else greatest
 

@@ -1,10 +1,10 @@
-"""What a run of whole batches holds: checked batch by batch, told in one line.
+"""What a run of whole batches holds: checked batch by batch, summed up in one value.
 
 Rules that keep it honest:
 
 * There are two, this plain one and the compiled one in `native_run`; for every input they give the
   same `BatchRun` or the same error. A test feeds both the same bytes.
-* Which is in use is one switch for the process, thrown once, by `native.load`.
+* One switch for the process decides which is in use; `native.load` throws it, once.
 * Timestamps come from the records: a header does not hold their minimum.
 """
 
@@ -83,7 +83,7 @@ def use(describe: Describe) -> None:
 def describe_run(body: Buffer, *, next_offset: int) -> BatchRun | None:
     """The whole batches at the front of `body`, every CRC and offset checked; None for no batch.
 
-    `next_offset`: what comes before them ends there. A batch that the end of `body` cuts is left
+    `next_offset`: what comes before them ends there. A batch cut off by the end of `body` is left
     out. Raises CorruptBatch with a position in `body`.
     """
     return _in_use[0](body, next_offset)

@@ -5,14 +5,13 @@
     partition.metadata        "version: 0", "topic_id: <22 characters>"
     meta.properties           Java properties: node.id, directory.id, version, cluster.id
 
-Bytes only: who writes such a file does it by temp file, fsync, rename, fsync of the folder.
+Bytes only: whoever writes such a file does so by temp file, fsync, rename, fsync of the folder.
 
 Rules that keep it honest:
 
-* Strict: a wrong version, a count that is not the lines', a number that is none, an order that
-  cannot be, and anything after the last line is corrupt. A half-written file is never half
-  believed.
-* A line break ends each line but the last of partition.metadata, as Kafka writes them.
+* Strict: a wrong version, a wrong count of lines, a number that is not one, an impossible order,
+  and anything after the last line is corrupt. A half-written file is never half believed.
+* A line break ends each line except the last of partition.metadata, as Kafka writes them.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
 
 
 def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
-    """The topic id; a line break behind it is allowed.
+    """The topic id; a line break after it is allowed.
 
     Raises CorruptSnapshot, UnknownFormatVersion.
     """

@@ -1,4 +1,4 @@
-"""The wall clock, for those at an edge: everything below them is given its time."""
+"""The wall clock, for callers at the edge: everything below them gets the time as an argument."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Rules that keep it honest:
 
 * Expansion is bounded: no call gives or holds more than `max_bytes` of output, whatever the input
   claims.
-* All of the input must be used: a cut stream and trailing bytes are corrupt.
-* Compressor objects are kept one a thread; none is shared.
+* All of the input must be used: a truncated stream and trailing bytes are corrupt.
+* Compressor objects are kept, one per thread; none is shared.
 
 Kafka's framing: gzip members; snappy in xerial's stream format (raw snappy is read too: librdkafka
 writes it); the LZ4 frame with independent 64 KiB blocks and no content checksum (KIP-57); zstd

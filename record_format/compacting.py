@@ -3,11 +3,11 @@
 Rules that keep it honest:
 
 * A batch keeps its base offset, last offset, epoch, codec and producer fields, whatever leaves it:
-  offsets are not given twice, and a producer's sequence goes on.
+  offsets are not assigned twice, and a producer's sequence continues.
 * The first time that a batch with tombstones (or a marker whose transaction is gone) is rewritten
-  it gets a delete horizon: attribute bit 6, and the horizon as base timestamp (KIP-534). Before
-  the horizon they stay; from then on they may go.
-* A record newer than the table knows of stays. A record without a key goes.
+  it gets a delete horizon: attribute bit 6, and the horizon as base timestamp (KIP-534). Before the
+  horizon they stay; from then on they may go.
+* A record newer than what the table covers stays. A record without a key goes.
 * What is written is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), except for
   the compressors' own choices.
 """
@@ -34,7 +34,7 @@ from record_format.decode import expand
 
 
 class Retention(Enum):
-    """What becomes of a batch of which no record stays, as Kafka names it."""
+    """What becomes of a batch without any remaining record, in Kafka's terms."""
 
     DELETE = "delete"  # it goes whole, unread
     DELETE_EMPTY = "delete-empty"  # it goes where nothing stays
@@ -43,7 +43,7 @@ class Retention(Enum):
 
 class Verdict(NamedTuple):
     """What the caller knows of a batch. `drop_records`: an aborted transaction's, or a marker past
-    its horizon. `empty_marker`: a marker of whose transaction nothing is left.
+    its horizon. `empty_marker`: a marker whose transaction has nothing left.
     """
 
     retention: Retention
@@ -99,7 +99,7 @@ class KeyTable(Protocol):
 
 
 class Compacted(NamedTuple):
-    """A batch as it goes on; `body` is the very bytes it had where nothing changed."""
+    """A batch as it is kept; if nothing changed, `body` is the very same bytes."""
 
     header: BatchHeader
     body: Buffer

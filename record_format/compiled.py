@@ -1,10 +1,12 @@
 """How kernels are compiled, and where their machine code is kept.
 
-* numba keeps it on disk where it finds a folder. Whether there is one is asked here, once: for code
-  in a zip numba takes the user's own folder, and does not look whether it can be written to.
-* numba forgets what it kept when the kernel's own file changes. What a kernel takes of another file
-  is compiled into it, so those files (`_TAKEN_FROM`) are part of the name that it is kept under.
-* numba syncs nothing: a power cut may leave empty files, on which it would fail for ever. They go.
+* numba keeps it on disk if it finds a folder. Whether there is one is asked here, once: for code in
+  a zip numba takes the user's own folder, without checking that it is writable.
+* numba forgets what it kept when the kernel's own file changes. What a kernel takes from another
+  file is compiled into it, so those files (`_TAKEN_FROM`) are part of the name under which it is
+  kept.
+* numba does not sync: a power cut may leave empty files, on which it would fail for ever. They are
+  removed.
 
 Only modules of kernels import this one: numba takes a second to import.
 """
@@ -25,8 +27,8 @@ _TAKEN_FROM: Final = ("batch", "kernel_bytes", "native_walk", "record_walk")
 
 
 def compiled(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Numba's `njit`: as soon as it is defined where it has a signature, else at its first call.
-    It runs without the GIL unless `options` say otherwise.
+    """Numba's `njit`: compiles at definition if there is a signature, else at the first call. It
+    runs without the GIL unless `options` say otherwise.
     """
 
     def compile_it(function: Callable[..., Any]) -> Any:
@@ -38,7 +40,7 @@ def compiled(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], 
 
 @cache
 def has_cache() -> bool:
-    """Whether machine code can be kept: without, each process compiles anew what it calls."""
+    """Whether machine code can be kept: if not, each process compiles again what it calls."""
     try:
         folder = Path(njit(cache=True)(_any_function).stats.cache_path)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
 """Records of `__consumer_offsets`: who has read how far, byte for byte as Kafka keeps it.
 
 * Written are the versions that Kafka 4.3 writes (key 1, value 4); read are all that Kafka wrote.
-* The topic's id tells a topic from an earlier one of its name, where the writer put it in.
-* A key of another type (group metadata, members, assignments) is none of ours: None, not an error.
-* Bytes after the last field, and tags that are not known, are passed over, as Kafka's readers do.
-* A group's records are all in one partition, Kafka's choice by the hash of its name: only so does
-  the order of commits mean anything.
+* The topic's id, if the writer put it in, distinguishes a topic from an earlier one of its name.
+* A key of another type (group metadata, members, assignments) does not concern us: None, not an
+  error.
+* Bytes after the last field, and unknown tags, are skipped, as Kafka's readers do.
+* A group's records are all in one partition, which Kafka chooses by the hash of its name: otherwise
+  the order of commits would mean nothing.
 
 Big-endian; a string is its length (i16) and UTF-8.
 

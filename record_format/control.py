@@ -30,7 +30,9 @@ class EndMarker(NamedTuple):
 
 
 def control_type(key: bytes | None) -> int:
-    """The type of a control record. Raises CorruptBatch for a key that is cut or of version < 0."""
+    """The type of a control record. Raises CorruptBatch for a key that is truncated or has a
+    version < 0.
+    """
     if key is None or len(key) < _KEY.size:
         raise CorruptBatch("a control record's key takes four bytes")
     version, kind = _KEY.unpack_from(key)

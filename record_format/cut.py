@@ -1,4 +1,4 @@
-"""Which rows a reader wants: a light leaf, for who plans a read need not load who decodes it."""
+"""Which rows a reader wants: a light module, because planning a read need not load the decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cut(NamedTuple):
     last_timestamp: int = I64_MAX
 
     def may_hold(self, min_timestamp: int | None, max_timestamp: int | None) -> bool:
-        """Whether one of such records may be wanted for its time; a bound not known is None."""
+        """Whether such records may be wanted by their time; an unknown bound is None."""
         is_too_new = min_timestamp is not None and min_timestamp > self.last_timestamp
         is_too_old = max_timestamp is not None and max_timestamp < self.start_timestamp
         return not is_too_new and not is_too_old

@@ -5,7 +5,7 @@ Rules that keep it honest:
 * Every length is checked against the record it lies in, every record against the batch's body, and
   the body must be used up exactly.
 * Expansion is bounded by `max_bytes`.
-* The checksum is the caller's to have checked (`batch.check_crc`), once, where the bytes arrive.
+* The caller must have checked the checksum (`batch.check_crc`), once, where the bytes arrive.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Rules that keep it honest:
 
 * What is encoded here passes `produced.check_produced`, and is byte for byte what Kafka's Java
   client writes for the same records (except for the compressors' own choices).
-* Columns, not record objects: nothing is allocated a record but its own bytes.
-* A batch is cut by its size before compression; should it grow by compression it is halved.
+* Columns, not record objects: nothing is allocated per record except its own bytes.
+* Batches are cut by their size before compression; one that compression makes too large is halved.
 
 The common shape (no keys, no headers, one timestamp) has a path of its own: it is what makes a
 million records a second possible in plain Python.
@@ -109,7 +109,7 @@ def encode_batches(
     headers: Sequence[Headers | None] | None = None,
     codec: int = NONE,
 ) -> list[EncodedRange]:
-    """The records in order, in as many batches as a limit of `max_bytes` a batch makes of them.
+    """The records in order, in as many batches as a limit of `max_bytes` per batch requires.
 
     Raises RecordTooLarge for a record that does not fit a batch of its own.
     """

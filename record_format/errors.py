@@ -23,7 +23,7 @@ class ConfigurationError(TierlogError):
 
 
 class SettingsError(ConfigurationError):
-    """A setting cannot be as it was told: mend the flag, the variable or the file."""
+    """A setting cannot have the value it was given: mend the flag, the variable or the file."""
 
 
 # --- mend the request -----------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class InvalidRequest(RequestError):
 
 
 class InvalidRecord(InvalidRequest):
-    """A record that may not be appended: control batch, time stamp out of bounds, empty request."""
+    """A record that may not be appended: control batch, timestamp out of bounds, empty request."""
 
 
 class InvalidConfig(InvalidRequest):
@@ -79,7 +79,7 @@ class UnknownTopic(UnknownTopicOrPartition):
 
 
 class UnknownPartition(UnknownTopicOrPartition):
-    """`place`: what in the request names it, where that is not its path."""
+    """`place`: what in the request names it, if that is not its path."""
 
     def __init__(self, topic: str, partition: int, *, place: str = "") -> None:
         where = f"{place}: " if place else ""
@@ -209,7 +209,7 @@ class DiskFull(RetriableError):
 
 
 class NoDescriptor(DiskFull):
-    """EMFILE: refused where a full disk would be, but no room on the disk helps."""
+    """EMFILE: refused like a full disk, but freeing disk space does not help."""
 
 
 class ObjectExists(TierlogError):
@@ -249,7 +249,9 @@ class CorruptDataError(TierlogError):
     def placed(
         self, *, file: str = "", position: int | None = None, offset: int | None = None
     ) -> Self:
-        """The same, by what its raiser could not know of the place; what is not given stays."""
+        """The same error, with what its raiser could not know about the place; what is not given
+        stays.
+        """
         return type(self)(
             self.detail,
             file=file or self.file,
@@ -262,7 +264,9 @@ class CorruptDataError(TierlogError):
 def unreadable_as(
     corrupt: type[CorruptDataError], *, file: str, position: int | None = None
 ) -> Iterator[None]:
-    """What the disk cannot read (EIO) is told like what does not check; other OSErrors pass."""
+    """What the disk cannot read (EIO) is reported like what fails its check; other OSErrors
+    pass.
+    """
     try:
         yield
     except OSError as error:

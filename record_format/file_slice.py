@@ -2,7 +2,7 @@
 
 * Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice
   keeps the descriptor open, and the last reference to it closes it.
-* A file that slices are given out of is never truncated below them nor rewritten in place.
+* A file that slices are taken from is never truncated below them, nor rewritten in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OpenFile:
         return self.fd
 
     def doubt(self) -> None:
-        """Its bytes proved bad: who keeps it for others should look again."""
+        """Its bytes proved bad: whoever keeps it for others should check it again."""
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -50,7 +50,7 @@ class FileSlice(NamedTuple):
     size_bytes: int
 
     def read(self) -> bytes:
-        """The bytes. Raises EOFError where the file is shorter than the slice."""
+        """The bytes. Raises EOFError if the file is shorter than the slice."""
         data = os.pread(self.file.fd, self.size_bytes, self.position)
         while len(data) < self.size_bytes:  # pread(2) stops at 2 GiB and at signals
             more = os.pread(self.file.fd, self.size_bytes - len(data), self.position + len(data))

@@ -48,7 +48,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """How much was looked at: a report without problems says what it rests on."""
+    """How much was looked at, so that a report without problems says what it is based on."""
 
     partitions: int = 0
     pages: int = 0

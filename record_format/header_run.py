@@ -1,13 +1,13 @@
-"""The plain batches at the front of a buffer as columns: no object and no call a batch but its
-checksum.
+"""The plain batches at the front of a buffer as columns: no object per batch, and no call but for
+its checksum.
 
-A batch is plain here where nothing but its place, offsets, time and producer's sequence matter to a
-log: it begins exactly where the one before it ended, is of no transaction, no control batch, and of
-the same leader epoch as the first. That is most of what is checked after a crash; whoever meets a
-batch that is not plain looks at it by itself.
+A batch is plain here if nothing but its place, offsets, time and producer's sequence matters to a
+log: it begins exactly where the one before it ended, is not part of a transaction, is not a control
+batch, and has the same leader epoch as the first. That is most of what is checked after a crash; a
+batch that is not plain has to be looked at by itself.
 
 Of an idempotent producer's batches only the last few matter once all are there: the bytes of their
-headers are given, for whoever still wants them in the end.
+headers are returned, for whoever still wants them in the end.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def header_run(
     """The longest run of plain batches at the front of `buf` that begins with `base_offset`, every
     checksum verified; None if the first batch is not plain.
 
-    It ends before the first batch that is not plain, is cut by the end of `buf`, goes beyond
-    `last_offset`, or is bad in any way: what that is, is for the caller to find out. `remember`:
-    how many of a producer's last headers are given.
+    It ends before the first batch that is not plain, is cut off by the end of `buf`, goes beyond
+    `last_offset`, or is bad in any way: the caller has to find out which. `remember`: how many of a
+    producer's last headers are given.
     """
     starts: list[int] = []
     ends: list[int] = []

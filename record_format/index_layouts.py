@@ -9,8 +9,8 @@ Big-endian (docs/formats/indexes.md):
 
 Rules that keep it honest:
 
-* Entries rise: offsets (and positions) strictly, timestamps not strictly with offsets strictly.
-  What does not is corrupt. The offsets of one transaction index rise by last offset.
+* Entries rise: offsets and positions strictly; in a time index, offsets strictly and timestamps not
+  strictly. Anything else is corrupt. A transaction index rises by last offset.
 * A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many
   entries are valid may parse one.
 """

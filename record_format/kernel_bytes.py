@@ -1,10 +1,9 @@
-"""Bytes inside compiled code: arrays as plain pointers, and the numbers and batch headers that lie
-in them.
+"""Bytes inside compiled code: arrays as plain pointers, and the numbers and batch headers in them.
 
-numba counts the references of an array wherever a function takes it: two locked instructions a
-call, which took a third of the time in loops that read a varint a call. A pointer is not counted,
-and an index of it not tested for being negative. Whoever made one keeps the array alive, and
-compares each index itself.
+numba counts the references of an array wherever a function takes it: two locked instructions per
+call, a third of the time in loops that call once per varint. A pointer is not counted, and its
+indexes are not tested for being negative. Whoever makes one keeps the array alive, and compares
+each index itself.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _NUMBER: Final = types.UniTuple(_I64, 2)(BYTES, _I64, _I64)
 
 @compiled(_NUMBER)
 def varint(source, at, end):  # type: ignore[no-untyped-def]
-    """(32-bit zig-zag value, position after it); position -1 where it is cut or too long."""
+    """(32-bit zig-zag value, position after it); position -1 if it is truncated or too long."""
     raw = np.int64(0)
     shift = 0
     while at < end and shift < 35:

@@ -1,8 +1,8 @@
 """How a run reaches the bucket and the broker: picklable, sent to the executors with the plan.
 
 * Secrets are in no repr, so that no plan, log line or error can show them.
-* Clients are opened once a process and kept to its end: an executor's Python worker serves many
-  tasks.
+* Clients are opened once per process and kept until it ends: an executor's Python worker serves
+  many tasks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ atexit.register(_clients.close)
 class Connections:
     """What `access` leads to, opened when it is first asked for.
 
-    `patient`: for who knows that the broker is there, and that it will be back.
+    `patient`: for callers that know that the broker was there, and so will be back.
     """
 
     access: Access
@@ -117,7 +117,7 @@ class Connections:
 
     @cached_property
     def indexes(self) -> SegmentIndexes:
-        """What was read of segments that never change is kept, within a limit."""
+        """What was read of segments, which never change, is kept within a limit."""
         return _clients.bucket(self.access).indexes
 
     @cached_property

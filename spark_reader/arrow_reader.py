@@ -2,7 +2,7 @@
 
 Rules that keep it honest:
 
-* Options, plan and reading are those of the Spark source; this file only drives them, split after
+* Options, plan and reading are those of the Spark source; this file only drives them, split by
   split, in order. Nothing here imports pyspark.
 * Memory is that of one task, however large the topic: it is a stream.
 """
@@ -43,13 +43,12 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
-    `store` is the bucket's URL, or a `Path` where it is a folder; `server` is the broker's URL:
-    without it `tier="cold"` says that what is in the bucket is all that is wanted. `options` are
-    those of the Spark source under the same names (`startingTimestamp=`, `pin=`,
-    `endingOffsets={"flights": {"0": 500}}`), times also as datetimes with their offset from UTC,
-    files as paths. `columns` are among those of its schema, by default all, `headers` with
-    `includeHeaders`. With `failOnDataLoss=False`, `on_data_loss` is told what is gone (default: to
-    standard error).
+    `store` is the bucket's URL, or a `Path` if it is a folder; `server` is the broker's URL:
+    without it, `tier="cold"` says that only what is in the bucket is wanted. `options` are those of
+    the Spark source under the same names (`startingTimestamp=`, `pin=`, `endingOffsets={"flights":
+    {"0": 500}}`), times also as datetimes with a UTC offset, files as paths. `columns` are among
+    those of its schema, by default all, `headers` with `includeHeaders`. With
+    `failOnDataLoss=False`, `on_data_loss` is told what is gone (default: to standard error).
 
     The plan is made now and reads what there is now; rows come as the reader is read. Raises
     InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.

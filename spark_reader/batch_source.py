@@ -4,8 +4,8 @@ Rules that keep it honest:
 
 * Nothing is decided here: options, plan and reading have their own files.
 * What goes to the executors is small and picklable, and shows no secret.
-* Spark runs the planning in a Python process of its own: no SparkSession is to be found there, and
-  what only executors need is not imported there.
+* Spark runs the planning in a separate Python process: there is no SparkSession there, and what
+  only executors need is not imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where a read begins and ends, as the options say it: before anything is known of the log.
+"""Where a read begins and ends according to the options, before anything is known about the log.
 
-* The meaning is that of Spark's Kafka source: one time for all goes before times by partition, and
-  those before offsets; -2 is the earliest, -1 the latest; a time is the first record at or after
-  it; a map may name some partitions only, the others take the default.
+* The meaning is that of Spark's Kafka source: one time for all takes precedence over times by
+  partition, and those over offsets; -2 is the earliest, -1 the latest; a time is the first record
+  at or after it; a map may name only some partitions, the others take the default.
 * Nothing here does I/O.
 """
 

@@ -2,12 +2,12 @@
 
 Rules that keep it honest:
 
-* Where a log begins and ends is said by the description that its topic's id came with: of one look,
-  and of one topic. The manifest is newer. What it has beyond that end is not read; what has gone
-  from the disk meanwhile the broker serves all the same. So hot and cold leave no gap between them.
-* Of a pinned partition nothing but its manifest version counts, neither the broker's end nor its
-  log start: the same read twice gives the same rows. The broker is asked for what lies beyond that
-  version only where an ending offset says so by number, which is as fixed.
+* Where a log begins and ends comes from the same description as its topic's id: from one look, and
+  about one topic. The manifest is newer. What it has beyond that end is not read; what has left the
+  disk meanwhile is still served by the broker. So there is no gap between hot and cold.
+* For a pinned partition only its manifest version counts, not the broker's end or log start: the
+  same read twice gives the same rows. The broker is asked for what is beyond that version only if
+  an ending offset is given as a number, which is just as fixed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from spark_reader.topics import TopicFacts, Topics
 class PartitionFacts:
     """A partition as this read finds it: readable are [log_start_offset, end_offset).
 
-    What lies below `cold_end_offset` is in the bucket, the rest is the broker's: `tail_bytes`,
-    where that is known without asking for its segments.
+    What is below `cold_end_offset` is in the bucket, the rest comes from the broker: `tail_bytes`,
+    if that is known without asking for its segments.
     """
 
     topic: str
@@ -68,7 +68,7 @@ class _AtBroker(NamedTuple):
 
 
 class Catalog:
-    """One look at the world; nothing is kept from one query to the next."""
+    """One look at the state; nothing is kept from one query to the next."""
 
     def __init__(self, options: ReadOptions, *, patient: bool = False) -> None:
         self._options = options
@@ -85,10 +85,10 @@ class Catalog:
         return self._facts(chosen)
 
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
-        """The same once a stream is under way: where it began, and on what, is of no matter.
+        """The same once a stream is running: where it began, and on what, no longer matters.
 
-        A topic that it has read may be gone; where `begun` is None, any. Of a partition that it has
-        read to the end no more is asked than its topic: a stream that waits looks very often.
+        A topic that it has read may be gone; where `begun` is None, any. For a partition that it
+        has read to the end, only the topic is asked about: a waiting stream looks very often.
         """
         choice = self._options.choice
         if begun is None:
@@ -219,7 +219,9 @@ class Catalog:
     def chunks(
         self, entries: Iterable[SegmentEntry], *, missing: Callable[[MissingObject], None]
     ) -> list[ChunkPiece]:
-        """Those of the segments whose index is there; `missing` is told of each other one."""
+        """Those of the segments whose index is there; `missing` is called for each of the
+        others.
+        """
 
         def read(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:

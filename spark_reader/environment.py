@@ -1,8 +1,8 @@
-"""What Spark on this machine has to be told before its first session.
+"""What Spark on this machine has to know before its first session.
 
 Rules that keep it honest:
 
-* What is set already stays: a cluster's own Python, or a Java of the user's choice.
+* What is already set stays: a cluster's own Python, or a Java of the user's choice.
 * Spark starts its Python workers, and the process that finds sources, as `python3` of the PATH. In
   an environment that was not activated (a notebook's, a service's) that is another Python, which
   has no `tierlog`: the source is then not found.

@@ -1,4 +1,4 @@
-"""Offsets that are in no record and never were, since a restore stepped over them: pure.
+"""Offsets that no record has or ever had, because a restore skipped them: pure.
 
 Rule: they are neither loss nor backlog; what counts or limits offsets counts those outside them.
 """

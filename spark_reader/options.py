@@ -2,7 +2,7 @@
 
 Rules that keep it honest:
 
-* What is read here is complete and consistent; nothing behind it checks an option again.
+* What is read here is complete and consistent; nothing after it checks an option again.
 * What options say of topics and partitions is compared with what there is by the catalog.
 """
 
@@ -137,7 +137,7 @@ def parse_options(
 
 
 def wants_headers(given: Mapping[str, str]) -> bool:
-    """`includeHeaders`, which decides about the schema before all else is looked at."""
+    """`includeHeaders`, which determines the schema before anything else is looked at."""
     name = "includeHeaders"
     lowered = {key.lower(): value for key, value in given.items()}
     return read.boolean(name, lowered.get(name.lower(), "false"))

@@ -2,11 +2,12 @@
 
 Rules that keep it honest:
 
-* A split is one partition's, cold or hot, never both; its rows are those of its offset range, so
-  that two splits may share a chunk and no row is read twice.
+* A split belongs to one partition and is cold or hot, never both; its rows are those of its offset
+  range, so two splits may share a chunk and yet no row is read twice.
 * Small splits may share a task, of several partitions and both tiers: each is read as if alone.
-* Cuts go by bytes, at chunks; inside a chunk only where records or a minimum of splits ask for it.
-  The tail has no chunks: it is cut by offsets, as if its bytes lay evenly.
+* Splits are cut by bytes, at chunks; inside a chunk only if a limit on records or a minimum of
+  splits requires it. The tail has no chunks: it is cut by offsets, as if its bytes were spread
+  evenly.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ChunkPiece(NamedTuple):
 class TailPiece(NamedTuple):
     """Offsets [start_offset, end_offset) that the broker has; `size_bytes` is an estimate.
 
-    0: no segment of the broker's has any of it. It is asked for all the same, as one piece.
+    0: no segment of the broker's has any of it. It is still asked for, as one piece.
     """
 
     start_offset: int
@@ -50,7 +51,7 @@ class TailPiece(NamedTuple):
 class PartitionWork:
     """One partition's part of the read: [start_offset, end_offset), and where its bytes are.
 
-    From `cold_end_offset` on it is the tail's, also where a chunk goes on behind it.
+    From `cold_end_offset` on it belongs to the tail, even if a chunk extends beyond it.
     """
 
     topic: str
@@ -66,7 +67,7 @@ class PartitionWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What is read at one go. Without chunks it is the broker's."""
+    """What is read in one go. Without chunks it comes from the broker."""
 
     topic: str
     topic_id: str
@@ -145,7 +146,7 @@ def default_split_bytes(total_bytes: int) -> int:
 
 
 def is_never_cut(size_bytes: int, limits: SplitLimits) -> bool:
-    """Whether so much of a partition is one split's, however much is read in all."""
+    """Whether this much of a partition is one split, however much is read in all."""
     return limits == SplitLimits() and size_bytes <= MIN_SPLIT_BYTES
 
 

@@ -154,7 +154,9 @@ class Planner:
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:
-    """What a read used, so that it can be repeated: as options instead of those that chose it."""
+    """What a read used, as options, so that it can be repeated with them in place of those that
+    chose it.
+    """
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     versions: dict[str, dict[str, int]] = {}
@@ -174,7 +176,7 @@ def describe(ranges: Sequence[OffsetRange]) -> str:
 def describe_plan(
     ranges: Sequence[OffsetRange], work: Sequence[PartitionWork], splits: Sequence[Split]
 ) -> str:
-    """How much it is, what the log has beyond it, and what the executors fetch of either tier."""
+    """How much it is, what the log has beyond it, and what the executors fetch from each tier."""
     counted = {
         "offsets": sum(
             count_offsets(one.start_offset, one.end_offset, one.facts.gaps) for one in ranges

@@ -3,8 +3,8 @@
 The JVM sends a task as two small writes, the command and then the partition, on a socket without
 TCP_NODELAY. The second waits until the first is acknowledged (Nagle, RFC 896), and Linux delays
 that by 40 ms where a connection looks like questions and answers (RFC 1122, 4.2.3.2). Spark has
-mended it for its state server alone (SPARK-51667). A worker runs code of ours between the two: the
-command holds our reader, and what is unpickled may say that it is.
+fixed this only for its state server (SPARK-51667). A worker runs our code between the two: the
+command holds our reader, which acknowledges it while it is being unpickled.
 """
 
 from __future__ import annotations

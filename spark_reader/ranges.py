@@ -2,9 +2,9 @@
 
 Rules that keep it honest:
 
-* A range that was asked for by number and is not there is data loss: an error, or a warning where
-  `failOnDataLoss` is false. `earliest`, `latest` and times are never.
-* A gap that a restore left is no loss: nothing was ever there.
+* A range that was asked for by number and is not there is data loss: an error, or a warning if
+  `failOnDataLoss` is false. `earliest`, `latest` and times never are.
+* A gap that a restore left is not a loss: nothing was ever there.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Rules that keep it honest:
 
-* Memory: the chunk being decoded, the one being fetched, and one group of expanded records. Rooms
-  for chunks are used again, from task to task: touching fresh memory takes as long as reading a
-  chunk into it. What was decoded holds none of it.
+* Memory: the chunk being decoded, the one being fetched, and one group of expanded records. Memory
+  for chunks is reused, from task to task: touching fresh memory takes as long as reading a chunk
+  into it. Decoded rows do not refer to it.
 * Cold bytes are checked against the chunk table when they arrive, every batch against its own
   checksum when it is decoded.
-* An object or offset that is gone is data loss, and goes by the run's policy.
+* An object or offset that is gone is data loss, and handled by the run's policy.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items, the next of which is already being made in a thread of its own."""
+    """The same items; the next one is already being made in a thread of its own."""
     with ThreadPoolExecutor(1, thread_name_prefix="tierlog-fetch") as pool:
         pending = pool.submit(next, items, _END)
         while (item := pending.result()) is not _END:

@@ -1,4 +1,4 @@
-"""`register(session)`: the source, together with what the session knows of S3.
+"""`register(session)`: the source, together with what the session knows about S3.
 
 Rule: what is registered is a class that holds the settings. Spark pickles it by value and hands it
 to the process that plans, in which there is no session to be asked.
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def register(session: SparkSession) -> None:
     """Let `format("tierlog")` in this session use its S3A settings (`fs.s3a.*`), as they are now.
 
-    Settings that change later are seen when it is called again. Without it the source is found
-    all the same, and has its options and AWS's own chain. Spark Connect tells no credentials.
+    Later changes of settings take effect when it is called again. Without it the source is still
+    found, and has its options and AWS's own chain. Spark Connect does not pass credentials on.
     """
     settings = {"s3a": settings_of(session)}
     session.dataSource.register(type("TierlogSourceOfSession", (TierlogSource,), settings))

@@ -1,13 +1,13 @@
-"""What a Spark session says of S3 for Hadoop's S3A, for what the source's options leave open.
+"""What a Spark session's settings for Hadoop's S3A say, for what the source's options leave open.
 
 Rules that keep it honest:
 
 * What works for `s3a://` works here: the same names, those of a bucket (`fs.s3a.bucket.NAME.*`)
   before those of all, and credentials from Hadoop's credential providers.
-* Options go before S3A's settings, and these before AWS's own chain. The three credentials are one
-  thing: they come from one place or the other, never from both.
-* What Hadoop has by default says nothing. Keys that S3A would not use, since its providers are
-  others, are not used here either.
+* Options take precedence over S3A's settings, and these over AWS's own chain. The three credentials
+  belong together: they come from one place or the other, never from both.
+* Hadoop's defaults count for nothing. Keys that S3A would not use, because other providers are
+  configured, are not used here either.
 * No value is in a repr.
 """
 

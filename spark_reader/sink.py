@@ -72,7 +72,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
-    """All that decides whether a write can begin. Raises InvalidOption."""
+    """Everything that decides whether a write can begin. Raises InvalidOption."""
     if overwrite:
         raise InvalidOption("a log cannot be overwritten: write with mode append")
     options = parse_write_options(given)
@@ -104,8 +104,8 @@ def _refuse_if_mistyped(name: str) -> None:
 
 
 class Sink:
-    """What both writers do. Picklable. What the tasks sent is there: to commit it, or to take it
-    back, is nothing.
+    """What both writers do. Picklable. What the tasks sent is already in the log: committing or
+    aborting does nothing.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -150,7 +150,9 @@ class _Producer:
         return self._shapes[topic]
 
     def send(self, batch: Batch) -> None:
-        """Append one batch and wait until it is flushed; a repeat by the client is known as one."""
+        """Append one batch and wait until it is flushed; a retry by the client is recognised as
+        one.
+        """
         sequence = self._sequences.get(batch.place, 0)
         set_producer(
             batch.data,
@@ -165,7 +167,9 @@ class _Producer:
 
 
 class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
-    """Of a batch. The broker is asked before there are tasks: what cannot be is told at once."""
+    """Of a batch. The broker is asked before there are tasks, so that what cannot work is reported
+    at once.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
@@ -176,4 +180,6 @@ class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Of a stream's batches. Made anew for each of them, and to commit it: it asks for nothing."""
+    """Of a stream's batches. Created again for each batch, and to commit it, so it asks the broker
+    nothing.
+    """

@@ -3,7 +3,7 @@
 Rules that keep it honest:
 
 * The columns are those of Spark's Kafka sink: `value`, and if there are any `key`, `headers`,
-  `topic`, `partition`; others are passed over. Here `timestamp` is one too.
+  `topic`, `partition`; others are ignored. Here `timestamp` is one too.
 * A row goes to its `partition`, or by murmur2 of its key as from any Kafka client; rows with
   neither stick to one partition for a batch.
 * Memory is bounded: what waits to be sent is `FLUSH_BYTES` and one row at most.

@@ -6,11 +6,11 @@ A stream's offsets, as Spark keeps them in its checkpoint (JSON):
 
 Rules that keep it honest:
 
-* The number of a partition is the next offset to read. The topic id tells a topic from another of
-  the same name that came after it. One that is gone is kept without offsets where options name it.
+* The number of a partition is the next offset to read. The topic id distinguishes a topic from a
+  later one of the same name. One that is gone is kept without offsets if options name it.
 * A limit is shared among partitions by what each has to give, as Spark's Kafka source does; a
   partition that has something moves by at least one offset, so that none starves.
-* Offsets that a restore left out are no backlog: limits do not count them.
+* Offsets that a restore left out are not backlog: limits do not count them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a task does, on an executor, for batches and streams alike.
 
-Rule: imported on executors alone. The kernels that it stands on take a third of a second to load,
-which the first plan of a session shall not pay.
+Rule: imported on executors alone. The kernels that it uses take a third of a second to load, which
+the first plan of a session should not pay for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which topics and partitions a read is of: what the options choose, compared with what there is.
+"""Which topics and partitions a read covers: what the options choose, compared with what there is.
 
 Rules that keep it honest:
 
 * With a broker, it says which topics there are and under which id: the bucket may lack the newest
   commits. Without one the bucket's topic objects do.
-* A name that was given and is not there is an error, and so is what options say of a partition that
-  is not read: it was meant for another.
+* A given name that does not exist is an error, and so is what options say about a partition that is
+  not read: it was meant for another.
 """
 
 from __future__ import annotations

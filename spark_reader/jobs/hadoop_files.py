@@ -1,6 +1,6 @@
 """A folder as Spark's own file systems know it: `file:`, `s3a:`, `hdfs:`, whatever is set up.
 
-* Through the JVM, so that a job's own notes lie where its rows do, under the same credentials.
+* Through the JVM, so that a job's own notes are where its rows are, under the same credentials.
 * A file is written under another name first and renamed: half of one is never read.
 """
 

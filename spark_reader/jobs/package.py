@@ -1,6 +1,6 @@
 """Our code as one zip, for executors that have not installed it.
 
-* It holds what executors import, and nothing compiled: the packages that it stands on (pyarrow,
+* It holds what executors import, and nothing compiled: the packages that it depends on (pyarrow,
   numba, boto3 and the codecs) have to be where Python runs.
 * The same code gives the same bytes.
 """

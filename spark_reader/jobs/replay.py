@@ -12,8 +12,8 @@ What a target folder holds while it is written (names with `_` are passed over b
 Rules that keep it honest:
 
 * Files are exactly once: a step is written aside, and moved when Spark has said that it is whole. A
-  replay that ended anywhere goes on there; moving again what was moved changes nothing.
-* A topic is at least once, as the sink is: a step that ended half way is written again.
+  replay continues where it ended; moving again what was already moved changes nothing.
+* A topic is at least once, like the sink: a step that ended halfway is written again.
 * Into a topic the rows of a partition go in their order, and keep key, headers and timestamp.
 """
 

@@ -5,9 +5,9 @@
 
 Rules that keep it honest:
 
-* The plan is made once. Who goes on with a replay reads the same offsets as who began it, whatever
-  was appended since, and of the same topics: the ids tell others of their names (older plans have
-  none).
+* The plan is made once. Continuing a replay reads the same offsets as the first run, whatever was
+  appended since, and of the same topics: the ids distinguish them from others of their names (older
+  plans have none).
 * A step is about `step_bytes` of the log, its ranges follow those of the step before, and the steps
   together are what was asked for.
 * `asked` is compared when a replay goes on: a folder belongs to one question. No secret is in it.

@@ -1,9 +1,9 @@
-"""The session that a job runs in, and how far it is.
+"""The session that a job runs in, and how far the job has got.
 
 Rules that keep it honest:
 
-* A session that is there (spark-submit, a notebook) is used as it is and left running. One that was
-  made here is stopped at the end.
+* An existing session (spark-submit, a notebook) is used as it is and left running. One that was
+  created here is stopped at the end.
 * A master that is not this process gets our code as a zip, and nobody has to have installed it
   there.
 """
