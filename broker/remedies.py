@@ -37,21 +37,21 @@ REMEDIES: Final = {
     ),
     LOG_STARTS: (
         "without the file logs begin where the bucket says, and those that are nowhere else at "
-        "their first segment: `rm` it where trimmed records may be seen again"
+        "their first segment: `rm` it only if trimmed records may reappear"
     ),
-    CLEANER_CHECKPOINT: "without the file compaction begins anew: `rm` it",
-    Path(COMPACTION_REACHED).name: "`rm` the file where every topic is still compacted that was",
-    PARTITION_METADATA: "`rm` the file: it is written anew",
-    LEADER_EPOCHS: "`rm` the file: it is made anew out of the batches",
+    CLEANER_CHECKPOINT: "without the file compaction starts over: `rm` it",
+    Path(COMPACTION_REACHED).name: "`rm` the file if every topic that was compacted still is",
+    PARTITION_METADATA: "`rm` the file: it is written again",
+    LEADER_EPOCHS: "`rm` the file: it is rebuilt from the batches",
     "meta.properties": "write `cluster.id=ID` into it: the bucket's cluster.json has the id",
     "topics.json": (
         "`tierlog storage restore --store URL --data-dir NEW --tail OLD` makes a folder out of the "
         "bucket and of what only this one has"
     ),
-    "epochs.json": "`rm` the file, and start with `--take-over` where a partition asks for it",
+    "epochs.json": "`rm` the file, and start with `--take-over` if a partition asks for it",
     "cuts.json": "`rm` the file; groups may have read further than a log that was repaired reaches",
     "take-over.json": "`rm` the file, and start with `--take-over` again",
-    "store.json": "`rm` the file: the store is looked at again",
+    "store.json": "`rm` the file: the store is probed again",
 }
 
 

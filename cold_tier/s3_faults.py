@@ -60,14 +60,14 @@ _BY_CODE = {
 }
 
 _ADVICE = {
-    "NoSuchBucket": "there is no such bucket; create it, or mend the URL or the endpoint",
-    "InvalidBucketName": "that is no name of a bucket; mend the URL",
+    "NoSuchBucket": "there is no such bucket; create it, or correct the URL or the endpoint",
+    "InvalidBucketName": "that is not a bucket name; correct the URL",
     "AccessDenied": "no permission to {operation} {key}; grant {actions} to the credentials in use",
-    "AllAccessDisabled": "the bucket is switched off for everyone",
-    "403": "no permission to {operation} {key}, or credentials that the store does not take",
-    "InvalidAccessKeyId": "the store does not know the access key; mend the credentials",
+    "AllAccessDisabled": "the bucket is disabled for everyone",
+    "403": "no permission to {operation} {key}, or credentials that the store does not accept",
+    "InvalidAccessKeyId": "the store does not know the access key; correct the credentials",
     # versitygw's word for it, under status 404: no object is missing.
-    "XAdminUserNotFound": "the store does not know the access key; mend the credentials",
+    "XAdminUserNotFound": "the store does not know the access key; correct the credentials",
     "SignatureDoesNotMatch": "the secret key is wrong, or a proxy on the way changes requests",
     "ExpiredToken": "the credentials have expired; renew them",
     "ExpiredTokenException": "the credentials have expired; renew them",
@@ -79,8 +79,8 @@ _ADVICE = {
     "PermanentRedirect": "the bucket is in another region{region}; set the region",
     "IllegalLocationConstraintException": "the bucket is in another region{region}; set the region",
     "301": "the bucket is in another region{region}; set the region",
-    "elsewhere": "the endpoint sends on to {detail}; set the endpoint to where the store is",
-    "404": "no S3 server answers there, or it has no such bucket; mend the URL or the endpoint",
+    "elsewhere": "the endpoint redirects to {detail}; set the endpoint to where the store is",
+    "404": "no S3 server answers there, or it has no such bucket; correct the URL or the endpoint",
     "MethodNotAllowed": "the store does not allow to {operation}: it may be read-only",
     "405": "the store does not allow to {operation}: it may be read-only, or no S3 server",
     "NotImplemented": "the store cannot {operation} as tierlog needs it: {detail}",

@@ -35,8 +35,8 @@ _PAGE: Final = b"""<!doctype html>
 <div id="swagger-ui"></div>
 <dialog id="ask-token" aria-labelledby="ask-token-title">
 <form>
-<h2 id="ask-token-title">This broker wants a token</h2>
-<p>One with the scope <code>read</code> is enough. It is kept by this tab alone, until the tab is
+<h2 id="ask-token-title">This broker requires a token</h2>
+<p>One with the scope <code>read</code> is enough. It is kept only in this tab, until the tab is
 closed.</p>
 <label>Token
 <input type="password" name="token" autocomplete="off" spellcheck="false" required></label>

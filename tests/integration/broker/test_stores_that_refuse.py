@@ -37,7 +37,7 @@ PAGE = b"<html>It works!</html>"
 EACH_CALL = {
     "a wrong bucket": (
         Say(404, code="NoSuchBucket"),
-        "there is no such bucket; create it, or mend the URL or the endpoint [NoSuchBucket]",
+        "there is no such bucket; create it, or correct the URL or the endpoint [NoSuchBucket]",
     ),
     "no permission": (
         Say(403, code="AccessDenied"),
@@ -68,7 +68,7 @@ EACH_CALL = {
     ),
     "an unknown key": (
         Say(403, code="InvalidAccessKeyId"),
-        "the store does not know the access key; mend the credentials [InvalidAccessKeyId]",
+        "the store does not know the access key; correct the credentials [InvalidAccessKeyId]",
     ),
     "a wrong secret": (
         Say(403, code="SignatureDoesNotMatch"),
@@ -80,11 +80,11 @@ EACH_CALL = {
     ),
     "an endpoint that sends on": (
         Say(308, body=PAGE, headers={"Location": "https://store.example/"}),
-        "the endpoint sends on to https://store.example/; set the endpoint to where the store is",
+        "the endpoint redirects to https://store.example/; set the endpoint to where the store is",
     ),
     "an endpoint that sends on, as boto3 follows": (
         Say(301, body=PAGE, headers={"Location": "https://store.example/"}),
-        "the endpoint sends on to https://store.example/; set the endpoint to where the store is",
+        "the endpoint redirects to https://store.example/; set the endpoint to where the store is",
     ),
     "a web server": (
         Say(200, body=PAGE),
@@ -93,7 +93,8 @@ EACH_CALL = {
     ),
     "a web server without such a page": (
         Say(404, body=PAGE),
-        "no S3 server answers there, or it has no such bucket; mend the URL or the endpoint [404]",
+        "no S3 server answers there, or it has no such bucket; correct the URL or the endpoint "
+        "[404]",
     ),
 }
 

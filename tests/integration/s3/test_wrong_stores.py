@@ -122,7 +122,7 @@ def test_the_right_one_passes(endpoint):
 
 def test_a_wrong_bucket(endpoint):
     assert refusal(endpoint, bucket="nowhere") == (
-        "store s3://nowhere/p: there is no such bucket; create it, or mend the URL or the "
+        "store s3://nowhere/p: there is no such bucket; create it, or correct the URL or the "
         "endpoint [NoSuchBucket]"
     )
 
