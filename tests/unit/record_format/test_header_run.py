@@ -4,8 +4,16 @@ import random
 import struct
 
 import pytest
+from crc32c import crc32c
 
-from record_format.batch import HEADER_SIZE, check_crc, iter_headers, parse_header, stamp
+from record_format.batch import (
+    CRC_START,
+    HEADER_SIZE,
+    check_crc,
+    iter_headers,
+    parse_header,
+    stamp,
+)
 from record_format.encode import encode_batch
 from record_format.header_run import header_run
 
@@ -18,6 +26,15 @@ def batch(base_offset: int, *, count: int = 3, epoch: int = 4, **fields) -> byte
     )
     stamp(made, 0, base_offset=base_offset, leader_epoch=epoch)
     return bytes(made)
+
+
+def with_fields(made: bytes, *, delta: int, count: int) -> bytes:
+    """The batch with another last offset delta and record count, under a good checksum."""
+    changed = bytearray(made)
+    struct.pack_into(">i", changed, 23, delta)
+    struct.pack_into(">i", changed, 57, count)
+    struct.pack_into(">I", changed, 17, crc32c(changed[CRC_START:]))
+    return bytes(changed)
 
 
 def test_a_run_has_the_columns_of_its_headers():
@@ -49,8 +66,10 @@ def test_a_run_has_the_columns_of_its_headers():
         ("another epoch", batch(3, epoch=5)),
         ("a cut batch", batch(3)[:-5]),
         ("a flipped byte", batch(3)[:-1] + b"\xff"),
-        ("a count beyond its offsets", batch(3)[:57] + struct.pack(">i", 4) + batch(3)[61:]),
-        ("a negative count", batch(3)[:57] + struct.pack(">i", -1) + batch(3)[61:]),
+        ("a count beyond its offsets", with_fields(batch(3), delta=2, count=4)),
+        ("a count beyond its bytes", with_fields(batch(3), delta=99, count=99)),
+        ("a negative count", with_fields(batch(3), delta=2, count=-1)),
+        ("no offset", with_fields(batch(3), delta=-1, count=0)),
         ("another magic", batch(3)[:16] + b"\x01" + batch(3)[17:]),
         ("a negative length", batch(3)[:8] + struct.pack(">i", -5) + batch(3)[12:]),
         ("a length below a header", batch(3)[:8] + struct.pack(">i", 20) + batch(3)[12:]),
@@ -71,6 +90,13 @@ def test_a_run_stays_below_its_last_offset_and_begins_where_it_is_told():
     assert header_run(b"", base_offset=0, last_offset=ANY, remember=5) is None
 
 
+def test_a_run_ends_with_a_batch_that_compaction_emptied():
+    header = parse_header(batch(3))._replace(size_bytes=HEADER_SIZE)
+    emptied = with_fields(header.pack(), delta=2, count=0)
+    run = header_run(batch(0) + emptied, base_offset=0, last_offset=ANY, remember=5)
+    assert run.last_offsets == [2, 5]
+
+
 def test_random_damage_never_makes_a_run_longer_than_what_is_good():
     dice = random.Random(seed := random.randrange(10**6))
     print("seed", seed)
@@ -88,8 +114,8 @@ def test_random_damage_never_makes_a_run_longer_than_what_is_good():
 
 
 def test_of_each_producer_the_last_headers_are_given():
-    data, numbers = b"", dict.fromkeys((7, 8, 9), 0)
-    for offset, producer_id in enumerate((7, 7, 8, -1, 7, 9, 7, 8, 7)):
+    data, numbers = b"", dict.fromkeys((7, 8, 0), 0)
+    for offset, producer_id in enumerate((7, 7, 8, -1, 7, 0, 7, 8, 7)):
         if producer_id < 0:
             data += batch(offset, count=1)
             continue
@@ -107,6 +133,6 @@ def test_of_each_producer_the_last_headers_are_given():
     assert {pid: [one.base_offset for one in own] for pid, own in given.items()} == {
         7: [4, 6, 8],
         8: [2, 7],
-        9: [5],
+        0: [5],
     }
     assert [one.base_sequence for one in given[7]] == [2, 3, 4]
