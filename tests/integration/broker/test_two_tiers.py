@@ -1,5 +1,6 @@
 """One log over two tiers, on real files: roll, offload, let go, read across the seam, restart."""
 
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.background.janitor import cold_facts, local_facts, total_bytes
-from broker.data_folder import LOG_STARTS
+from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from broker.segment_listing import (
     glance_segments,
     iter_segments,
@@ -200,6 +201,25 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
     crashed.folder = house.broker.folder  # its close finds a lock that is gone already
+
+
+def test_checkpoints_that_a_full_disk_broke_off_say_nothing_of_the_next_topic(house, monkeypatch):
+    house.broker.create_topic("t", config=SMALL)
+    house.fill(100)
+    write = house.broker.folder.write_checkpoint
+
+    def full_after_the_first(name, offsets):
+        if name == HIGH_WATERMARKS:
+            raise OSError(errno.ENOSPC, "full", name)
+        write(name, offsets)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.broker.folder, "write_checkpoint", full_after_the_first)
+        with pytest.raises(OSError, match="full"):
+            house.broker.chores.checkpoints.save()
+    house.broker.delete_topic("t")
+    house.broker.create_topic("t")
+    assert house.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
 
 
 def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monkeypatch):

@@ -378,6 +378,16 @@ def test_the_folder_is_synced_before_the_first_flush_of_a_new_segment_ends(
     assert ("sync_folder", folder) not in disk.calls
 
 
+def test_what_was_sealed_is_closed_once_it_is_flushed(open_log, append_values, tmp_path):
+    log = open_log()
+    append_values(log, b"v")
+    before = len(open_below(tmp_path / "t-0"))
+    for _ in range(3):
+        log.roll()
+        append_values(log, b"v")
+    assert len(open_below(tmp_path / "t-0")) == before
+
+
 def test_an_epoch_is_durable_before_its_first_record(open_log, append_values, disk, tmp_path):
     log = open_log(disk=disk)
     log.bump_epoch(3)

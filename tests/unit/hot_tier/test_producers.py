@@ -2,6 +2,7 @@ import pytest
 
 from hot_tier.append import Append
 from hot_tier.producer_snapshots import snapshot_before
+from record_format.control import marker_key, marker_value
 from record_format.errors import OutOfOrderSequence, ProducerFenced
 from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.partition_logs import unchecked
@@ -150,6 +151,26 @@ def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, cloc
     log.flush()
     assert log.expire_producers(seen_before_ms=clock() + 1) == 0
     assert log.last_stable_offset == 0
+
+
+def test_a_marker_of_a_higher_epoch_begins_the_sequences_anew(open_log, send, make_batch, tmp_path):
+    """As Kafka's coordinator writes it to fence a producer whose transaction took too long."""
+    sent = make_batch([b"v"], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
+    marker = make_batch(
+        [marker_value(coordinator_epoch=0)],
+        keys=[marker_key(committed=False)],
+        base_offset=1,
+        producer_id=9,
+        producer_epoch=1,
+        transactional=True,
+        control=True,
+    )
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / f"{0:020d}.log").write_bytes(sent + marker)
+    log = open_log(clean=False)
+    assert not send(log, 0, epoch=1).duplicate
+    with pytest.raises(ProducerFenced):
+        send(log, 1, epoch=0)
 
 
 def test_the_producers_of_a_log_that_nobody_has_open_are_those_of_its_last_batches_too(
