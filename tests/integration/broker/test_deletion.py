@@ -277,12 +277,16 @@ def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
 ) -> None:
     house.broker.create_topic("t")
     house.produce("t", [b"1", b"2", b"3"])
+    registry = house.broker.registry
+    house.wait_for(lambda: not registry.by_name("t").dirty)
+    known = registry.live()
     with monkeypatch.context() as patched:
         patched.setattr(durable_file.REAL_DISK, "write_at", no_room, raising=False)
         for _ in range(2):  # the second call is no more durable than the first
             with pytest.raises(DiskFull, match="No space left"):
                 change(house.broker)
     assert [one.name for one in house.broker.list_topics()] == ["t"]
+    assert (registry.live(), registry.deleted()) == (known, [])
     assert [record.value for record in house.records("t")] == [b"1", b"2", b"3"]
     change(house.broker)
 

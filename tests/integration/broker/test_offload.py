@@ -15,7 +15,6 @@ from broker import bucket
 from broker.background.chores import Chores
 from broker.background.copier import Copier
 from broker.background.janitor import removable_end
-from broker.bucket_notes import BucketNotes
 from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
 from record_format.errors import (
@@ -289,11 +288,8 @@ def test_what_went_up_without_a_note_of_it_is_known_again_once_it_is_turned_off(
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
-    def note(self, manifest):
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     with monkeypatch.context() as full:
-        full.setattr(BucketNotes, "note", note)
+        full.setattr("broker.data_folder.write_durably", no_room)
         cold = house.copy_sealed().cold
     assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
     turn_off()

@@ -338,6 +338,35 @@ def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatc
     assert bench.pins.all() == []
 
 
+def test_a_pin_that_comes_just_before_its_objects_are_forgotten_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(4, grace_ms=DAY_MS // 4)
+    pinned = bench.state.version
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS // 4
+    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    put = bench.store.put
+
+    def pinned_first(key: str, body: bytes, **options: bool) -> object:
+        monkeypatch.undo()
+        bench.pins.create("backfill", pinned)
+        return put(key, body, **options)
+
+    monkeypatch.setattr(bench.store, "put", pinned_first)
+    bench.state = bench.collector.apply(bench.state, plan)
+    assert bench.segments() == [0, 100, 200, 300]
+
+
+def test_all_that_a_lost_page_may_name_stays() -> None:
+    bench = Bench(700)
+    del bench.store.objects[bench.state.pages[0].key]
+    bench = bench.restarted()
+    bench.clock.now_ms += 5 * DAY_MS
+    bench.collect()
+    assert bench.segments() == list(range(0, 70_000, 100))
+
+
 def test_what_a_crash_left_of_forgotten_objects_goes_by_age() -> None:
     bench = Bench(4)
     bench.expire(200)

@@ -177,6 +177,25 @@ def test_a_trim_inside_a_page_narrows_it_and_one_past_it_drops_it_whole(store: P
     assert manifest_store(store).load() == beyond
 
 
+def test_a_trim_to_the_last_record_of_a_page_keeps_its_segment(store: PlainStore) -> None:
+    manifests, state = filled(store, 1000, step=100)
+    last_offset = state.pages[0].last_offset
+    after = manifests.commit(state, lambda s: trim(s, last_offset, pages=manifests, now_ms=7))
+    assert next(iter(manifests.iter_entries(after))).last_offset == last_offset
+
+
+def test_a_page_of_removed_objects_is_as_old_as_the_newest(store: PlainStore) -> None:
+    manifests, state = filled(store, 600, step=600)
+    for before, now_ms in (10_000, 7), (20_000, 8), (30_000, 9):
+        state = manifests.commit(
+            state,
+            lambda s, before=before, now_ms=now_ms: trim(s, before, pages=manifests, now_ms=now_ms),
+        )
+    pages = [page for page in state.removed_pages if page.kind is RemovedPageKind.REMOVED]
+    assert {r.removed_ms for r in manifests.removed_objects(pages[0])} == {7, 8, 9}
+    assert pages[0].removed_ms == 9
+
+
 def test_many_removed_objects_move_to_a_page(store: PlainStore) -> None:
     manifests, state = filled(store, 600, step=600)
     state = manifests.commit(state, lambda s: trim(s, 59_000, pages=manifests, now_ms=7))
