@@ -441,6 +441,27 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
+def test_what_an_older_copy_had_still_to_tell_the_bucket_is_left(house, tmp_path, opened):
+    house.broker.create_topic("t", config=CONFIG)
+    house.fill(40)
+    house.offload()
+    house.set_down(True)
+    house.broker.alter_topic("t", config={"retention.ms": 3_600_000_001})
+    older = tmp_path / "older"
+    shutil.copytree(house.root / "data", older)
+    house.set_down(False)
+    house.broker.alter_topic("t", config={"retention.ms": 3_600_000_002})
+    house.claim()
+    assert not house.broker.registry.by_name("t").dirty
+    for _ in range(5):
+        house.fill(10)
+        house.offload()
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=older)
+    opened.append(new)
+    assert new.broker.topic("t").config.retention_ms == 3_600_000_002
+
+
 def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segments(
     lost, tmp_path, opened
 ):
