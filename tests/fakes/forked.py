@@ -73,13 +73,13 @@ class Forked:
         self.pid = self._told()
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and self._ended(0):
             self.wait()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not self._ended(timeout):
                 raise subprocess.TimeoutExpired("tierlog", timeout or 0)
             self.returncode = self._told()
             os.close(self._status)
@@ -91,6 +91,11 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout_s: float | None) -> bool:
+        status = select.poll()  # select() takes no descriptor beyond 1,023
+        status.register(self._status, select.POLLIN)
+        return bool(status.poll(None if timeout_s is None else timeout_s * 1000))
 
     def _told(self) -> int:
         (number,) = _NUMBER.unpack(os.read(self._status, _NUMBER.size))

@@ -76,16 +76,22 @@ class LiveInput(io.RawIOBase):
 
     def __init__(self, source: io.FileIO, gathering: Gathering) -> None:
         self._source, self._gathering = source, gathering
+        self._more = select.poll()  # select() takes no descriptor beyond 1,023
+        self._more.register(source, select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
         # Also where nothing is held: a pipe that does not block would be told to be at its end.
-        while not select.select([self._source], [], [], self._gathering.patience_s())[0]:
+        while not self._more.poll(self._patience_ms()):
             self._gathering.send()
         return self._source.readinto(buffer)
 
     def close(self) -> None:
         self._source.close()
         super().close()
+
+    def _patience_ms(self) -> float | None:
+        patience_s = self._gathering.patience_s()
+        return None if patience_s is None else patience_s * 1000

@@ -1,7 +1,9 @@
 """Input of `tierlog produce` that comes bit by bit."""
 
+import fcntl
 import io
 import os
+import resource
 
 from tierlog.cli.gathering import Gathering, LiveInput
 
@@ -27,3 +29,18 @@ def test_a_pipe_that_does_not_block_is_not_at_its_end_while_nothing_comes():
     finally:
         os.close(write)
     assert sent == [[b"held"]]
+
+
+def test_a_descriptor_beyond_those_that_select_takes_is_read():
+    read, write = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        beyond = fcntl.fcntl(read, fcntl.F_DUPFD, 1024)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(read)
+    with LiveInput(io.FileIO(beyond), Gathering(print, max_records=9, max_bytes=99)) as live:
+        os.write(write, b"more")
+        os.close(write)
+        assert live.readinto(memoryview(bytearray(10))) == len(b"more")
