@@ -395,7 +395,9 @@ class World:
         except Crash:
             died = self.folder
             self.folder = self._new_folder()
-            self._image(died, self.folder, power_fails=self.random.random() < 0.6)
+            self.wear.crash_broker(
+                died, self.folder, self.random, power_fails=self.random.random() < 0.6
+            )
         else:
             self._lose_process(power_fails=False)
         self.wear.heal()
@@ -416,25 +418,8 @@ class World:
         """The folder is as a process that died, or a machine, left it."""
         died, broker = self.folder, self.broker
         self.folder = self._new_folder()
-        self._image(died, self.folder, power_fails=power_fails)
+        self.wear.crash_broker(died, self.folder, self.random, power_fails=power_fails)
         self._end(broker)
-
-    def _image(self, died, image, *, power_fails: bool) -> None:
-        if power_fails:
-            self.wear.crash_into(image, self.random, of=died)
-        else:
-            self.wear.keep_into(image, of=died)
-        shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
-        owner = (
-            (died / "tierlog" / "owner").read_text()
-            if (died / "tierlog" / "owner").exists()
-            else ""
-        )
-        if owner:  # it is the same folder for all that matters
-            stat = image.stat()
-            (image / "tierlog" / "owner").write_text(
-                f"{owner.partition(' ')[0]} {stat.st_dev}:{stat.st_ino}"
-            )
 
     def _end(self, broker: Broker) -> None:
         """Nothing that it does any more reaches the bucket, or matters to the disk."""

@@ -30,8 +30,9 @@ class Wrong(AssertionError):
 class World(House):
     """`truth`: the last value of each key. `tombstones`: their offsets, by key."""
 
-    def __init__(self, seed, root):
-        self.root, self.random, self.now_ms = root, Random(seed), 10**12
+    def __init__(self, seed, root, wear):
+        self.root, self.wear, self.folder = root, wear, root / "data"
+        self.random, self.now_ms = Random(seed), 10**12
         self.store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
         self.truth, self.tombstones, self.deleted, self.seen = {}, {}, {}, {}
         self.wrong = []
@@ -42,9 +43,7 @@ class World(House):
         self._watch()
 
     def _open(self):
-        settings = BrokerSettings(
-            data_dir=self.root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0
-        )
+        settings = BrokerSettings(data_dir=self.folder, cache_bytes=1 << 20, disk_reserve_bytes=0)
         self.broker = Broker.open_idle(settings, store=self.store, clock=lambda: self.now_ms)
 
     @property
@@ -127,11 +126,17 @@ class World(House):
         assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
 
     def crash(self):
-        self.broker.chores.checkpoints.save()
-        shutil.copytree(self.root / "data", self.root / "crashed")
-        self.broker.close()
-        shutil.rmtree(self.root / "data")
-        (self.root / "crashed").rename(self.root / "data")
+        if self.random.random() < 0.5:
+            self.broker.chores.checkpoints.save()
+        died, broker = self.folder, self.broker
+        self.folder = self.root / f"{died.name}+"
+        self.wear.crash_broker(
+            died, self.folder, self.random, power_fails=self.random.random() < 0.6
+        )
+        self.store.go_down()  # nothing that it does any more reaches the bucket
+        broker.close()
+        self.store.heal()
+        shutil.rmtree(died)
         self._open()
         self._watch()
 
@@ -165,11 +170,11 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("seed", seeds(6))
-def test_the_bucket_loses_nothing_and_nothing_comes_back(seed, tmp_path):
-    run(World(seed, tmp_path), WEIGHTS, STEPS)
+def test_the_bucket_loses_nothing_and_nothing_comes_back(seed, tmp_path, wear):
+    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
 
 
-def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(tmp_path, monkeypatch):
+def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(tmp_path, wear, monkeypatch):
     monkeypatch.setattr(copier, "_may_follow", lambda partition, work: True)
     with pytest.raises(Wrong, match="is lost"):
-        run(World(0, tmp_path), WEIGHTS, STEPS)
+        run(World(0, tmp_path, wear), WEIGHTS, STEPS)

@@ -1,7 +1,9 @@
 """A disk that fails, or whose process dies, at a call to come."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -32,6 +34,18 @@ class Wear(LossyDisk):
 
     def heal(self) -> None:
         self._error = None
+
+    def crash_broker(self, died: Path, image: Path, random: Random, *, power_fails: bool) -> None:
+        """Make `image` the data folder that a broker finds when it starts again on `died`."""
+        if power_fails:
+            self.crash_into(image, random, of=died)
+        else:
+            self.keep_into(image, of=died)
+        shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
+        owner = image / "tierlog" / "owner"
+        if owner.exists():  # it is the same folder for all that matters
+            owner_id, stat = owner.read_text().partition(" ")[0], image.stat()
+            owner.write_text(f"{owner_id} {stat.st_dev}:{stat.st_ino}")
 
     def _meet(self, call: str) -> None:
         if self._error is None or call not in self._calls:
