@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from hot_tier.open_files import FileReader
 from record_format.batch import (
@@ -26,6 +27,16 @@ from record_format.file_slice import OpenFile
 WINDOW_BYTES = 8 * 1024
 ONE_HEADER_BYTES = 2 * HEADER_SIZE
 CHECK_CHUNK_BYTES = 1 << 20
+
+
+class LogBytes(Protocol):
+    """The bytes of a `.log`: a file's (`FileReader`) or an object's."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """As os.pread."""
 
 
 def headers_from(
@@ -100,7 +111,7 @@ class CheckedBatch:
         return bad.placed(file=file, position=self.header.position, offset=self.header.base_offset)
 
 
-def checked_batches(log: FileReader, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
+def checked_batches(log: LogBytes, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
     """Every batch from `start`, where one begins, on, read and checked.
 
     Raises CorruptBatch at the first that is truncated, is not a batch, or fails its checksum.
@@ -137,7 +148,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
         start += header.size_bytes
 
 
-def one_large_batch(log: FileReader, position: int, *, end: int) -> CheckedBatch:
+def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
     """The batch at `position`, larger than a chunk or cut by the end of the file."""
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)

@@ -14,12 +14,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from hot_tier.bad_sectors import reading_around
-from hot_tier.batch_walk import CheckedBatch, checked_batches, one_large_batch
+from hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
 from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
@@ -30,7 +30,7 @@ from hot_tier.segment import Segment
 from hot_tier.segment_swap import swap
 from hot_tier.transaction_index import read_entries
 from record_format.batch import HEADER_SIZE, MAGIC, parse_header
-from record_format.compacting import empty_batch
+from record_format.compacting import Compacted, empty_batch
 from record_format.errors import CorruptBatch, UnknownSegment
 
 SEARCH_BYTES: Final = 1 << 20
@@ -47,13 +47,27 @@ class Lost(NamedTuple):
     position: int
     size_bytes: int
 
+    @property
+    def spans_offsets(self) -> bool:
+        return self.start_offset < self.end_offset
+
 
 class Pieces:
-    """Goes through one sealed segment, once. Raises OSError."""
+    """Goes through one sealed segment, once, of `size_bytes`, with offsets [start_offset,
+    end_offset). Raises OSError.
+    """
 
-    def __init__(self, segment: Segment, log: FileReader, *, reaches_end: bool) -> None:
-        self._log, self._end_position = log, segment.end.size_bytes
-        self._start, self._limit = segment.base_offset, segment.end.next_offset
+    def __init__(
+        self,
+        log: LogBytes,
+        *,
+        size_bytes: int,
+        start_offset: int,
+        end_offset: int,
+        reaches_end: bool,
+    ) -> None:
+        self._log, self._end_position = log, size_bytes
+        self._start, self._limit = start_offset, end_offset
         self._reaches_end = reaches_end
 
     def __iter__(self) -> Iterator[CheckedBatch | Lost]:
@@ -140,6 +154,20 @@ class Pieces:
             position += max(1, len(window) - HEADER_SIZE + 1)
 
 
+def without_lost(
+    pieces: Iterable[CheckedBatch | Lost], *, epoch_of: Callable[[int], int | None]
+) -> Iterator[Compacted]:
+    """The batches that count, and an empty one for each range of offsets that is lost."""
+    for piece in pieces:
+        if isinstance(piece, CheckedBatch):
+            header = piece.at_start_of_chunk()
+            body = memoryview(piece.chunk)[header.position : header.end_position]
+            yield Compacted(header, body)
+        elif piece.spans_offsets:
+            epoch = epoch_of(piece.start_offset) or 0
+            yield empty_batch(piece.start_offset, piece.end_offset, leader_epoch=epoch)
+
+
 def _goes_on(
     batch: CheckedBatch, following: CheckedBatch | None, *, instead_of: CheckedBatch
 ) -> bool:
@@ -163,7 +191,13 @@ class Salvage:
     def _pieces(self) -> Pieces:
         files = self._state.files
         log = FileReader(files.open(self._segment.name(LOG)), reading_around(files.pread))
-        return Pieces(self._segment, log, reaches_end=self._reaches_end)
+        return Pieces(
+            log,
+            size_bytes=self._segment.end.size_bytes,
+            start_offset=self._segment.base_offset,
+            end_offset=self._segment.end.next_offset,
+            reaches_end=self._reaches_end,
+        )
 
     def lost(self) -> list[Lost]:
         """What is bad; nothing if all is good. Raises OSError."""
@@ -193,11 +227,5 @@ class Salvage:
             raise disk_error(state, error) from error
 
     def _write(self, cleaned: CleanedSegment) -> None:
-        for piece in self._pieces():
-            if isinstance(piece, CheckedBatch):
-                header = piece.at_start_of_chunk()
-                cleaned.add(header, memoryview(piece.chunk)[header.position : header.end_position])
-            elif piece.start_offset < piece.end_offset:
-                epoch = self._state.epochs.epoch_of(piece.start_offset) or 0
-                span = (piece.start_offset, piece.end_offset)
-                cleaned.add(*empty_batch(*span, leader_epoch=epoch))
+        for batch in without_lost(self._pieces(), epoch_of=self._state.epochs.epoch_of):
+            cleaned.add(*batch)

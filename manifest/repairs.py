@@ -1,4 +1,5 @@
-"""Changes of a manifest whose objects were damaged: other objects for the same offsets, or a gap.
+"""Changes of a manifest whose objects were damaged: other objects for the same offsets, with the
+same records or with those that are left, or a gap.
 
 Like all transitions: pure, checked before and after, and returning the same object if there is
 nothing to do. Neither counts as compaction: `compacted_before` stays, so that a hole elsewhere is
@@ -27,6 +28,27 @@ def swap_objects(
     require(manifest)
     if not new.same_bytes(old):
         raise InvalidTransition(f"{where(manifest)}: segment {new.base_offset} has other bytes")
+    return _in_its_place(manifest, old, new, pages=pages, now_ms=now_ms)
+
+
+def keep_readable(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """The records of `old` that can still be read, under other objects: the batches of `new` have
+    all its offsets. Else as `swap_objects`.
+    """
+    require(manifest)
+    spans = (new.base_offset, new.last_offset)
+    if spans != (old.base_offset, old.last_offset) or new.record_count > old.record_count:
+        raise InvalidTransition(
+            f"{where(manifest)}: segment {spans} is not what is left of segment {old.base_offset}"
+        )
+    return _in_its_place(manifest, old, new, pages=pages, now_ms=now_ms)
+
+
+def _in_its_place(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
     if old.last_offset < manifest.log_start_offset:
         return manifest
     after = with_replaced(manifest, [old], [new], pages=pages, now_ms=now_ms)

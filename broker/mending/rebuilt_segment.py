@@ -1,7 +1,8 @@
 """One segment that the manifest names, turned back into Kafka's files, in a scratch folder of its
 own.
 
-* Its bytes must have the CRC-32C that the manifest holds.
+* Its bytes must have the CRC-32C that the manifest holds (`vouched_for`), or be what is left of
+  them (`object_salvage`).
 * Nothing else is taken from the bucket except the producers before it: the folder is opened as
   after a crash, which checks every batch and rebuilds the indexes.
 """
@@ -11,17 +12,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.index_bundle import parse_bundle
+from cold_tier.index_bundle import ParsedBundle, parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from hot_tier import parting
 from hot_tier.disk import is_refusal, refusal
-from hot_tier.file_names import LOG, path_of
+from hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
@@ -58,7 +60,7 @@ def rebuilt_segment(
     scratch.mkdir(parents=True)
     try:
         parting.start_empty(scratch, entry.base_offset, snapshot=snapshot)
-        _write_log(path_of(scratch, entry.base_offset, LOG), entry, pieces)
+        _write(path_of(scratch, entry.base_offset, LOG), pieces)
         opened = _opened(scratch, log, entry, clock)
         try:
             opened.roll()
@@ -69,11 +71,36 @@ def rebuilt_segment(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def with_producers_of(files: SegmentFiles, bundle: ParsedBundle) -> SegmentFiles:
+    """`files`, with what was known of producers and transactions when nothing was lost yet."""
+    if bundle.producer_snapshot:
+        _write(files.snapshot, [bundle.producer_snapshot])
+    txnindex = path_of(files.log.parent, files.base_offset, TRANSACTION_INDEX)
+    _write(txnindex, [bundle.txn_index])
+    return replace(files, txnindex=txnindex)
+
+
 def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
-    """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject."""
-    for start in range(0, entry.size_bytes, PIECE_BYTES):
-        end = min(start + PIECE_BYTES, entry.size_bytes)
-        yield read_range(store, entry.log_key, start, end)
+    """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject, and in the end
+    CorruptDataError.
+    """
+    starts = range(0, entry.size_bytes, PIECE_BYTES)
+    ranges = ((start, min(start + PIECE_BYTES, entry.size_bytes)) for start in starts)
+    return vouched_for((read_range(store, entry.log_key, *each) for each in ranges), entry)
+
+
+def vouched_for(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[bytes]:
+    """The pieces; raises CorruptDataError in the end if the manifest means other bytes."""
+    crc = 0
+    for piece in pieces:
+        crc = crc32c_of(piece, crc)
+        yield piece
+    if crc != entry.log_crc32c:
+        raise CorruptDataError(
+            f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
+            "`tierlog storage verify --deep` says where",
+            file=entry.log_key,
+        )
 
 
 def producers_before(
@@ -84,30 +111,27 @@ def producers_before(
     """
     if before is None or before.next_offset != entry.base_offset:
         return None
+    bundle = indexes_of(store, before)
+    return bundle.producer_snapshot or None if bundle else None
+
+
+def indexes_of(store: ObjectStore, entry: SegmentEntry) -> ParsedBundle | None:
+    """None where they are damaged. Raises StoreUnavailable."""
     try:
-        body = store.get(before.indexes_key, max_bytes=before.indexes_size_bytes)
-        return parse_bundle(body, file=before.indexes_key).producer_snapshot or None
+        body = store.get(entry.indexes_key, max_bytes=entry.indexes_size_bytes)
+        return parse_bundle(body, file=entry.indexes_key)
     except CorruptDataError:
         return None
 
 
-def _write_log(path: Path, entry: SegmentEntry, pieces: Iterable[bytes]) -> None:
-    crc = 0
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
     try:
         with path.open("wb") as file:
-            for piece in pieces:
-                crc = crc32c_of(piece, crc)
-                file.write(piece)
+            file.writelines(pieces)
     except OSError as error:
         if not is_refusal(error):
             raise
         raise refusal(path, error) from error
-    if crc != entry.log_crc32c:
-        raise CorruptDataError(
-            f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
-            "`tierlog storage verify --deep` says where",
-            file=entry.log_key,
-        )
 
 
 def _opened(

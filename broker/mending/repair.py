@@ -6,7 +6,9 @@
 | bad    | any        | the manifest's CRC-32C    | `upload-again`, under a new name              |
 | bad    | any        | what compaction made of   | `none`: they are going up in their place      |
 |        |            | them                      |                                               |
-| bad    | any        | not there, or other       | `drop`: the offsets become a gap              |
+| bad    | any        | not there, or other       | `drop-batches`: exactly those that do not     |
+|        |            |                           | check; the others go up again                 |
+| gone   | any        | not there, or other       | `drop`: the offsets become a gap              |
 |        |            | begin above the bucket's  | `drop`: so do the offsets between             |
 |        |            | end                       |                                               |
 
@@ -14,17 +16,17 @@ A bad manifest, page or pin is reported (`none`), and nothing is done about it. 
 rotted have their own table (`rotten_segments`).
 
 * Only the owner repairs: steps are commits under its epoch.
-* A segment is uploaded again only if its bytes have the CRC-32C that the manifest holds: repair
-  never changes a record. Nothing is overwritten; what is replaced is deleted after its grace.
+* A segment is uploaded again only if its bytes have the CRC-32C that the manifest holds, or its
+  batches theirs: repair never changes a record. Nothing is overwritten; what is replaced is deleted
+  after its grace.
 * Each step is one commit, and may be repeated; a step whose segment is gone meanwhile does nothing.
-* A log that is there but bad may still be partly readable: it is dropped only if that loss was
-  accepted. Before anything is dropped it is read once more, byte by byte: the store may have had a
-  bad moment.
+* What could still be read in some other way is dropped only if that loss was accepted. Before
+  anything is dropped it is read once more, byte by byte: the store may have had a bad moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,17 +35,23 @@ import structlog
 from crc32c import crc32c as crc32c_of
 
 from broker.mending.bucket_check import CheckOptions, check_partition
+from broker.mending.object_salvage import ObjectSalvage
 from broker.mending.rebuilt_segment import (
     PIECE_BYTES,
+    indexes_of,
     object_pieces,
     producers_before,
     rebuilt_segment,
+    vouched_for,
+    with_producers_of,
 )
-from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
+from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from broker.mending.rotten_segments import InBucket, RottenSegments
 from broker.partition import Partition
+from cold_tier.index_bundle import ParsedBundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
+from hot_tier.salvage import Lost
 from manifest import repairs
 from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
@@ -71,7 +79,9 @@ class Planned(NamedTuple):
     entry: SegmentEntry | None = None
     before: SegmentEntry | None = None
     loses: bool = False
-    """It gives up records that could be read still."""
+    """It gives up what might be read still."""
+    lost: Sequence[Lost] = ()
+    """By `drop-batches` of an object."""
 
 
 class Repair:
@@ -158,7 +168,7 @@ class Repair:
     def _planned(
         self, entry: SegmentEntry, problems: list[Problem], before: SegmentEntry | None
     ) -> Planned:
-        log_key, loses = self._store.full_key(entry.log_key), False
+        log_key, loses, lost = self._store.full_key(entry.log_key), False, list[Lost]()
         kinds = ", ".join(sorted({problem.kind for problem in problems}))
         if not self._is_log_bad(entry, problems):
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
@@ -169,10 +179,13 @@ class Repair:
                 Action.NONE,
                 f"{kinds}: what compaction made of it goes up in its place",
             )
+        elif (salvage := self._salvage(entry, problems)) and salvage.has_good_batches:
+            action, loses, lost = Action.DROP_BATCHES, True, salvage.lost
+            detail = f"{kinds}: offsets {spans_of(lost)} are lost, all else stays"
         else:
-            lost = f"offsets {entry.base_offset} to {entry.last_offset} ({entry.record_count} "
-            action, detail = Action.DROP, f"{kinds}: {lost}records) are lost"
-            loses = ProblemKind.OBJECT_MISSING not in self._kinds_of_log(entry, problems)
+            action, loses = Action.DROP, salvage is not None
+            spans = f"offsets {entry.base_offset} to {entry.last_offset}"
+            detail = f"{kinds}: {spans} ({entry.record_count} records) are lost"
         step = RepairStep(
             action=action,
             partition=self._partition.number,
@@ -181,7 +194,13 @@ class Repair:
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
-        return Planned(step, entry, before, loses)
+        return Planned(step, entry, before, loses, lost)
+
+    def _salvage(self, entry: SegmentEntry, problems: list[Problem]) -> ObjectSalvage | None:
+        """None where the object is gone."""
+        is_gone = ProblemKind.OBJECT_MISSING in self._kinds_of_log(entry, problems)
+        stat = None if is_gone else self._store.head(entry.log_key)
+        return ObjectSalvage(self._store, entry, size_bytes=stat.size_bytes) if stat else None
 
     def _is_log_bad(self, entry: SegmentEntry, problems: list[Problem]) -> bool:
         return not WHOLE_LOG_KINDS.isdisjoint(self._kinds_of_log(entry, problems))
@@ -208,18 +227,17 @@ class Repair:
         Raises FencedError, StoreUnavailable, LogOfflineError.
         """
         try:
-            if planned.step.action in RottenSegments.ACTIONS:
+            if planned.entry is None and planned.step.action in RottenSegments.ACTIONS:
                 return self._rotten.apply(planned.step, accept_loss=accept_loss)
             if planned.loses and not accept_loss:
                 return planned.step
-            return self._apply(planned.step, planned.entry, planned.before)
+            return self._apply(planned)
         except CorruptDataError as bad:
             log.error("not repaired", partition=str(self._partition), error=str(bad))
             return msgspec.structs.replace(planned.step, detail=str(bad))
 
-    def _apply(
-        self, step: RepairStep, entry: SegmentEntry | None, before: SegmentEntry | None
-    ) -> RepairStep:
+    def _apply(self, planned: Planned) -> RepairStep:
+        step, entry = planned.step, planned.entry
         if step.action is Action.NONE:
             return step
         if step.action is Action.COLLECT:
@@ -228,44 +246,65 @@ class Repair:
             assert step.last_offset is not None, "a hole says where it ends"
             end_offset = step.last_offset + 1
             self._cold.commit(lambda manifest: record_gap(manifest, end_offset=end_offset))
-        elif step.action is Action.DROP:
+        elif step.action in {Action.DROP, Action.DROP_BATCHES}:
             again = check_segment(self._store, entry, partition=step.partition, deep=True)
             if not self._is_log_bad(entry, again.problems):
                 return msgspec.structs.replace(
                     step, detail="the store has it again: nothing is lost"
                 )
-            self._cold.commit(
-                lambda manifest: repairs.drop_lost(
-                    manifest, entry, pages=self._cold.pages, now_ms=self._clock()
-                )
-            )
+            if step.action is Action.DROP:
+                self._change(repairs.drop_lost, entry)
+            else:
+                self._put_up_what_is_left(planned, entry, again.problems)
+        elif step.action is Action.UPLOAD_AGAIN:
+            pieces = vouched_for(self._local(entry), entry)
+            self._put_up(repairs.swap_objects, planned, entry, pieces)
         else:
-            local = step.action is Action.UPLOAD_AGAIN
-            self._put_up_again(entry, before, local=local)
+            pieces = object_pieces(self._store, entry)
+            self._put_up(repairs.swap_objects, planned, entry, pieces)
         done = step.carried_out()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
 
-    def _put_up_again(
-        self, entry: SegmentEntry, before: SegmentEntry | None, *, local: bool
+    def _put_up_what_is_left(
+        self, planned: Planned, entry: SegmentEntry, problems: list[Problem]
     ) -> None:
-        """Both objects under a new name, the indexes made out of the log's bytes."""
-        pieces = self._local(entry) if local else object_pieces(self._store, entry)
-        snapshot = producers_before(self._store, entry, before)
+        salvage = self._salvage(entry, problems)
+        if salvage is None or salvage.lost != planned.lost:
+            raise CorruptDataError("the store gives other bytes each time", file=entry.log_key)
+        bundle = indexes_of(self._store, entry)
+        self._put_up(repairs.keep_readable, planned, entry, salvage.batches(), bundle=bundle)
+
+    def _put_up(
+        self,
+        repair: Callable[..., Manifest],
+        planned: Planned,
+        entry: SegmentEntry,
+        pieces: Iterable[bytes],
+        *,
+        bundle: ParsedBundle | None = None,
+    ) -> None:
+        """Both objects under a new name, the indexes made out of the log's bytes; what `bundle`
+        says of producers and transactions holds.
+        """
+        snapshot = producers_before(self._store, entry, planned.before)
         log_ = self._partition.log
         with self._cold.going_up(entry.base_offset):
             with rebuilt_segment(
                 self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
             ) as rebuilt:
-                uploaded = self._cold.upload(rebuilt.files)
+                files = with_producers_of(rebuilt.files, bundle) if bundle else rebuilt.files
+                uploaded = self._cold.upload(files)
             new = msgspec.structs.replace(
                 uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
             )
-            self._cold.commit(
-                lambda manifest: repairs.swap_objects(
-                    manifest, entry, new, pages=self._cold.pages, now_ms=self._clock()
-                )
-            )
+            self._change(repair, entry, new)
+
+    def _change(self, repair: Callable[..., Manifest], *entries: SegmentEntry) -> None:
+        pages = self._cold.pages
+        self._cold.commit(
+            lambda manifest: repair(manifest, *entries, pages=pages, now_ms=self._clock())
+        )
 
     # --- where the bytes come from ----------------------------------------------------------------
 

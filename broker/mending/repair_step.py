@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+
+from hot_tier.salvage import Lost
 
 ACCEPT_LOSS: Final = "; --accept-loss does it"  # ends what a step that loses says until it is done
 
@@ -36,3 +39,9 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def carried_out(self) -> RepairStep:
         detail = self.detail.removesuffix(ACCEPT_LOSS)
         return msgspec.structs.replace(self, done=True, detail=detail)
+
+
+def spans_of(lost: Iterable[Lost]) -> str:
+    """The offsets, in words."""
+    spans = (f"{one.start_offset} to {one.end_offset - 1}" for one in lost if one.spans_offsets)
+    return ", ".join(spans) or "none"

@@ -30,7 +30,7 @@ import structlog
 from broker.holes import Holes
 from broker.mending.local_check import is_lost, is_rotten
 from broker.mending.local_repair import copy_segment, unused
-from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
+from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from broker.partition import Partition
 from hot_tier.salvage import Lost
 from hot_tier.segment_gaps import Gap
@@ -108,11 +108,6 @@ class RottenSegments:
         return gap is not None and gap.next_offset > cold_end_offset
 
     def _drop_batches(self, view: SegmentView, lost: Sequence[Lost]) -> RepairStep:
-        spans = ", ".join(
-            f"{one.start_offset} to {one.end_offset - 1}"
-            for one in lost
-            if one.start_offset < one.end_offset
-        )
         bad_bytes = sum(one.size_bytes for one in lost)
         what = f"{bad_bytes} bytes do not check, from position {lost[0].position} on"
         if not bad_bytes:
@@ -120,7 +115,7 @@ class RottenSegments:
         return self._step(
             Action.DROP_BATCHES,
             view,
-            f"{view.path}: {what}, and the bucket lacks it: offsets {spans or 'none'} are "
+            f"{view.path}: {what}, and the bucket lacks it: offsets {spans_of(lost)} are "
             f"lost, all else stays{ACCEPT_LOSS}",
         )
 

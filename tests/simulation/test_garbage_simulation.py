@@ -18,7 +18,7 @@ from msgspec.structs import replace as altered
 
 from manifest.garbage import Collector, GarbagePolicy
 from manifest.pins import Pins
-from manifest.repairs import drop_lost, swap_objects
+from manifest.repairs import drop_lost, keep_readable, swap_objects
 from manifest.state import Manifest, PageRef, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import add_segments, drop_expired, replace, trim
@@ -125,7 +125,10 @@ class World:
             return
         again = self.uploaded(old.base_offset)
         new = altered(old, log_key=again.log_key, indexes_key=again.indexes_key)
-        self.commit(lambda state: swap_objects(state, old, new, pages=pages, now_ms=now_ms))
+        change = swap_objects
+        if self.random.random() < 0.3:
+            new, change = altered(new, log_crc32c=1, record_count=0), keep_readable
+        self.commit(lambda state: change(state, old, new, pages=pages, now_ms=now_ms))
 
     def merge(self) -> None:
         merging = self.manifests.merging(self.state)

@@ -6,11 +6,12 @@ import os
 import pytest
 
 from broker.broker import Broker
-from broker.mending import rebuilt_segment, repair
+from broker.mending import repair
 from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
+from record_format.batch import HEADER_SIZE, iter_headers
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -20,6 +21,8 @@ from tests.fakes.compacted_topics import (
     offload,
 )
 from tests.fakes.damage import cut, flip
+from tests.fakes.house import House
+from tests.integration.broker.test_adopt import copied
 from tests.integration.broker.test_verify import entries, filled, path_of
 
 __all__ = ["filled"]
@@ -103,19 +106,82 @@ def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 60]
 
 
-def test_an_object_with_one_bad_byte_keeps_what_can_be_read_until_its_loss_is_accepted(filled):
+def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
     entry, before = entries(filled)[1], filled.records("t")
     flip(path_of(filled, entry.log_key), 99)
     (step,) = filled.broker.repair("t", apply=True, deep=True)
-    assert (step.action, step.done) == ("drop", False)
-    assert "--accept-loss" in step.detail
+    assert (step.action, step.done) == ("drop-batches", False)
+    assert "offsets 30 to 39 are lost, all else stays; --accept-loss does it" in step.detail
     assert entry.log_key in [one.log_key for one in entries(filled)]
-    flip(path_of(filled, entry.log_key), 99)
-    assert filled.records("t") == before
-    flip(path_of(filled, entry.log_key), 99)
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert (step.done, "--accept-loss" in step.detail) == (True, False)
     assert filled.broker.verify("t", deep=True).ok
+    (new,) = [one for one in entries(filled) if one.base_offset == 30]
+    assert (new.last_offset, new.record_count, new.modified_ms) == (59, 20, entry.modified_ms)
+    cold = filled.broker.partition("t", 0).cold
+    assert cold.manifest.compacted_before == 0
+    assert set(entry.keys) <= {removed.key for removed in cold.manifest.removed}
+    assert filled.records("t") == [one for one in before if not 30 <= one.offset < 40]
+    assert steps(filled, deep=True) == []
+
+
+def test_of_an_object_that_was_cut_all_whole_batches_stay(filled):
+    entry, before = entries(filled)[1], filled.records("t")
+    cut(path_of(filled, entry.log_key))
+    (step,) = filled.broker.repair("t", apply=True, accept_loss=True)
+    assert (step.action, step.done) == ("drop-batches", True)
+    assert "offsets 50 to 59 are lost, all else stays" in step.detail
+    assert filled.broker.verify("t", deep=True).ok
+    assert filled.records("t") == [one for one in before if not 50 <= one.offset < 60]
+
+
+@pytest.mark.parametrize("size_bytes", [0, None])
+def test_an_object_without_a_good_batch_is_dropped_once_that_is_accepted(filled, size_bytes):
+    path = path_of(filled, entries(filled)[1].log_key)
+    path.write_bytes(bytes(path.stat().st_size if size_bytes is None else size_bytes))
+    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    assert (step.action, step.done) == ("drop", False)
+    assert "offsets 30 to 59 (30 records) are lost; --accept-loss does it" in step.detail
+    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    assert step.done
+    assert filled.broker.verify("t", deep=True).ok
+
+
+def test_bytes_that_differ_from_read_to_read_are_not_dropped(filled, monkeypatch):
+    entry, check = entries(filled)[1], repair.check_segment
+    path = path_of(filled, entry.log_key)
+    flip(path, 99)
+
+    def rots_on(*what, **how):
+        flip(path, -9)
+        return check(*what, **how)
+
+    monkeypatch.setattr(repair, "check_segment", rots_on)
+    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    assert (step.action, step.done) == ("drop-batches", False)
+    assert "other bytes each time" in step.detail
+    assert entry in entries(filled)
+
+
+def test_a_transaction_stays_aborted_where_its_marker_is_lost(tmp_path):
+    house = House(copied(tmp_path, "txn-0", clean=True))
+    partition = house.broker.partition("txn", 0)
+    partition.log.roll()
+    offload(house, "txn")
+    end = partition.log.high_watermark
+    assert partition.log.delete_local(end)
+    before = partition.cold.aborted_transactions(0, end)
+    for entry in partition.cold.entries(0):
+        path = path_of(house, entry.log_key)
+        markers = [one.position for one in iter_headers(path.read_bytes()) if one.is_control]
+        for position in markers:
+            flip(path, position + HEADER_SIZE)
+    found = house.broker.repair("txn", apply=True, deep=True, accept_loss=True)
+    assert {(step.action, step.done) for step in found} == {("drop-batches", True)}
+    assert house.broker.verify("txn", deep=True).ok
+    assert before
+    assert partition.cold.aborted_transactions(0, end) == before
+    house.broker.close()
 
 
 def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
@@ -176,7 +242,7 @@ def test_an_index_is_not_made_out_of_a_log_object_that_is_bad_too(filled):
     (step,) = filled.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("make-indexes", False)
     assert "--deep" in step.detail
-    assert steps(filled, deep=True) == [("drop", entry.base_offset)]
+    assert steps(filled, deep=True) == [("drop-batches", entry.base_offset)]
 
 
 def test_what_cannot_be_repaired_is_said(filled):
@@ -246,11 +312,7 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
     path_of(filled, entry.log_key).unlink()
     rot_locally(filled, entry)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
-
-    def careless(path, entry, pieces):
-        path.write_bytes(b"".join(pieces))
-
-    monkeypatch.setattr(rebuilt_segment, "_write_log", careless)
+    monkeypatch.setattr(repair, "vouched_for", lambda pieces, entry: pieces)
     with pytest.raises(InvalidTransition, match="other bytes"):
         filled.broker.repair("t", apply=True)
 

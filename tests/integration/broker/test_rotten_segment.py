@@ -194,7 +194,7 @@ def test_where_the_bucket_has_it_no_more_than_the_disk_it_stays(house):
     damage(house, (positions(house)[4] + 70, b"\xff"))
     path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
     steps = [(one.action, one.done) for one in house.broker.repair("t", deep=True)]
-    assert steps == [("drop", False), ("none", False)]
+    assert steps == [("drop-batches", False), ("none", False)]
 
 
 def test_one_behind_it_takes_nothing_from_the_disk_that_the_bucket_lacks(house):
@@ -205,7 +205,7 @@ def test_one_behind_it_takes_nothing_from_the_disk_that_the_bucket_lacks(house):
     behind = log_of(house).with_name(f"{30:020d}.log")
     behind.write_bytes(behind.read_bytes()[:-1] + b"\xff")
     steps = house.broker.repair("t", deep=True, apply=True)
-    assert [one.action for one in steps] == ["drop", "none", "none"]
+    assert [one.action for one in steps] == ["drop-batches", "none", "none"]
     assert f"but not all of {log_of(house).name}" in steps[-1].detail
     assert house.broker.partition("t", 0).log.first_local_offset == 0
 

@@ -90,6 +90,28 @@ def test_other_bytes_are_refused(manifest, pages):
         repairs.swap_objects(manifest, entry(30), other, pages=pages, now_ms=7)
 
 
+@pytest.mark.parametrize("base", [0, 30, 90])
+def test_what_is_left_of_a_segment_takes_its_place(manifest, pages, base):
+    left = altered(entry(base, unique="b"), log_crc32c=99, record_count=3)
+    keep = {"pages": pages, "now_ms": 7}
+    after = repairs.keep_readable(manifest, entry(base), left, **keep)
+    assert violation(after) is None
+    assert left in entries_of(after, pages)
+    assert set(entry(base).keys) <= {removed.key for removed in after.removed}
+    assert (after.compacted_before, after.gaps) == (manifest.compacted_before, manifest.gaps)
+    assert repairs.keep_readable(after, entry(base), left, **keep) is after
+    trimmed = transitions.trim(manifest, 95, pages=pages, now_ms=1)
+    if base < 90:
+        assert repairs.keep_readable(trimmed, entry(base), left, **keep) is trimmed
+
+
+@pytest.mark.parametrize("wrong", [{"last_offset": 38}, {"record_count": 11}, {"base_offset": 31}])
+def test_what_is_not_left_of_a_segment_is_refused(manifest, pages, wrong):
+    other = altered(entry(30, unique="b"), log_crc32c=99, **wrong)
+    with pytest.raises(InvalidTransition, match="what is left"):
+        repairs.keep_readable(manifest, entry(30), other, pages=pages, now_ms=7)
+
+
 def test_what_was_trimmed_meanwhile_is_left(manifest, pages):
     trimmed = transitions.trim(manifest, 45, pages=pages, now_ms=1)
     swap = {"pages": pages, "now_ms": 7}

@@ -1,0 +1,73 @@
+"""What is still good in a `.log` object that rotted in the bucket, and its bytes without the rest.
+
+By the rules of `hot_tier.salvage`, as for a segment on disk. Each pass reads the object anew: a
+plan needs no room for it on the local disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from broker.mending.rebuilt_segment import PIECE_BYTES
+from cold_tier.object_store import ObjectStore
+from cold_tier.ranged_reader import read_range
+from hot_tier.batch_walk import CheckedBatch
+from hot_tier.salvage import Lost, Pieces, without_lost
+from manifest.state import SegmentEntry
+
+
+class ObjectSalvage:
+    """Of the object of `entry`, of which the store has `size_bytes`. Reads it whole, and raises
+    StoreUnavailable, MissingObject, CorruptObject.
+    """
+
+    def __init__(self, store: ObjectStore, entry: SegmentEntry, *, size_bytes: int) -> None:
+        self._store, self._entry = store, entry
+        self._size_bytes = min(size_bytes, entry.size_bytes)
+        self.lost: list[Lost] = []
+        self._epochs: list[tuple[int, int]] = []  # (first offset, epoch) of the good batches
+        for piece in self._pieces():
+            if isinstance(piece, Lost):
+                self.lost.append(piece)
+            elif not self._epochs or piece.header.leader_epoch != self._epochs[-1][1]:
+                self._epochs.append((piece.header.base_offset, piece.header.leader_epoch))
+
+    @property
+    def has_good_batches(self) -> bool:
+        return bool(self._epochs)
+
+    def batches(self) -> Iterator[bytes]:
+        """The log without what is bad: empty batches have the offsets that are lost."""
+        for batch in without_lost(self._pieces(), epoch_of=self._epoch_of):
+            yield bytes(batch.body)
+
+    def _epoch_of(self, offset: int) -> int:
+        """That of the good batch before it, or else of the first."""
+        number = bisect_right(self._epochs, offset, key=lambda epoch: epoch[0])
+        return self._epochs[max(0, number - 1)][1]
+
+    def _pieces(self) -> Iterator[CheckedBatch | Lost]:
+        yield from Pieces(
+            _ObjectBytes(self._store, self._entry.log_key, self._size_bytes),
+            size_bytes=self._size_bytes,
+            start_offset=self._entry.base_offset,
+            end_offset=self._entry.next_offset,
+            reaches_end=self._size_bytes < self._entry.size_bytes,
+        )
+
+
+class _ObjectBytes:
+    """Keeps the last piece that it got."""
+
+    def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
+        self._store, self.name, self._size_bytes = store, key, size_bytes
+        self._piece, self._start = b"", 0
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        end = min(position + size_bytes, self._size_bytes)
+        if not self._start <= position <= end <= self._start + len(self._piece):
+            until = min(max(end, position + PIECE_BYTES), self._size_bytes)
+            self._piece = read_range(self._store, self.name, position, until)
+            self._start = position
+        return self._piece[position - self._start : end - self._start]
