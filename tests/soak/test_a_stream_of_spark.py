@@ -1,0 +1,159 @@
+"""A stream of Spark from a topic into Parquet, while the broker is killed, frozen and stopped, the
+store's line is cut, and Spark itself is killed and started again from its checkpoint.
+
+What must hold in the end: the rows are the records that were acknowledged, each once, under the
+partition and offset that its acknowledgement named, and those that a producer gave up, if at all.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
+
+import pyarrow.parquet as pq
+
+from tests.fakes import spark_process
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.cut_line import CutLine
+from tests.fakes.forked import ROOT
+from tests.fakes.soaking import MINUTES, client_of, soaked, told_seed, trouble
+
+pytestmark = [pytest.mark.soak, pytest.mark.s3, pytest.mark.spark]
+
+PARTITIONS, PRODUCERS, BURST = 3, 2, 200
+CONFIG = {"segment.bytes": 1 << 18, "local.retention.bytes": 1 << 18, "retention.ms": -1}
+FLAGS = ("--retention-check-interval", "0.5")
+STREAM = """
+import json, sys
+from pyspark.sql import SparkSession
+options, root, how = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.readStream.format("tierlog").options(**options).load()
+rows = rows.select("partition", "offset", "value")
+stream = rows.writeStream.format("parquet").option("checkpointLocation", root + "/checkpoint")
+stream.trigger(**how).start(root + "/rows").awaitTermination()
+spark.read.parquet(root + "/rows").coalesce(1).write.parquet(root + "/all")
+"""
+
+
+class Stream:
+    """The process; `run` ends at the log's end where `how` is availableNow."""
+
+    def __init__(self, root: Path, broker: BrokerProcess, line: CutLine) -> None:
+        self.root, self.lives = root, 0
+        self._options = {
+            "store": broker.store,
+            "server": broker.url,
+            "endpoint": line.url,
+            "region": broker.env["AWS_DEFAULT_REGION"],
+            "accessKeyId": broker.env["AWS_ACCESS_KEY_ID"],
+            "secretAccessKey": broker.env["AWS_SECRET_ACCESS_KEY"],
+            "subscribe": "t",
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "20000",
+        }
+        self.process: subprocess.Popen | None = None
+
+    def start(self, **how: object) -> None:
+        self.lives += 1
+        command = [sys.executable, "-W", "ignore", "-c", STREAM]
+        command += [json.dumps(self._options), str(self.root), json.dumps(how)]
+        with (self.root / "spark.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env=spark_process.environment()
+                | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+                start_new_session=True,
+            )
+
+    def go_on(self) -> None:
+        """As who watches over it does: it may end while its sources are away."""
+        if self.process is None or self.process.poll() is not None:
+            self.start(processingTime="1 second")
+
+    def kill(self) -> None:
+        """With its JVM and its workers."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def finish(self) -> list[tuple[int, int, bytes]]:
+        """All rows, once it has come to the end of the log."""
+        self.kill()
+        self.start(availableNow=True)
+        assert self.process.wait(300) == 0, (self.root / "spark.log").read_text()[-3000:]
+        table = pq.read_table(self.root / "all")
+        return list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+
+
+class Producer(threading.Thread):
+    """Numbered records, a burst at a time, until it is told to end."""
+
+    def __init__(self, broker: BrokerProcess, number: int) -> None:
+        super().__init__(daemon=True)
+        self.broker, self.number, self.ending = broker, number, threading.Event()
+        self.placed: list[tuple[int, int, bytes]] = []
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._produce()
+        except BaseException as error:
+            self.failure = error
+
+    def _produce(self) -> None:
+        count = 0
+        with client_of(self.broker) as client, client.producer() as producer:
+            while not self.ending.wait(0.05):
+                values = [b"%d-%d" % (self.number, count + n) for n in range(BURST)]
+                sent = [producer.send("t", value, key=value[-2:]) for value in values]
+                for delivery, value in zip(sent, values, strict=True):
+                    at = delivery.result()
+                    self.placed.append((at.partition, at.offset, value))
+                count += BURST
+
+
+def test_a_stream_of_spark(tmp_path):
+    seed = told_seed()
+    dice = random.Random(seed)
+    with soaked(tmp_path, *FLAGS) as (broker, line):
+        with client_of(broker) as client:
+            client.create_topic("t", partitions=PARTITIONS, config=CONFIG)
+        producers = [Producer(broker, number) for number in range(PRODUCERS)]
+        for producer in producers:
+            producer.start()
+        stream = Stream(tmp_path, broker, line)
+        try:
+            end = time.monotonic() + MINUTES * 60
+            while time.monotonic() < end and not any(one.failure for one in producers):
+                stream.go_on()
+                time.sleep(dice.uniform(5, 20))  # Spark needs ten seconds to start
+                done = trouble(broker, line, dice)
+                if dice.random() < 0.3:
+                    stream.kill()
+                    done += ", Spark killed"
+                print(f"{end - time.monotonic():6.0f} s left: {done}; Spark's life {stream.lives}")
+            for producer in producers:
+                producer.ending.set()
+                producer.join(180)
+                assert not producer.is_alive(), "a producer did not come to its end"
+                assert producer.failure is None, producer.failure
+            rows = stream.finish()
+        finally:
+            stream.kill()
+        assert broker.stop() == 0
+    placed = [place for producer in producers for place in producer.placed]
+    assert sorted(rows) == sorted(placed)
+    print(len(rows), "rows, each once, in", stream.lives, "lives of Spark")
