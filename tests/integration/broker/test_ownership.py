@@ -194,7 +194,7 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
 
 
 def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
-    house.broker.create_topic("t", partitions=4)
+    house.restart(fence_check_ms=3_600_000).create_topic("t", partitions=4)
     two_at_a_time = threading.Barrier(2)
     monkeypatch.setattr(fences, "OF_ONE", 4)
     monkeypatch.setattr(Ownership, "check_fence", lambda *_, **__: two_at_a_time.wait(20))
