@@ -74,7 +74,7 @@ def produce(
     acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
     batch_records: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Maximum number of records in one request.")
-    ] = 1000,
+    ] = 10_000,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Append records from a file or a pipe.
