@@ -1,11 +1,11 @@
 """The calls of the HTTP API.
 
 Read `routes` first, the table of all calls, then `front`, where each request comes in; then
-`produce`, `fetch` or `admin`, whose packages say in what order.
+`produce`, `fetch` or `admin`, whose packages say in which order to go on.
 
-* What comes is an `exchange`, read by `request`; who may call is asked of `access`.
-* What is answered: `answers`; refused: `problems` (the table); waiting to be sent:
-  `unsent_answers`.
-* What is told of it: `docs` and `metrics`.
-* `app` puts it together, `server` runs it, on the connection that is `api.protocol`.
+* A request is an `exchange`, read by `request`; `access` decides who may call.
+* Responses are `answers`, refusals come from `problems` (the table), and `unsent_answers` holds
+  what waits for a client.
+* `docs` and `metrics` describe and count the calls.
+* `app` puts it together; `server` runs it, on the connections of `api.protocol`.
 """

@@ -1,9 +1,8 @@
-"""What a handler gives back, and how it is sent.
+"""What a handler returns, and how it is sent.
 
-* Bytes leave in one message. Slices of files leave by the zero-copy extension where the server
-  offers it, else by reads of at most `READ_BYTES` in a thread: a slow client never holds more
-  memory.
-* A head is sent only when the length of the body is known, but for streams.
+* Bytes leave in one message. Slices of files leave by the zero-copy extension if the server offers
+  it, otherwise by reads of at most `READ_BYTES` in a thread: a slow client never holds more memory.
+* Except for streams, a head is sent only once the length of the body is known.
 * The answer to HEAD is the same head without the body.
 """
 
@@ -41,7 +40,7 @@ class Answer(NamedTuple):
 
 
 class FileAnswer(NamedTuple):
-    """A body that lies in files."""
+    """A body in files."""
 
     status: int
     headers: HeaderList
@@ -53,7 +52,7 @@ class FileAnswer(NamedTuple):
 
 
 class WindowedAnswer(NamedTuple):
-    """As FileAnswer, where the slices come one window after the other, `size_bytes` in all."""
+    """As FileAnswer, but the slices come one window after the other, `size_bytes` in all."""
 
     status: int
     headers: HeaderList
@@ -62,7 +61,7 @@ class WindowedAnswer(NamedTuple):
 
 
 class StreamAnswer(NamedTuple):
-    """A body without an end that is known. Each part is awaited into the socket before the next."""
+    """A body of unknown length. Each part is in the socket before the next is asked for."""
 
     headers: HeaderList
     parts: AsyncGenerator[bytes, None]
@@ -89,12 +88,12 @@ async def send_answer(exchange: Exchange, answer: AnyAnswer) -> None:
 
 
 def announced_size(answer: Answer | FileAnswer) -> int | None:
-    """What Content-Length says; None where the status forbids a body (RFC 9110, 8.6)."""
+    """The value of Content-Length; None if the status forbids a body (RFC 9110, 8.6)."""
     return None if answer.status in (204, 304) else answer.size_bytes
 
 
 def whole_head(exchange: Exchange, headers: HeaderList, *, size: int | None) -> HeaderList:
-    """With what every answer says."""
+    """With the headers that every response has."""
     lines = [
         *headers,
         (b"x-request-id", exchange.request_id.encode("latin-1")),
@@ -142,7 +141,7 @@ async def _send_windows(exchange: Exchange, answer: WindowedAnswer) -> None:
         async for slices in windows:
             left -= sum(piece.size_bytes for piece in slices)
             await _send_slices(exchange, slices, is_last=not left)
-            del slices  # let go before the next are waited for
+            del slices  # released before the next are waited for
 
 
 async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
@@ -169,7 +168,7 @@ async def _send_zero_copy(
 
 
 async def _send_reads(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
-    """Where the server cannot send files (TLS). EOFError ends the connection: never wrong bytes."""
+    """If the server cannot send files (TLS). EOFError ends the connection: never wrong bytes."""
     for piece in slices:
         end = piece.position + piece.size_bytes
         for position in range(piece.position, end, READ_BYTES):

@@ -63,7 +63,7 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
 
 
 class CallRoute(APIRoute):
-    """A call as FastAPI knows it: for the document, and for whoever comes past the front door."""
+    """A call as FastAPI knows it: for its document, and for requests that bypass the front door."""
 
     def __init__(self, app: TierlogApp, call: Call) -> None:
         self._front = app
@@ -88,7 +88,7 @@ async def _endpoint(request: Request) -> Response:
 
 
 async def _problem_of_foreign_path(request: Request, error: Exception) -> Response:
-    """What FastAPI itself refuses: a path that neither it nor the API has, or a method there."""
+    """What FastAPI itself refuses: a path, or a method, that neither it nor the API has."""
     assert isinstance(error, HTTPException)
     refusal: Exception = NotFound(f"{request.url.path} is not a path of this API; see /docs")
     if error.status_code == 405:

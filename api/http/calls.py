@@ -1,9 +1,9 @@
 """What a call of the API is, and the table that finds it by its path.
 
-A `Call` is the single description of an endpoint: the router, the parameters' check and the OpenAPI
-document are all made from it.
+A `Call` is the single description of an endpoint: the router, the check of its parameters and the
+OpenAPI document are all made from it.
 
-Paths are matched by their raw parts, decoded one by one: an encoded slash never makes another path.
+Paths are matched by their raw parts, decoded one by one: an encoded slash never changes the path.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LONGEST_KEPT: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A body by media type. `schema`: a struct, a tuple of them (one of), or JSON schema.
+    """A body by media type. `schema`: a struct, a tuple of them (one of), or a JSON schema.
 
-    `listed_as`: the body is an object with a list of such things under that name.
+    `listed_as`: the body is an object with a list of these under that name.
     """
 
     schema: Any
@@ -40,7 +40,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class OtherAnswer:
-    """An answer that is no problem, with another status than the usual one."""
+    """A response that is not a problem, with another status than the usual one."""
 
     description: str
     content: Mapping[str, Body] = field(default_factory=dict)
@@ -49,10 +49,10 @@ class OtherAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`query`: a struct of the parameters. `problems`: codes it may answer, beyond the common.
+    """`query`: a struct of the parameters. `problems`: codes it may return besides the common ones.
 
-    `at_once` is asked before `handler`: the answer where it waits for nothing, else None.
-    `only_reads`, of a POST: one that changes nothing, whatever becomes of it.
+    `at_once` is asked before `handler`: the answer if it waits for nothing, otherwise None.
+    `only_reads`: a POST that changes nothing, whatever becomes of it.
     """
 
     method: str
@@ -78,12 +78,12 @@ class Call:
 
     @property
     def answers_json(self) -> bool:
-        """And nothing else; health, which is open, whatever is asked for."""
+        """And nothing else. Health, which is open, answers whatever is asked for."""
         return self.answer.keys() == {JSON} and self.path not in OPEN_PATHS
 
 
 class Found(NamedTuple):
-    """What a path leads to. Shared by all who ask for it."""
+    """What a path leads to. Shared by all its requests."""
 
     by_method: Mapping[str, Call]
     params: Mapping[str, str]
@@ -95,7 +95,7 @@ class CallTable:
     def __init__(self, calls: Iterable[Call]) -> None:
         self.calls = tuple(calls)
         self._root = _Node()
-        self._found: dict[bytes, Found] = {}  # a path is asked for again and again
+        self._found: dict[bytes, Found] = {}  # the same paths are asked for again and again
         for call in self.calls:
             node = self._root
             for part in _template_parts(call.path):
@@ -104,7 +104,7 @@ class CallTable:
             node.calls[call.method] = call
 
     def find(self, raw_path: bytes) -> Found | None:
-        """(the path's calls by method, its parameters), or None where there is no such path."""
+        """(the path's calls by method, its parameters), or None if there is no such path."""
         found = self._found.get(raw_path)
         if found is None:
             found = self._walk(raw_path)

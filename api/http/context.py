@@ -1,10 +1,10 @@
 """What every handler is given: the broker, the limits, and the threads that may wait for it.
 
 * The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
-  `read_cold` for those that may wait for the bucket, `change` for what writes to disk alone
-  (topics, groups), `change_cold` for what waits for the bucket (trims, uploads, verifications),
-  `compute` for parsing and writing large bodies. Each has threads of its own, and not many: a
-  bucket that does not answer stands in the way of nothing that the disk has, nor of `/metrics`.
+  `read_cold` for those that may wait for the bucket, `change` for what only writes to disk (topics,
+  groups), `change_cold` for what waits for the bucket (trims, uploads, verifications), `compute`
+  for parsing and writing large bodies. Each has a few threads of its own: a bucket that does not
+  answer blocks nothing that the disk has, nor `/metrics`.
 * Everything else here lives on the event loop and needs no lock.
 """
 
@@ -36,7 +36,7 @@ from broker.partition import Partition
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NOT_KNOWN: Final = sys.maxsize  # how much work what has to be expanded is: too much for the loop
+NOT_KNOWN: Final = sys.maxsize  # expanding it takes an unknown time: too long for the loop
 
 
 class Context:
@@ -110,7 +110,7 @@ class Context:
         return await self.run(self._cold_changers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
-        """Run at once what works on few bytes, in a thread what works on many."""
+        """Run work on few bytes at once, and work on many in a thread."""
         began_s = time.perf_counter()
         try:
             if size_bytes <= self.settings.inline_max_bytes:
@@ -120,7 +120,7 @@ class Context:
             timings.took("encode", began_s)
 
     async def run(self, threads: Executor, call: Callable[[], T]) -> T:
-        """In this request's context: what is logged in the thread carries its id."""
+        """In this request's context: log lines of the thread carry its id."""
         future = threads.submit(contextvars.copy_context().run, call)
         try:
             await Ended([future])
@@ -129,14 +129,14 @@ class Context:
             del future  # an error would keep it, and it the error
 
     def problem(self, exchange: Exchange, error: Exception, *, writing: bool = False) -> Problem:
-        """What the client is told of an error; see `problems.to_problem`."""
+        """What the client is told about an error; see `problems.to_problem`."""
         bucket = self.broker.bucket
         full_key = str if bucket is None else bucket.store.full_key
         request_id = exchange.request_id
         return to_problem(error, request_id=request_id, writing=writing, full_key=full_key)
 
     def add_waiting(self, leave: Callable[[], None]) -> None:
-        """`leave` is called when the server stops; at once where it does already."""
+        """`leave` is called when the server stops; immediately if it is stopping already."""
         self._waiting.add(leave)
         if self.is_stopping:
             leave()
@@ -145,7 +145,7 @@ class Context:
         self._waiting.discard(leave)
 
     def stop_waiting(self) -> None:
-        """Let every long poll answer with what there is, and every tail end."""
+        """Let every long poll answer with what there is, and end every tail."""
         self.is_stopping = True
         for leave in list(self._waiting):
             leave()

@@ -1,7 +1,7 @@
-"""Waiting for threads: the task goes on in the next turn of the event loop.
+"""Waiting for threads: the task continues in the next turn of the event loop.
 
-`wrap_future` takes one turn more and `gather` another, in each of which all others are served:
-beside readers that keep a core busy, a durable produce takes half as long again with them.
+`wrap_future` takes one turn more and `gather` another, and in each turn all others are served: with
+them, beside readers that keep a core busy, a durable produce takes half as long again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 
 class Ended:
-    """To be awaited, once, by a task: all of the futures have ended, however they did.
+    """Awaited once, by a task: all of the futures have ended, in whatever way.
 
-    As much of asyncio's future (`asyncio.isfuture`) as a task needs. What waits in a queue when the
-    task is cancelled is taken out of it. The futures know this for ever, and so are let go of in
-    the end: else the files that one gave would stay open until the garbage collector comes.
+    It has as much of asyncio's future (`asyncio.isfuture`) as a task needs. If the task is
+    cancelled, futures that still wait in a queue are taken out of it. The futures keep a reference
+    to this for ever, so it drops them in the end: otherwise the files in a result would stay open
+    until the garbage collector runs.
     """
 
-    _asyncio_future_blocking = False  # asyncio's own mark: true once a task is to wait for this
+    _asyncio_future_blocking = False  # asyncio's own mark: true while a task waits for this
 
     def __init__(self, futures: Collection[Future[Any]]) -> None:
         assert futures, "or nobody would end the wait"

@@ -1,10 +1,11 @@
 """One request as a handler sees it: the path's parts, headers, and who is at the other end.
 
-An exchange begins before there is anybody to answer to: `receive` and `send` are there once its
+An exchange exists before there is anything to answer through: `receive` and `send` are set once the
 request has a task.
 
-Header names are looked up in lower case. A header that was sent twice reads as both, joined by a
-comma; blanks around a value, which the parser leaves behind it, are no part of it (RFC 9110, 5.5).
+Header names are looked up in lower case. A header that was sent twice is read as both values,
+joined by a comma; blanks around a value, which the parser leaves, are not part of it (RFC 9110,
+5.5).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Unsent(NamedTuple):
-    """Bytes of an answer that is ready, and where they wait for the client."""
+    """Bytes of a response that is ready, and where they wait for the client."""
 
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -66,7 +67,7 @@ class Exchange:
         self.params: Mapping[str, str] = _NO_PARAMS
         self.grant: Grant = NOBODY  # until `access` has said who is there
         self.template = ""  # of the path, once it is known
-        self.started = False  # the head of the answer was sent
+        self.started = False  # the head of the response was sent
         self.timings = timings.begin()
         self.unsent = Unsent()
 
@@ -83,7 +84,7 @@ class Exchange:
         return self.number("partition", missing=lambda n: UnknownPartition(self.topic, n))
 
     def number(self, name: str, *, missing: Callable[[int], Exception] | None = None) -> int:
-        """A part of the path that is a whole number of at most 19 digits, but for leading zeros."""
+        """A part of the path that is a whole number of at most 19 digits, plus leading zeros."""
         text = self.params[name]
         value = strict_json.natural(text.removeprefix("-"))
         if value is None:
@@ -97,7 +98,7 @@ class Exchange:
         return value
 
     async def until_gone(self) -> None:
-        """Return when the client closed the connection, or its sending side; its body was read."""
+        """Return once the client closed the connection, or its sending side; its body was read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
@@ -120,7 +121,7 @@ class Exchange:
 
     @property
     def receive_into(self) -> ReceiveInto | None:
-        """Where the server can: it fills a buffer with what is left of the body."""
+        """If the server can do it: fills a buffer with the rest of the body."""
         into: ReceiveInto | None = self.scope.get("extensions", _NO_PARAMS).get(RECEIVE_INTO)
         return into
 

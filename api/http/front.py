@@ -1,13 +1,13 @@
-"""The front door: every request comes in here, and every answer leaves here.
+"""The front door: every request comes in here, and every response leaves here.
 
 * A call of the API is found and run here, ahead of FastAPI's routing and its dependency machinery,
-  which cost several times a small fetch. The calls stand in FastAPI's routes as well, so that its
-  document and its tools see them; what is no call of the API (documentation) FastAPI serves.
+  which cost several times as much as a small fetch. The calls are in FastAPI's routes as well, so
+  that its document and its tools see them; FastAPI serves what is not a call (documentation).
 * Whatever a handler raises becomes a problem document, here and nowhere else.
-* Each answer carries `X-Request-Id`: the client's where it is a plain token, else a new one.
-* A request begins (who asks, for what, and the answer where that waits for nothing) without a task:
-  in the callback of the parser where the protocol can send such an answer itself, which is half of
-  what a small fetch costs. It ends here in either case.
+* Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
+* The first steps (who asks, for what, and the answer if it waits for nothing) need no task: if the
+  protocol can send such an answer itself, they run in the parser's callback, which halves the cost
+  of a small fetch. Either way the request ends here.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ log = structlog.get_logger(__name__)
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _TELL_EVERY_S: Final = 60.0
-_BEGUN: Final = "tierlog.begun"  # in the scope: what came of the request's first steps
+_BEGUN: Final = "tierlog.begun"  # in the scope: the result of the request's first steps
 
 
 class CutShort(ConnectionAbortedError):
-    """An answer ended before its announced length. It is logged already."""
+    """A response ended before its announced length. It was logged already."""
 
 
 class RequestIds:
-    """Unique in this process, and with a random part between processes."""
+    """Unique within this process, with a random part that differs between processes."""
 
     def __init__(self) -> None:
         self._prefix = secrets.token_hex(6)
@@ -71,7 +71,7 @@ class RequestIds:
 
 @dataclass(slots=True)
 class Begun:
-    """A request's first steps: no call where its path is none of the API's."""
+    """A request's first steps: no call if its path is not one of the API's."""
 
     exchange: Exchange
     call: Call | None = None
@@ -94,14 +94,14 @@ class TierlogApp(FastAPI):
         begun: Begun = scope.pop(_BEGUN, None) or self._begin(scope)
         exchange = begun.exchange
         exchange.receive, exchange.send = receive, send
-        bind_contextvars(request_id=exchange.request_id)  # every line that is logged on its way
+        bind_contextvars(request_id=exchange.request_id)  # every line that is logged during it
         await self._serve(begun)
 
     # --- before there is a task -------------------------------------------------------------------
 
     def answer_at_once(self, scope: Scope) -> ReadyAnswer | None:
-        """A small answer, its head whole; where there is none the request goes on by `__call__`,
-        with this scope. `went_out` has to follow.
+        """A small answer with its whole head. If there is none, the request continues in `__call__`
+        with this scope; otherwise `went_out` has to follow.
         """
         begun = self._begin(scope)
         scope[_BEGUN] = begun
@@ -115,8 +115,8 @@ class TierlogApp(FastAPI):
         return ReadyAnswer(answer.status, headers, slices=slices)
 
     def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None:
-        """The head of an answer was sent, and its body but for `left`, which `__call__` sends."""
-        # Taken out: the scope stays with the connection, and an open file would with it.
+        """The head of an answer was sent, and its body except `left`, which `__call__` sends."""
+        # Taken out: the scope stays with the connection, and an open file would stay with it.
         begun: Begun = scope.pop(_BEGUN)
         exchange, answer = begun.exchange, begun.answer
         assert isinstance(answer, Answer | FileAnswer), "what was answered at once"
@@ -144,7 +144,7 @@ class TierlogApp(FastAPI):
                 return Begun(exchange, call)
             return Begun(exchange, call, call.at_once(self.context, exchange))
         except Exception as error:  # noqa: BLE001
-            # Here, not later: an exception that is kept keeps the frames that it came through.
+            # Here, not later: an exception that is kept keeps the frames that it passed through.
             with bound_contextvars(request_id=exchange.request_id):
                 return Begun(exchange, answer=self._refusal(exchange, call, error))
 
@@ -177,9 +177,9 @@ class TierlogApp(FastAPI):
         )
 
     async def _answer(self, begun: Begun) -> AnyAnswer | None:
-        """None where the path is not a call of the API."""
+        """None if the path is not a call of the API."""
         exchange, call = begun.exchange, begun.call
-        answer, begun.answer = begun.answer, None  # nobody but the one who sends it holds on to it
+        answer, begun.answer = begun.answer, None  # only the sender keeps a reference to it
         try:
             if answer is None and call is not None:
                 answer = await call.handler(self.context, exchange)
@@ -195,7 +195,7 @@ class TierlogApp(FastAPI):
             return self._refusal(exchange, call, error)
 
     async def _send(self, exchange: Exchange, answer: AnyAnswer) -> None:
-        """A fault after the head was sent can only end the connection short: raised, and logged."""
+        """A fault after the head was sent can only cut the connection: it is logged and raised."""
         try:
             await send_answer(exchange, answer)
         except (TierlogError, EOFError, OSError) as error:
@@ -229,7 +229,7 @@ class TierlogApp(FastAPI):
         return Answer(problem.status, problem.headers, problem.body())
 
     def _tell_of_files(self, error: NoDescriptor) -> None:
-        """Now and then, not for each of the many whom it concerns."""
+        """Now and then, not for each of the many requests that it affects."""
         now_s = time.monotonic()
         if now_s - self._told_of_files_s >= _TELL_EVERY_S:
             self._told_of_files_s = now_s
@@ -249,7 +249,7 @@ class TierlogApp(FastAPI):
 
 
 def _named(params: Mapping[str, str]) -> dict[str, str]:
-    """The path's parts as the broker's own lines have them: a partition as `topic-number`."""
+    """The path's parts as the broker's own log lines show them: a partition as `topic-number`."""
     named = dict(params)
     if "topic" in named and "partition" in named:
         named["partition"] = f"{named.pop('topic')}-{named['partition']}"
@@ -261,7 +261,7 @@ def allowed_methods(by_method: Any) -> list[str]:
 
 
 def _with_id(exchange: Exchange) -> Send:
-    """`send` for what FastAPI serves: its answers carry the id as well."""
+    """`send` for what FastAPI serves: its responses carry the id as well."""
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":

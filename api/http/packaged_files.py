@@ -1,6 +1,7 @@
-"""Files of our own package, and what else stays the same while a broker runs: with a strong ETag.
+"""Files of our own package, and whatever else stays the same while a broker runs, with a strong
+ETag.
 
-Files are found by name in a table: no path is ever made of a request.
+Files are found by name in a table: a path is never built from a request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def tagged(body: bytes) -> Tagged:
 def tagged_answer(
     exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
 ) -> Answer:
-    """A browser asks each time, and is told where it has the same."""
+    """A browser asks each time, and is told if its copy is still the same."""
     headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
     if not none_match(exchange.header(b"if-none-match"), content.etag):
         return Answer(304, headers)

@@ -1,6 +1,6 @@
-"""What a call takes that carries no records: parameters, `Accept`, and a small JSON body.
+"""What calls that carry no records accept: parameters, `Accept`, and a small JSON body.
 
-Whatever else was sent is refused by name.
+Anything else that was sent is refused by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def no_body(context: Context, exchange: Exchange) -> None:
 
 
 def check_plain(call: Call, exchange: Exchange) -> None:
-    """What the table of calls says of its parameters and its answer. Raises what is wrong."""
+    """Check what the table of calls says of its parameters and its answer. Raises what is wrong."""
     if call.query is None:
         no_query(exchange)
     if call.answers_json:

@@ -1,8 +1,8 @@
-"""Every refusal's status, code and members, in one table (RFC 9457).
+"""The status, code and members of every refusal, in one table (RFC 9457).
 
-* A class that is not in `TABLE`, nor a subclass of one that is, is a bug: 500 `internal`, with
-  nothing of the exception in the answer. The request id ties it to the log.
-* `detail` is the exception's own text, written to say what was wrong and what to do; paths of this
+* An exception whose class, or a base of it, is not in `TABLE` is a bug: 500 `internal`, with
+  nothing of the exception in the response. The request id leads to the log.
+* `detail` is the exception's own text, which says what was wrong and what to do; paths of this
   machine are cut to the partition's folder and the file.
 """
 
@@ -28,7 +28,7 @@ Members = Callable[[Any], Mapping[str, object]]
 
 
 class Kind(NamedTuple):
-    """One row: `members` picks the facts that a client may use out of the exception."""
+    """One row: `members` picks from the exception the facts that a client may use."""
 
     status: int
     code: str
@@ -69,11 +69,11 @@ def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
 
 
 def shown_path(path: str) -> str:
-    """The partition's folder and the file: what an operator needs, and no more of this machine."""
+    """The partition's folder and the file: what an operator needs, and nothing more of the path."""
     return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
-# In an error of the operating system: an absolute path, three or more parts deep.
+# In an error of the operating system: an absolute path of three or more parts.
 _MACHINE_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
 _OUTCOME_UNKNOWN: Final = (
     errors.LogOfflineError,
@@ -180,8 +180,8 @@ def to_problem(
 ) -> Problem:
     """The problem document of an exception.
 
-    `writing`: the call may have changed something. `full_key` makes an object's name within the
-    store's prefix its whole key in the bucket, as `/segments` shows it.
+    `writing`: the call may have changed something. `full_key` turns an object's name within the
+    store's prefix into its whole key in the bucket, as `/segments` shows it.
     """
     if isinstance(error, refusals.AppendedInPart):
         problem = to_problem(error.cause, request_id=request_id, writing=writing, full_key=full_key)
@@ -212,12 +212,12 @@ def _detail(error: Exception, kind: Kind) -> str:
     if isinstance(error, errors.CorruptDataError):
         return error.detail
     if isinstance(error, errors.RequestError):
-        return str(error)  # of the request: a path in it is no path of this machine
+        return str(error)  # from the request: a path in it is not one of this machine
     return public(str(error))
 
 
 def public(text: str) -> str:
-    """Without this machine's paths; the partition's folder and the file stay."""
+    """Without this machine's paths, except the partition's folder and the file."""
     return _MACHINE_PATH.sub(lambda found: shown_path(found.group()), text)
 
 

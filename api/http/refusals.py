@@ -1,6 +1,6 @@
 """Refusals that only HTTP knows: paths, methods, media types, byte ranges, hosts.
 
-Everything else that a call refuses is raised by the rooms below, out of `record_format.errors`.
+Everything else that a call refuses is raised by the rooms below, from `record_format.errors`.
 `problems.TABLE` says which status each of them gets.
 """
 
@@ -12,7 +12,7 @@ from record_format.errors import RequestError, ShuttingDown
 
 
 class NotFound(RequestError):
-    """The path is not of the API."""
+    """The path is not one of the API's."""
 
 
 class MethodNotAllowed(RequestError):
@@ -28,7 +28,7 @@ class NotAcceptable(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """A Content-Type or Content-Encoding that the call does not take."""
+    """A Content-Type or Content-Encoding that the call does not accept."""
 
     def __init__(self, detail: str, *, accepted: Sequence[str]) -> None:
         super().__init__(detail)
@@ -42,7 +42,7 @@ class RangeNotSatisfiable(RequestError):
 
 
 class PreconditionFailed(RequestError):
-    """If-Match names none of what is there."""
+    """If-Match names nothing that is there."""
 
 
 class ForeignHost(RequestError):
@@ -50,7 +50,7 @@ class ForeignHost(RequestError):
 
 
 class Unauthorized(RequestError):
-    """Tokens are required. `given`: one was sent, and is not known."""
+    """Tokens are required. `given`: one was sent, but it is not known."""
 
     def __init__(self, *, given: bool) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class StalledBody(RequestError):
 
 
 class AppendedInPart(Exception):
-    """Some partitions took a produce request and another did not. `results`: what was appended."""
+    """Some partitions appended their records and another did not. `results`: what was appended."""
 
     def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
         super().__init__(str(cause))
@@ -74,4 +74,4 @@ class AppendedInPart(Exception):
 
 
 class CutByStop(ShuttingDown):
-    """The stop of the server had no more patience: what the request writes may have landed."""
+    """The server stopped before the request was done: what it writes may have been written."""

@@ -42,7 +42,7 @@ WRITING: Final = (
     "log-offline",
     "disk-full",
 )
-# What reading the log of groups' offsets for the first time may meet, in either tier.
+# What the first read of the groups' offsets may meet, in either tier.
 REBUILDING: Final = (
     "leadership-lost",
     "cold-object-missing",

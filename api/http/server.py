@@ -62,20 +62,20 @@ def serve(
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many open files as it may allow itself.
+    """Raise the soft limit of open files to the hard one.
 
-    The usual soft limit of 1,024 is for programs that use select(2); a broker has a descriptor, or
-    two, for each connection and each segment that is read.
+    The usual soft limit of 1,024 is for programs that use select(2); a broker has one or two
+    descriptors for each connection and each segment that is read.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not tell
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address of its own: raises OSError before anything else is started."""
+    """A listening socket: raises OSError before anything else is started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -88,10 +88,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
-    """Have the kernel end connections whose clients read nothing more, or are no more.
+    """Have the kernel end connections whose clients stopped reading, or no longer exist.
 
-    Connections inherit this from the listening socket. While an answer lies unread no code of ours
-    runs, so no timer of ours would be simpler or surer.
+    Connections inherit this from the listening socket. While a response is unread none of our code
+    runs, so a timer of ours would be neither simpler nor safer.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -100,12 +100,12 @@ def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Of what uvicorn logs: it tells of all that ends an answer."""
+    """Which of uvicorn's log lines to keep: it logs everything that ends a response."""
     return record.exc_info is None or not isinstance(record.exc_info[1], CutShort)
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens; leaves signals to whoever runs it in a thread (uvicorn's own rule)."""
+    """Reports when it listens; leaves signals to whoever runs it in a thread (uvicorn's rule)."""
 
     on_started: Callable[[], None] | None = None
 
@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was obeyed is not raised again: the process exits 0."""
+        """As uvicorn's, but a signal that was handled is not raised again: the process exits 0."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         protocol = self.config.http_protocol_class
         assert issubclass(protocol, AtOnceProtocol), "the class that we gave"
-        protocol.is_stopping = True  # who was accepted already, and is no connection yet
+        protocol.is_stopping = True  # for sockets that are accepted but not yet connections
         self._context.stop_waiting()  # which ends every tail whose client reads
         patience_s = self.config.timeout_graceful_shutdown
         assert patience_s is not None, "as `_server` made it"
@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
             cut(connection)
 
     async def _part(self) -> None:
-        """Those for whom there was no more patience are told so; then nobody is left."""
+        """Requests whose time is over are told so; then nobody is left."""
         if self.server_state.tasks and not self.force_exit:
             await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_WORDS_S)
         for connection in list(self.server_state.connections):
@@ -199,12 +199,12 @@ def _loop(name: str) -> Any:
 def _protocol(
     app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
 ) -> type[AtOnceProtocol]:
-    """The protocol class that uvicorn makes a connection of, with the limits bound in."""
+    """The protocol class from which uvicorn makes connections, with the limits bound in."""
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
-        # Beyond this a sender finds a reset in place of his 413: let few be cut.
+        # Beyond this a sender sees a reset instead of its 413: that should be rare.
         unread_max_bytes=8 * settings.body_max_bytes,
         unread_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
@@ -215,7 +215,7 @@ def _protocol(
 
 
 def _busy(app: Any) -> Any:
-    """Beyond the limit of connections: health still answers, all else is told to come again."""
+    """Above the limit of connections: health still answers, all else is told to come back."""
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] in _HEALTH_PATHS:
@@ -231,7 +231,7 @@ def _busy(app: Any) -> Any:
 
 
 def _refusal(error: RequestError) -> bytes:
-    """The whole response to what is no request."""
+    """The whole response to bytes that are not a request."""
     problem = problems.to_problem(error, request_id="")
     body = problem.body()
     headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
@@ -249,7 +249,7 @@ def _length(body: bytes) -> tuple[bytes, bytes]:
 
 
 class RunningServer:
-    """A server in a thread of its own, on a port of loopback. A context; leaving it stops it."""
+    """A server in its own thread, on a loopback port. A context manager; leaving it stops it."""
 
     def __init__(
         self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None

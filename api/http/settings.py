@@ -1,6 +1,6 @@
-"""What the HTTP door can be told: its limits and its clock. Read at the edge and passed in.
+"""The settings of the HTTP side: its limits and its clock. Read at the edge and passed in.
 
-Sizes are bytes, times milliseconds. Every limit refuses; none of them clamps.
+Sizes are bytes, times milliseconds. What is above a limit is refused, never clamped.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class HttpSettings:
     send_idle_timeout_ms: int = 120_000
     keep_alive_ms: int = 75_000
     shutdown_timeout_ms: int = 30_000
-    # Bodies and answers above this are parsed and written by a thread, not by the event loop.
+    # Larger bodies and responses are parsed and written by a thread, not by the event loop.
     inline_max_bytes: int = 64 * KIB
     read_threads: int = 16
     change_threads: int = 8
     parse_threads: int = 4
-    # Without tokens only loopback names are answered; these are taken as well.
+    # Without tokens only loopback names are answered; these are accepted as well.
     allowed_hosts: tuple[str, ...] = ()
     check_host: bool = True
-    # Where the file exists, tokens are required; `tokens_required`: also where it does not.
+    # If the file exists, tokens are required; with `tokens_required`, even if it does not.
     tokens_file: Path | None = None
     tokens_required: bool = False
     client_requests_max: int | None = None  # a second

@@ -1,4 +1,5 @@
-"""JSON and query parameters into typed structs, and what is wrong with them into named problems.
+"""Turns JSON and query parameters into typed structs, and what is wrong with them into named
+problems.
 
 * Unknown members and parameters are refused by name, whatever the struct; so is a parameter that
   was given twice.
@@ -26,10 +27,10 @@ _UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", r
 _MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", re.DOTALL)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
-# Of what is said of a member, whose name may be as long as a body: its beginning and its end.
+# A member's name may be as long as a body: its beginning and its end are shown.
 _SAID_CHARS: Final = 500
 _DEEP: Final = "nested too deeply"
-# msgspec says the same of text that ends early and of an escape that is half a character.
+# msgspec says the same of text that ends early and of an escape that is half of a character.
 _CUT: Final = "Input data was truncated"
 _CUT_SHORT: Final = "JSON ends too early, or an escape has half of a surrogate pair"
 
@@ -47,8 +48,8 @@ def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
 
 
 def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """As `decode`, for small bodies that change something: a member that is there twice is refused
-    (whichever wins, the other would be ignored), and a map's bad value is told with its key.
+    """As `decode`, for small bodies that change something: a repeated member is refused (whichever
+    won, the other would be ignored), and a bad value in a map is reported with its key.
     """
     with suppress(ValueError, RecursionError):  # the decoder says it better
         json.loads(body, object_pairs_hook=_no_member_twice)
@@ -72,7 +73,7 @@ def _no_member_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _with_key(
     error: msgspec.ValidationError, body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]
 ) -> Exception:
-    """Where msgspec says `$.config[...]`: ask for each member alone which it was."""
+    """If msgspec says `$.config[...]`: try each member alone to find out which it was."""
     match = _IN_MAP.search(str(error))
     if match is None:
         return error
@@ -87,8 +88,8 @@ def _with_key(
 
 
 def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> NoReturn:
-    """Raise InvalidRequest for what msgspec met. `within` is the place of the text it was given,
-    `members` what the object there may have.
+    """Raise InvalidRequest for what msgspec found. `within` is the place of the text it was given,
+    `members` are those that the object there may have.
     """
     problem = problem_of(error, within=within, members=members)
     raise InvalidRequest(
@@ -160,7 +161,7 @@ def refuse_field(loc: str, msg: str) -> NoReturn:
 
 
 def natural(text: str) -> int | None:
-    """A whole number of at most 19 digits, but for leading zeros; None for any other text."""
+    """A whole number of at most 19 digits, plus leading zeros; None for any other text."""
     digits = text.lstrip("0") or "0"
     return int(digits) if text.isascii() and text.isdigit() and len(digits) <= 19 else None
 

@@ -1,11 +1,11 @@
-"""Answers that are written whole, from when they are ready until their clients have them.
+"""Responses that are written whole, from when they are ready until their clients have them.
 
 A client that reads slowly, or not at all, must not cost the broker memory:
 
-* So many bytes of all such answers together wait in memory. What does not fit any more waits in a
-  file without a name, and is sent from there; the page cache is the kernel's to give away.
-* So many bytes wait in files; beyond that a request is refused (429).
-* A small answer is not counted: most of it fits into the kernel's own buffer.
+* The bytes of all such responses that wait in memory are limited. What does not fit waits in a file
+  without a name, and is sent from there; the kernel can reclaim its page cache.
+* The bytes that wait in files are limited too; beyond that a request is refused (429).
+* A small response is not counted: most of it fits into the kernel's own buffer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnsentAnswers:
     async def admitted(self, exchange: Exchange, answer: AnyAnswer) -> AnyAnswer:
         """The answer, or the same from a file. Raises Throttled. `sent` has to follow.
 
-        Whoever calls it must not hold on to `answer`, or its bytes stay in memory all the same.
+        The caller must not keep a reference to `answer`, or its bytes stay in memory all the same.
         """
         if not isinstance(answer, Answer) or exchange.method == "HEAD":
             return answer
@@ -63,7 +63,7 @@ class UnsentAnswers:
         return FileAnswer(answer.status, answer.headers, (FileSlice(file, 0, size),))
 
     def sent(self, exchange: Exchange) -> None:
-        """The answer went out, or its client is gone."""
+        """The response went out, or its client is gone."""
         memory, disk = self.held
         self.held = Unsent(memory - exchange.unsent.memory_bytes, disk - exchange.unsent.disk_bytes)
         exchange.unsent = Unsent()
@@ -75,7 +75,7 @@ class UnsentAnswers:
 
 
 class _NamelessFile(OpenFile):
-    """Bytes that are on disk, or in the page cache, for as long as somebody sends them."""
+    """Bytes on disk, or in the page cache, for as long as somebody sends them."""
 
     __slots__ = ()
 

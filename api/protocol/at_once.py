@@ -1,12 +1,12 @@
-"""Answers that wait for nothing, sent in the callback that ends a request's head: without a task.
+"""Responses that wait for nothing, sent from the callback at the end of a request's head: no task.
 
-Of a fetch of 64 KiB, uvicorn's cycle, its task and the messages of ASGI cost more than the fetch.
+For a fetch of 64 KiB, uvicorn's cycle, its task and the ASGI messages cost more than the fetch.
 
-* Only a GET without a body, on a plain connection that is at rest: whatever else the request asks
-  for, or finds under way, is uvicorn's to order.
-* Only bytes that are in memory, and few, and one answer a read of the socket: nothing here waits
-  for a disk or takes another's turn.
-* What the socket does not take of a file goes on in a task, as if the first part had been sent
+* Only for a GET without a body, on a plain connection that is idle: in every other case uvicorn
+  keeps the order.
+* Only a small number of bytes that are in memory, and one response per read of the socket: nothing
+  here waits for a disk or takes another's turn.
+* What the socket does not accept of a file is sent by a task, as if the first part had been sent
   there.
 """
 
@@ -30,7 +30,7 @@ _OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding", b"expect
 
 
 class ReadyAnswer(NamedTuple):
-    """A whole head, and behind it either bytes or slices of files."""
+    """A whole head, followed by either bytes or slices of files."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -39,7 +39,7 @@ class ReadyAnswer(NamedTuple):
 
 
 class Front(Protocol):
-    """The application, as far as it answers before there is a task."""
+    """The part of the application that answers before there is a task."""
 
     def answer_at_once(self, scope: Scope) -> ReadyAnswer | None: ...
 
@@ -48,9 +48,9 @@ class Front(Protocol):
 
 class AtOnceProtocol(ZeroCopyProtocol):
     front: Front
-    _may_answer = True  # none of this read of the socket has been answered
-    _is_answered = False  # the request whose end the parser has not told yet
-    _left_bytes = 0  # of an answer whose head, and maybe more, was sent
+    _may_answer = True  # nothing was answered yet in this read of the socket
+    _is_answered = False  # the request whose end the parser has not reported yet
+    _left_bytes = 0  # of a response whose head, and maybe more, was sent
 
     def data_received(self, data: bytes) -> None:
         self._may_answer = True
@@ -100,7 +100,7 @@ class AtOnceProtocol(ZeroCopyProtocol):
         )
 
     def _send_now(self, head: bytes, slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
-        """What of the slices did not go into the socket."""
+        """The part of the slices that the socket did not accept."""
         head = self._send_head(head, more=True)
         if self.transport.is_closing():
             return ()

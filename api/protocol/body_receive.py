@@ -1,10 +1,11 @@
-"""What is left of a request's body on its way out of one socket, straight into the body's buffer.
+"""The rest of a request's body, received from the socket straight into the body's buffer.
 
-Between a socket and a handler, uvicorn copies a body four times: into a buffer of the loop, a piece
-of the parser, the pieces that wait, and the whole. Here the kernel's copy is the only one.
+Between a socket and a handler, uvicorn copies a body four times: into the loop's buffer, into a
+piece for the parser, into the pieces that wait, and into the whole. Here the kernel's copy is the
+only one.
 
-* Bytes are taken as they come, at most `TURN_BYTES` a turn of the loop.
-* No more is taken than the buffer has room for: what comes behind the body is the next request.
+* Bytes are read as they come, at most `TURN_BYTES` in one turn of the loop.
+* No more is read than the buffer has room for: what follows the body is the next request.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TURN_BYTES: Final = 1 << 20
 
 
 class ReceiveInto(Protocol):
-    """Fills a view, as long as what is left of the body. Raises what `BodyReceive.run` does."""
+    """Fills a view that is as long as the rest of the body. Raises what `BodyReceive.run` does."""
 
     async def __call__(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
@@ -29,7 +30,7 @@ class ReceiveInto(Protocol):
 
 
 class BodyReceive:
-    """Fills one buffer. `on_bytes` is told how many came in all, and may raise."""
+    """Fills one buffer. `on_bytes` gets the total number of bytes so far, and may raise."""
 
     __slots__ = (
         "_came",
@@ -61,10 +62,10 @@ class BodyReceive:
     async def run(self) -> None:
         """Return when the buffer is full.
 
-        Raises TimeoutError where nothing came for `idle_s`, ConnectionError where the client is
-        gone, and what `on_bytes` raises.
+        Raises TimeoutError if nothing came for `idle_s`, ConnectionError if the client is gone, and
+        what `on_bytes` raises.
         """
-        self._read()  # the rest of a body is often there already
+        self._read()  # often the rest of the body is already there
         if not self._done.done():
             self._idle.set(self._idle_s)
             self._watching = True

@@ -1,7 +1,7 @@
-"""A time-out that each request moves and that seldom comes: moving it makes no timer of the loop.
+"""A time-out that every request moves and that rarely fires: moving it creates no timer.
 
-The loop's timer rings when the time-out was to come as it stood, and is set again to where it was
-moved meanwhile.
+The loop's timer fires at the time it was set for, and is then set again for the time to which the
+time-out was moved meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls `on_time` once, `after_s` after the last `set`, unless it was cleared."""
+    """Calls `on_time` once, `after_s` seconds after the last `set`, unless it was cleared."""
 
     __slots__ = ("_due_s", "_loop", "_on_time", "_timer")
 
@@ -29,7 +29,7 @@ class Deadline:
         self._due_s = None
 
     def stop(self) -> None:
-        """For good: nothing is left that holds on to the connection."""
+        """For good: nothing keeps a reference to the connection afterwards."""
         self._due_s, self._on_time = None, _nothing
         if self._timer is not None:
             self._timer.cancel()

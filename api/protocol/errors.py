@@ -1,4 +1,4 @@
-"""What a connection itself meets, before or beyond what a handler sees."""
+"""Errors of the connection itself, which no handler sees."""
 
 from record_format.errors import RequestError
 

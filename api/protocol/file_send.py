@@ -1,9 +1,9 @@
-"""A run of bytes of one file on its way into one socket, turn by turn of the event loop.
+"""A run of bytes of one file on its way into one socket, one turn of the event loop at a time.
 
 * Only bytes that are in memory are sent on the loop; a thread waits for the disk.
-* A turn sends at most what its owner allows, and `send_turns` says whose turn it is, so that large
-  answers do not hold up small ones.
-* Nothing is buffered here: what the socket does not take stays in the file.
+* A turn sends at most what its owner allows, and `send_turns` decides whose turn it is, so that
+  large responses do not delay small ones.
+* Nothing is buffered here: what the socket does not accept stays in the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from api.protocol.send_turns import SendTurns
 from record_format import page_cache
 from record_format.page_cache import HasFileno
 
-SMALL_BYTES: Final = 64 << 10  # such an answer does not wait for its turn
+SMALL_BYTES: Final = 64 << 10  # such a response does not wait for its turn
 
 
 class FileSend:
@@ -73,13 +73,13 @@ class FileSend:
         self._finish()
 
     def _ready(self) -> None:
-        """The socket takes more; called again and again until it does not."""
+        """The socket is writable; called again and again until it is not."""
         if not self._queued:
             self._queued = True
             self._turns.ask(self._send_turn, self._loop)
 
     def _send_turn(self) -> int:
-        """Send one window, or have it read first; how many bytes went into the socket."""
+        """Send one window, or have it read first. Returns how many bytes the socket accepted."""
         self._queued = False
         if self._done.done():
             return 0
@@ -114,7 +114,7 @@ class FileSend:
         return sent
 
     def _bring_in(self, window: int) -> None:
-        """Let a thread wait for the disk, then send the window without asking again."""
+        """Let a thread wait for the disk, then send the window without checking again."""
         self._unwatch()
         waiting = self._loop.run_in_executor(
             self._threads, page_cache.bring_in, self._file, self._position, window

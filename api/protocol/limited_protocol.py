@@ -1,14 +1,14 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on what a client may send, beyond what handlers see.
+"""uvicorn's HTTP/1.1 protocol with limits on what a client may send outside what handlers see.
 
-* A head is bounded in bytes and in time, however it is cut into packets. So is what frames a body:
-  what a chunk's line says besides its size, and trailers, which nobody is told of (RFC 9110, 6.5.1:
-  a trailer is not merged into the head, where it could name another client or condition).
-* Bytes that are not HTTP are answered behind the answers that are under way, and end the
-  connection. It is closed once the client had time to read that.
-* What is left of a body that nobody reads, behind a refusal, is let go by: so far and so long that
-  its sender finds the answer, then the connection ends. Where it ends in any case, its sending side
-  is closed first.
-* Beyond a number of connections another application answers, and beyond twice that nobody.
+* A head is limited in bytes and in time, however it is split into packets. So is the framing of a
+  body: chunk extensions, and trailers, which are dropped (RFC 9110, 6.5.1: a trailer is not merged
+  into the head, where it could name another client or condition).
+* Bytes that are not HTTP get a response after those under way, and end the connection. It is closed
+  once the client had time to read that.
+* If a request is refused before its body was read, the rest of the body is read and dropped, within
+  limits, so that its sender sees the response; then the connection ends. If it ends in any case,
+  its sending side is closed first.
+* Above `connections_max` connections another application answers; above twice that, nobody does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FAREWELL_S: Final = 1.0
 class ConnectionLimits(NamedTuple):
     """`busy_app` answers on connections above `connections_max`; above twice that they are cut.
 
-    `unread_*` are of a body that nobody reads any more. `refusal` makes the whole response to what
-    is no request.
+    `unread_*` limit a body that nobody reads any more. `refusal` makes the whole response to bytes
+    that are not a request.
     """
 
     connections_max: int
@@ -46,17 +46,17 @@ class ConnectionLimits(NamedTuple):
 
 
 class LimitedProtocol(OneProtocol):
-    """Leans on `cycle` and `connections` of uvicorn's protocol, and on what its cycles know."""
+    """Relies on `cycle` and `connections` of uvicorn's protocol, and on what its cycles know."""
 
     limits: ConnectionLimits
-    _active: RequestResponseCycle | None = None  # `cycle` is the one parsed last
+    _active: RequestResponseCycle | None = None  # `cycle` is that of the last parsed request
     _in_head = True
     _head_bytes = 0
     _framing_bytes = 0  # since the last byte of a body
-    _refusal = b""  # the last answer of this connection, behind those under way
-    _ends = False  # with the answer under way, though its request's body may still be coming
-    _is_deaf = False  # nothing that comes is read any more
-    _has_said_last = False  # only the client's end is waited for
+    _refusal = b""  # the last response of this connection, after those under way
+    _ends = False  # after the response under way, though its request's body may still be coming
+    _is_deaf = False  # whatever still comes is not read
+    _has_said_last = False  # waits only for the client to close
     _head_deadline: Deadline
     _rest_deadline: Deadline
     _unread_bytes = 0
@@ -118,7 +118,7 @@ class LimitedProtocol(OneProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        # A head that came in one read was not counted on its way, or with its body.
+        # A head that came in a single read, perhaps with its body, has not been counted yet.
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if size > self.limits.header_max_bytes:
             raise self._head_too_large(size)
@@ -131,7 +131,7 @@ class LimitedProtocol(OneProtocol):
         self.headers = []  # trailers go here: the scope has the list of the head
 
     def _answered_at_once(self) -> bool:
-        """Whether the request has its answer already, and needs no task."""
+        """Whether the request was answered already, and needs no task."""
         return False
 
     def _await_head(self) -> None:
@@ -161,7 +161,7 @@ class LimitedProtocol(OneProtocol):
         self._refuse(reason)
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer, behind the answers that are under way, and end the connection."""
+        """Send a response after those under way, and end the connection."""
         self._head_arrived()
         self._is_deaf = True
         refusal = self.limits.refusal(error)
@@ -184,14 +184,14 @@ class LimitedProtocol(OneProtocol):
         self._say_last(refusal)
 
     def end_behind_answer(self) -> None:
-        """In place of a close, which would cut off a client that still sends its body."""
+        """Instead of a close, which would cut off a client that is still sending its body."""
         self._ends = True
 
     def _nothing_more_comes(self) -> None:
         """The requests under way are the last ones."""
 
     def shutdown(self) -> None:
-        """As uvicorn's; nobody waits for a client that was told all."""
+        """As uvicorn's, without waiting for a client that has been sent everything."""
         if self._has_said_last:
             self.transport.close()
         else:
@@ -199,8 +199,8 @@ class LimitedProtocol(OneProtocol):
         self._bound_farewell()
 
     def _bound_farewell(self) -> None:
-        """A client of TLS that rests reads nothing, and so does not answer the close: without this
-        the stop of the server would wait for it to its end.
+        """An idle TLS client reads nothing, and so does not answer the close: without this the
+        server's stop would wait for it until its time is over.
         """
         if self.transport.is_closing() and not self.transport.can_write_eof():
             self._farewell_timer = self.loop.call_later(_FAREWELL_S, self._end_farewell)
@@ -212,7 +212,7 @@ class LimitedProtocol(OneProtocol):
             self.transport.abort()
 
     def _say_last(self, refusal: bytes) -> None:
-        """Unread bytes would turn the end into a reset, and that could undo the answer."""
+        """Unread bytes would turn the close into a reset, which could destroy the response."""
         self._is_deaf = self._has_said_last = True
         self.transport.write(refusal)
         if not self.transport.can_write_eof():
@@ -236,7 +236,7 @@ class LimitedProtocol(OneProtocol):
     # --- a body that nobody reads ---------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but at rest no timer is made."""
+        """As uvicorn's, but no timer is created for an idle connection."""
         if self._active is self.cycle and self.cycle.more_body:
             self._await_unread()
         self.server_state.total_requests += 1

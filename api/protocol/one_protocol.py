@@ -1,12 +1,12 @@
-"""uvicorn's HTTP/1.1 protocol for clients that would like another: nothing is upgraded here.
+"""uvicorn's HTTP/1.1 protocol for clients that ask for another one: nothing is upgraded here.
 
-* A request with `Upgrade` is one of HTTP/1.1 as if it had not asked (RFC 9110, 7.8). Java's client
-  asks for h2c with each first request, also with one that has a body.
-* The parser behind uvicorn takes such a request for the last of its connection and without a body.
-  Where there is one, a new parser is told of its framing and goes on with it; what was read of the
-  request stays.
-* Only what is framed as HTTP/1.0 or 1.1 frames it is read: another version, and a transfer coding
-  but `chunked` (whose bytes would be taken for the body's own), are refused.
+* A request with `Upgrade` is treated as HTTP/1.1, as if it had not asked (RFC 9110, 7.8). Java's
+  client asks for h2c in the first request of a connection, even in one that has a body.
+* uvicorn's parser takes such a request for the last of its connection, and as one without a body.
+  If it has one, a new parser is told of its framing and continues with the body; what was read of
+  the request stays.
+* Only the framing of HTTP/1.0 and 1.1 is accepted: another version is refused, and so is any
+  transfer coding except `chunked` (its bytes would be taken for the body's own).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _VERSIONS: Final = ("1.1", "1.0")
 
 
 class OneProtocol(HttpToolsProtocol):
-    """Leans on uvicorn's `_unsupported_upgrade_warning`, called where the parser stopped."""
+    """Relies on uvicorn's `_unsupported_upgrade_warning`, called where the parser stopped."""
 
-    _piece = b""  # what the parser is fed with
-    _unfed = b""  # what it left of that behind a request that asks for an upgrade
-    _body_head = b""  # of such a request: a head that frames the body that comes
+    _piece = b""  # what the parser is being fed
+    _unfed = b""  # what it left of that after a request that asks for an upgrade
+    _body_head = b""  # of such a request: a head with the framing of its body
 
     def data_received(self, data: bytes) -> None:
         self._unfed = data
@@ -62,7 +62,7 @@ class OneProtocol(HttpToolsProtocol):
 
 
 def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head with the same framing; empty where no body comes."""
+    """A head with the same framing; empty if there is no body."""
     for name, value in headers:
         if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
             return b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, value)
@@ -70,7 +70,7 @@ def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _parser_behind(head: bytes, protocol: OneProtocol) -> httptools.HttpRequestParser:
-    """A parser that has read `head`, of which `protocol` was told nothing."""
+    """A parser that has read `head`, without `protocol` having been told."""
     listener = _Listener(protocol)
     parser = new_parser(listener)
     parser.feed_data(head)

@@ -1,8 +1,8 @@
-"""What a request asks for, brought into the one form that is read further on.
+"""A request's target, brought into the one form that the rest of the code reads.
 
-* A target that is a whole URL (what is sent to a proxy; RFC 9112, 3.2.2) names the host itself, and
-  `Host` then counts for nothing: the name in the URL takes its place, before anybody checks it.
-* Another scheme, and a name or password before the host (RFC 9110, 4.2.4), are no request to us.
+* A target that is a whole URL (as sent to a proxy; RFC 9112, 3.2.2) names the host itself, and
+  `Host` is ignored: the name in the URL replaces it before anything is checked.
+* Another scheme, or a user name or password before the host (RFC 9110, 4.2.4), is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE
 
 
 def to_origin_form(url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The path and query of a target that does not begin with `/`; mends `Host` in `headers`.
+    """The path and query of a target that does not begin with `/`; corrects `Host` in `headers`.
 
     `*` stays what it is. Raises InvalidRequest.
     """

@@ -1,9 +1,10 @@
 """Who may put bytes of a file into a socket in this turn of the event loop.
 
-* All large answers together get `TURN_BYTES` a turn, first come first served: between two of them
-  the loop looks at its sockets, so a small request waits for one run of bytes and not for one of
-  every large answer that is under way.
-* A sender that is not in the queue waits for its socket or its disk, and says when it is ready.
+* All large responses together get `TURN_BYTES` in one turn, first come first served: between two
+  turns the loop looks at its sockets, so a small request waits for one run of bytes and not for one
+  of every large response under way.
+* A sender that is not in the queue is waiting for its socket or its disk, and says when it is
+  ready.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Final
 TURN_BYTES: Final = 256 << 10
 
 SendTurn = Callable[[], int]
-"""Send what one turn allows; how many bytes that were."""
+"""Sends what one turn allows. Returns how many bytes that were."""
 
 
 class SendTurns:
-    """On the event loop of the server that it belongs to."""
+    """Belongs to the event loop of one server."""
 
     __slots__ = ("_queue", "_scheduled")
 
@@ -30,7 +31,7 @@ class SendTurns:
 
     @property
     def busy(self) -> bool:
-        """Somebody else has a turn coming."""
+        """Whether somebody else is waiting for a turn."""
         return bool(self._queue)
 
     def ask(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:

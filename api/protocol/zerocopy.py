@@ -1,27 +1,28 @@
-"""Bytes of files to the client, and of bodies from it, without a copy: uvicorn's HTTP/1.1 protocol
-with `sendfile`, and with bodies that are received where they stay.
+"""Zero copy in both directions: uvicorn's HTTP/1.1 protocol with `sendfile` for responses, and with
+request bodies that are received where they stay.
 
 Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
-several messages a response) on plain connections. Under TLS, and under other servers, the
-extension is not offered and `answers` reads instead. So it is with `RECEIVE_INTO`, a function in
-the extensions' place, and `bodies`.
+several messages per response) on plain connections. Under TLS, and under other servers, the
+extension is not offered and `answers` reads instead. The same goes for `RECEIVE_INTO`, a function
+among the extensions that `bodies` uses.
 
-Rules that keep it honest:
+Rules:
 
-* The response's head is held back and leaves with the first bytes behind it, in one packet.
+* The response's head is held back and leaves together with the first bytes of its body, in one
+  packet.
 * Only one party writes at a time: what the transport still has buffered goes first, and while a
   `FileSend` is under way nothing else is written.
 * The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
-  `add_writer` on a descriptor of a transport.
-* A file that turns out shorter than was announced, or a send that fails, aborts the connection: a
-  client may see a short answer, never wrong bytes.
-* One turn of the loop sends at most `TURN_BYTES` of one answer while other requests are under way.
-* A client that closes its sending side after a whole request still gets its answer.
-* While a body is received past the transport, the transport reads nothing. The parser is not told
-  of those bytes: a new one begins with the next request, and none comes where the body broke off.
+  `add_writer` on a transport's descriptor.
+* A file that turns out to be shorter than announced, or a send that fails, aborts the connection: a
+  client may see a short response, never wrong bytes.
+* One turn of the loop sends at most `TURN_BYTES` of a response while other requests are under way.
+* A client that closes its sending side after a whole request still gets its response.
+* While a body is received around the transport, the transport reads nothing. The parser is not told
+  of those bytes: the next request gets a new parser, and after a body that broke off there is none.
 
-This leans on the insides of uvicorn's `HttpToolsProtocol`; `tests/unit/api/test_zerocopy.py` says
-which.
+This relies on internals of uvicorn's `HttpToolsProtocol`; `tests/unit/api/test_zerocopy.py` lists
+them.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from record_format.page_cache import HasFileno
 
 EXTENSION: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20
-SMALL_BODY_BYTES: Final = 64 << 10  # such a body is joined to its head: one send(2), not two
+SMALL_BODY_BYTES: Final = 64 << 10  # such a body is sent with its head: one send(2), not two
 _BODILESS: Final = frozenset((204, 304))
 _MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
 
 
 def encode_head(status: int, lines: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """As uvicorn writes it, in a third of its time. Names are in lower case, as ASGI has it."""
+    """As uvicorn writes it, in a third of the time. Names are in lower case, as in ASGI."""
     head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
     if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
         raise RuntimeError("a header of the response breaks its line")
@@ -65,15 +66,15 @@ class ZeroCopyCycle(RequestResponseCycle):
     held_head = b""
     body_given = False  # the whole request body was handed to the application
     sending_ended = False  # the client closed its sending side
-    ends_by_closing = False  # the body has no length, and its client knows no chunks
+    ends_by_closing = False  # the body has no length, and the client does not know chunks
 
     @property
     def is_endless(self) -> bool:
-        """Whether its length was not told, by chunks or, in HTTP/1.0, without."""
+        """Whether no length was announced: chunked or, in HTTP/1.0, ended by the close."""
         return self.chunked_encoding or self.ends_by_closing
 
     async def send(self, message: Any) -> None:
-        """Raises ClientGone where more is to follow and nobody is there to read it."""
+        """Raises ClientGone if more is to follow and nobody is there to read it."""
         kind = message["type"]
         if self.disconnected and message.get("more_body", False):
             raise ClientGone
@@ -103,7 +104,7 @@ class ZeroCopyCycle(RequestResponseCycle):
         if self.disconnected:
             return
         if self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # whether the body comes nobody knows (RFC 9110, 10.1.1)
+            self.keep_alive = False  # the body may or may not come (RFC 9110, 10.1.1)
         self.response_started, self.waiting_for_100_continue = True, False
         self.held_head = self._head(message["status"], message.get("headers", ()))
         if not self.keep_alive and self.more_body:
@@ -167,7 +168,7 @@ class ZeroCopyCycle(RequestResponseCycle):
         self.on_response()
 
     async def receive(self) -> Any:
-        """uvicorn's, but the body is not copied, and a half-closed client is told."""
+        """As uvicorn's, but the body is not copied, and a half-closed client is reported."""
         if self.waiting_for_100_continue and not (self.disconnected or self.transport.is_closing()):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
@@ -187,7 +188,7 @@ class ZeroCopyCycle(RequestResponseCycle):
 
 
 class ZeroCopyProtocol(LimitedProtocol):
-    """The protocol with `sendfile`, and with answers to half-closed clients."""
+    """The protocol with `sendfile`, and with responses to half-closed clients."""
 
     threads: Executor | None = None
     turns: SendTurns
@@ -217,13 +218,13 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sending.stop()
         if self._receiving is not None:
             self._receiving.stop()
-        self._extensions.clear()  # what leads back here would keep all this
+        self._extensions.clear()  # a reference back to here would keep all this alive
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep our sending side open while a whole request waits for its answer."""
+        """Keep our sending side open while a whole request waits for its response."""
         last = self.cycle
         if not self._sends_files or last is None or last.response_complete or last.more_body:
             return None
@@ -238,14 +239,14 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._active.message_event.set()
 
     def cut_endless(self) -> None:
-        """End an answer without an end whose client does not read: it knows where to resume."""
+        """End an endless response whose client does not read: the client knows where to resume."""
         active = self._active
         assert active is None or isinstance(active, ZeroCopyCycle)
         if active is not None and active.is_endless:
             self.cut_answer()
 
     def cut_answer(self) -> None:
-        """End an answer that has begun."""
+        """End a response that has begun."""
         active = self._active
         if active is not None and active.response_started and not active.response_complete:
             self.transport.abort()
@@ -271,7 +272,7 @@ class ZeroCopyProtocol(LimitedProtocol):
     async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
     ) -> None:
-        """Fill `view` with what is left of the body under way. Raises what `BodyReceive` does."""
+        """Fill `view` with the rest of the body under way. Raises what `BodyReceive` does."""
         cycle = self._active
         assert isinstance(cycle, ZeroCopyCycle)
         assert cycle is self.cycle, "of the last request alone a body is still coming"
@@ -289,7 +290,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             self.transport.abort()
             raise
         except BaseException:
-            self._is_deaf = True  # where the next request would begin nobody knows any more
+            self._is_deaf = True  # it is no longer known where the next request begins
             self.end_behind_answer()
             raise
         finally:
@@ -304,9 +305,9 @@ class ZeroCopyProtocol(LimitedProtocol):
     async def send_file(
         self, head: bytes, file: HasFileno, *, position: int, size_bytes: int
     ) -> None:
-        """Write `head`, then the bytes; quietly nothing where the client is gone.
+        """Write `head`, then the bytes; do nothing if the client is gone.
 
-        Raises EOFError, after the connection was aborted, where the file is too short.
+        Raises EOFError, after the connection was aborted, if the file is too short.
         """
         if not self.transport.get_write_buffer_size():
             head = self._send_head(head, more=size_bytes > 0)
@@ -330,7 +331,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         try:
             await self._sending.run()
         except OSError:
-            self.transport.abort()  # the client is gone, or the disk failed: no more can be said
+            self.transport.abort()  # the client is gone, or the disk failed: that is all
         except (EOFError, asyncio.CancelledError):
             self.transport.abort()
             raise
@@ -338,7 +339,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sending = None
 
     def _send_head(self, head: bytes, *, more: bool) -> bytes:
-        """Put the head into the socket; what is left of it."""
+        """Put the head into the socket. Returns what is left of it."""
         if not head:
             return head
         try:
@@ -350,7 +351,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             return b""
 
     async def _drain(self, head: bytes) -> None:
-        """Have the transport write `head` and all that it still holds."""
+        """Have the transport write `head` and everything that it still holds."""
         transport = self.transport
         transport.write(head)
         low, high = transport.get_write_buffer_limits()

@@ -1,9 +1,9 @@
-"""Who comes in: tokens where there are any, loopback names where there are none; and how often.
+"""Who is let in: with tokens if there are any, by loopback names if there are none; and how often.
 
-* Where the tokens file exists, every request names itself before anything is said of paths, methods
-  or topics. Health is open, and says nothing but yes or no to strangers.
-* The file is looked at once in five milliseconds at most: what was revoked is refused from then on.
-* Guesses are counted against the address that they come from.
+* If the tokens file exists, every request is authenticated before anything is said about paths,
+  methods or topics. Health is open, and answers strangers with nothing but yes or no.
+* The file is checked at most every five milliseconds: a revoked token is refused from then on.
+* Wrong tokens are counted against the address that they come from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Access:
         self._rates = ClientRates(settings.client_requests_max)
 
     def admit(self, exchange: Exchange) -> None:
-        """Say who is there, in `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
+        """Set `exchange.grant` to who is asking. Raises ForeignHost, Unauthorized, Throttled."""
         host = exchange.header(b"host")
         if host is None and exchange.scope["http_version"] == "1.1":
             refuse_field("Host", "missing; a request of HTTP/1.1 has one (RFC 9112, 3.2)")
@@ -56,9 +56,9 @@ class Access:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
 
     def check(self, exchange: Exchange, call: tuple[str, str] | None) -> None:
-        """Whether who is there may make this call, on this topic. Raises Forbidden.
+        """Check that the caller may make this call, on this topic. Raises Forbidden.
 
-        `call` is its method and the template of its path; None for a path that nobody serves.
+        `call` is its method and the template of its path; None for a path that nothing serves.
         """
         grant = exchange.grant
         if call is None or grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
@@ -74,7 +74,7 @@ class Access:
             grant.check_topic(topic)
 
     def recheck(self, exchange: Exchange) -> None:
-        """For answers that wait: what was revoked since gets no more. Raises Unauthorized."""
+        """For answers that wait: a token revoked meanwhile gets no more. Raises Unauthorized."""
         if self._asks_for_tokens() and self._grant_of(exchange) != exchange.grant:
             raise Unauthorized(given=True)
 

@@ -1,8 +1,8 @@
-"""How often one client may ask: a bucket of tokens each, refilled by the clock.
+"""How often one client may ask: a token bucket for each, refilled by the clock.
 
-* A client that kept quiet for a while may send `BURST_S` seconds' worth at once.
-* Only as many clients are remembered as have asked in the last moments, `CLIENTS_MAX` at most: the
-  one that was quiet longest is forgotten first, and a forgotten one begins with a full bucket.
+* A client that was quiet for a while may send `BURST_S` seconds' worth at once.
+* At most `CLIENTS_MAX` recent clients are remembered: the one that was quiet longest is forgotten
+  first, and starts again with a full bucket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLIENTS_MAX: Final = 10_000
 
 
 class ClientRates:
-    """On the event loop only. `per_second` None: no bound."""
+    """On the event loop only. `per_second` None: no limit."""
 
     def __init__(
         self, per_second: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -32,7 +32,7 @@ class ClientRates:
         return self._per_second is not None
 
     def take(self, client: str) -> None:
-        """Raises Throttled, with the time after which one more is let through."""
+        """Raises Throttled, with the time after which one more is allowed."""
         rate = self._per_second
         if rate is None:
             return

@@ -1,6 +1,6 @@
 """What a caller may do: scopes, and a prefix of topic names.
 
-`admin` holds the other scopes as well. A token with a prefix sees no other topic, in no call.
+`admin` includes the other scopes. A token with a prefix sees no other topic, in any call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Scope(StrEnum):
 
 
 class Grant(NamedTuple):
-    """`name` of the token; `topics` the prefix that every topic's name must have."""
+    """`name`: the token's; `topics`: the prefix that every topic's name must have."""
 
     name: str
     scopes: frozenset[Scope]

@@ -1,7 +1,7 @@
 """Against DNS rebinding: without tokens, only loopback names are answered.
 
-A page of a foreign site that had its name resolved to 127.0.0.1 still says its own name in `Host`
-and `Origin`. A request without either (HTTP/1.0) comes from no browser.
+A page of a foreign site whose name was made to resolve to 127.0.0.1 still sends its own name in
+`Host` and `Origin`. A request without either (HTTP/1.0) does not come from a browser.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from api.http.settings import HttpSettings
 
 
 def check_host(exchange: Exchange, settings: HttpSettings) -> None:
-    """Raise ForeignHost where `Host` or `Origin` is neither loopback nor allowed by name."""
+    """Raise ForeignHost if `Host` or `Origin` is neither loopback nor allowed by name."""
     if not settings.check_host:
         return
     host = exchange.header(b"host")
@@ -30,7 +30,7 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
 
 
 def _name_of(url: str) -> str:
-    """Empty where it is more than a host and a port, which is none (RFC 9110, 7.2)."""
+    """Empty if it is more than a host and a port, which is invalid (RFC 9110, 7.2)."""
     try:
         parts = urlsplit(url)
         name = (parts.hostname or "").rstrip(".")

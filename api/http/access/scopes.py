@@ -1,10 +1,10 @@
-"""Which scopes each call takes, in one table: any of those named will do.
+"""Which scopes each call needs, in one table: any one of those named is enough.
 
-* A call that is not in the table takes `admin`: a forgotten row shuts a door, never opens one.
-* `whole`: the call tells of all topics at once, so a token with a prefix of topics may not make it.
+* A call that is not in the table needs `admin`: a forgotten row closes a door, never opens one.
+* `whole`: the call is about all topics at once, so a token with a prefix of topics may not make it.
   The others are checked by the topic in their path, or topic by topic in their handlers.
-* HEAD is GET.
-* Who may produce to a topic may see how it is made, as with Kafka, where Write implies Describe: a
+* HEAD is treated as GET.
+* Whoever may produce to a topic may describe it, as with Kafka, where Write implies Describe: a
   producer has to know the partitions.
 """
 
@@ -29,7 +29,7 @@ class Need:
         self.scopes, self.whole = scopes, whole
 
 
-# The pages of the console and of the documentation, and their scripts, hold no facts, and must be
+# The pages of the console and of the documentation, and their scripts, hold no data, and must be
 # there to ask for a token.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
 _DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_FILES))

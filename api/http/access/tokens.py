@@ -5,9 +5,9 @@
 
 * A token is 256 random bits, so one round of SHA-256 is as good as a slow hash. It is shown once
   and kept nowhere; neither it nor its hash is ever logged.
-* Only the command line writes the file: whole, by a rename, readable by its owner alone.
-* `TokensFile` follows the file. One that cannot be read lets nobody in, and neither does one that
-  vanished: a broker that has asked for tokens once never stops asking.
+* Only the command line writes the file: as a whole, by a rename, readable by its owner alone.
+* `TokensFile` follows the file. If it cannot be read, or has vanished, nobody is let in: a broker
+  that has once required tokens never stops requiring them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def hash_of(token: str) -> str:
 
 
 def read_entries(path: Path) -> tuple[TokenEntry, ...]:
-    """Raises ConfigurationError where the file is not one of tokens, OSError where it is none."""
+    """Raises ConfigurationError if the file is not a tokens file, OSError if it cannot be read."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -85,7 +85,7 @@ def read_entries(path: Path) -> tuple[TokenEntry, ...]:
 def create_token(
     path: Path, name: str, *, scopes: tuple[Scope, ...], topics: str = "", now_ms: int
 ) -> str:
-    """Add a token to the file, new or not; the token itself, which nothing else will tell again.
+    """Add a token to the file, which need not exist. Returns the token, which is shown only here.
 
     Raises ConfigurationError.
     """
@@ -115,7 +115,7 @@ def create_token(
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Takes force within a millisecond. Raises ConfigurationError where there is none."""
+    """Takes effect within milliseconds. Raises ConfigurationError if there is no such token."""
     with _changing(path) as entries:
         kept = [entry for entry in entries if entry.name != name]
         if len(kept) == len(entries):
@@ -125,7 +125,7 @@ def revoke_token(path: Path, name: str) -> None:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[TokenEntry]]:
-    """The entries, to be changed in place; written when the block ends well. One at a time."""
+    """The entries, to be changed in place; written if the block succeeds. One at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _open(path.with_name(path.name + ".lock"), path.parent)
     try:
@@ -139,7 +139,7 @@ def _changing(path: Path) -> Iterator[list[TokenEntry]]:
 
 
 def _open(path: Path, owners: Path) -> int:
-    """An empty file for its owner alone; when root makes it, for whom `owners` belongs to."""
+    """An empty file for its owner alone; if root makes it, the owner is that of `owners`."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     if os.geteuid() == 0:
         owner = owners.stat()
@@ -148,7 +148,7 @@ def _open(path: Path, owners: Path) -> int:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace the file; its owner stays the same, or is the folder's, when root writes."""
+    """Replace the file; if root writes it, its owner stays the same, or is the folder's."""
     temporary = path.with_name(path.name + ".tmp")
     fd = _open(temporary, path if path.exists() else path.parent)
     try:
@@ -173,7 +173,7 @@ class TokensFile:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the file again where it is not the one that was read last."""
+        """Read the file again if it is not the one that was read last."""
         try:
             now = os.stat(self._name)  # noqa: PTH116  every request asks, and a Path takes longer
         except OSError as error:
@@ -192,7 +192,7 @@ class TokensFile:
         except (ConfigurationError, OSError) as error:
             self._entries = ()
             if isinstance(error, OSError):
-                self._seen = None  # the disk, or a want of descriptors: the next look may do better
+                self._seen = None  # the disk, or a lack of descriptors: it may work next time
             if str(error) != self._told:
                 log.error("tokens file cannot be read: nobody is let in", error=str(error))
             self._told = str(error)
@@ -201,7 +201,7 @@ class TokensFile:
             log.info("tokens read", tokens=[entry.name for entry in self._entries])
 
     def grant_of(self, token: str) -> Grant | None:
-        """Compared with every hash, each in constant time, whichever it is."""
+        """Compared with every hash in constant time, whichever matches."""
         presented = hash_of(token).encode()
         found: Grant | None = None
         for entry in self._entries:

@@ -1,6 +1,6 @@
 """Calls on groups: how far each has read. All wait for a flush or a lock, so all run in a thread.
 
-A token that is bound to a prefix of topics sees, commits and deletes only offsets of such topics.
+A token that is limited to a prefix of topics sees, commits and deletes only offsets of such topics.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def delete_group(context: Context, exchange: Exchange) -> Answer:
 
 
 def _group(exchange: Exchange) -> str:
-    """The name in the path. It is any text, so bytes that are no text are told from it."""
+    """The name in the path. It may be any text, but not bytes that are not text."""
     raw = (exchange.scope.get("raw_path") or b"").split(b"?")[0].split(b"/")
     name = exchange.params["group"]
     if len(raw) > 3:

@@ -82,7 +82,7 @@ async def list_segments(context: Context, exchange: Exchange) -> Answer:
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
-    """One more than asked for is looked up: it says where the next page begins."""
+    """Looks up one more than was asked for, to know where the next page begins."""
     found = list(islice(iter_segments(partition, from_offset=query.from_offset), query.limit + 1))
     following = found[query.limit].base_offset if len(found) > query.limit else None
     shown = [SegmentState(**segment._asdict()) for segment in found[: query.limit]]
@@ -152,7 +152,7 @@ async def trim(context: Context, exchange: Exchange) -> Answer:
     log_start = await context.change_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
-    context.watermarks.look_again(partition)  # a long poll may wait with what is no more
+    context.watermarks.look_again(partition)  # a long poll may be waiting at an offset that is gone
     return json_answer(Trimmed(log_start))
 
 

@@ -28,7 +28,7 @@ class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
-    """null puts a key's default back."""
+    """null resets a key to its default."""
 
     config: dict[str, ConfigValue | None] | UnsetType = UNSET
     partitions: int | UnsetType = UNSET
@@ -72,7 +72,7 @@ async def get_topic(context: Context, exchange: Exchange) -> Answer:
 
 
 async def alter_topic(context: Context, exchange: Exchange) -> Answer:
-    context.broker.topic(exchange.topic)  # an unknown topic is told before its body is judged
+    context.broker.topic(exchange.topic)  # an unknown topic is reported before the body is checked
     wanted = await json_body(context, exchange, _ALTER)
     if exchange.topic == CONSUMER_OFFSETS:
         _check_offsets_are_kept(wanted)
@@ -90,7 +90,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
 
 
 def _show_to_tails(context: Context, name: str) -> None:
-    """Those who follow the topic, and wait, take in the partitions that it gained."""
+    """Wake the tails of the topic that wait: they include the partitions that it gained."""
     for partition in list(context.broker.topic(name).partitions.values()):
         context.watermarks.look_again(partition)
 

@@ -28,7 +28,7 @@ async def verify(context: Context, exchange: Exchange) -> Answer:
 
 
 def _shown(found: Problem) -> Problem:
-    """A local file as every other problem shows one: without this machine's paths."""
+    """A local file as other problems show one: without this machine's paths."""
     if found.file is None:
         return found
     return replace(found, file=shown_path(found.file), detail=public(found.detail))

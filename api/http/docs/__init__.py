@@ -1,1 +1,1 @@
-"""What the API says of itself: `openapi`, out of the table of calls, and `page`, which shows it."""
+"""The API's documentation: `openapi`, made from the table of calls, and `page`, which shows it."""

@@ -1,4 +1,4 @@
-"""The files of the documentation's page, by name: what is served, and served to anybody."""
+"""The files of the documentation's page, by name. Anybody may read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The OpenAPI document's operations, made from the table of calls.
 
 Schemas are msgspec's, of the very types that the handlers decode and encode: the document cannot
-say something else than the code.
+differ from the code.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ COMMON_PROBLEMS: Final = (
     "shutting-down",
     "internal",
 )
-# Of POST, PUT and PATCH, where they take no body too.
+# Of POST, PUT and PATCH, including those that take no body.
 BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
-# Health is told to everybody, in one form, and always.
+# Health answers everybody, always, in one form.
 _NOT_OF_OPEN_PATHS: Final = frozenset(
     ("unauthorized", "not-acceptable", "throttled", "shutting-down")
 )
-# Where the broker has tokens; the empty requirement says that it need not.
+# If the broker has tokens; the empty requirement says that it need not.
 SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
 SECURITY: Final[list[Json]] = [{"token": []}, {}]
 
@@ -133,7 +133,7 @@ class Schemas:
 
 
 def completed(document: Json, calls: Iterable[Call]) -> Json:
-    """FastAPI's document with what it does not know. It would take nulls out of examples."""
+    """FastAPI's document, completed. FastAPI itself would remove nulls from examples."""
     calls = tuple(calls)
     schemas = Schemas(calls)
     for call in calls:

@@ -1,10 +1,10 @@
-"""`/openapi.json`, and at `/docs` the same as a page, by Swagger UI out of our own package.
+"""`/openapi.json`, and the same as a page at `/docs`, by a Swagger UI that is in our package.
 
 * Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
 * The page and its files hold nothing but what anybody can read in our package, and a browser sends
-  no token for them: they are open, and the page asks for the token that the document takes.
-* `swagger_ui/` holds what is needed of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside it),
-  unchanged but for the stylesheet's reference to a source map.
+  no token for them: they are open, and the page asks for the token that the document needs.
+* `swagger_ui/` holds the needed files of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside
+  them), unchanged except for the stylesheet's reference to a source map.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def docs_page(_: Context, __: Exchange) -> Answer:
 
 
 def document_call(document: Callable[[], dict[str, Any]]) -> Call:
-    """`document` makes what is shown; it is asked once, when the first reader comes."""
+    """`document` makes what is shown; it is called once, for the first reader."""
 
     @cache
     def written() -> Tagged:

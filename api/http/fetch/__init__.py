@@ -1,7 +1,7 @@
-"""Reading records: `at_once` where nothing is waited for, else `one`.
+"""Reading records: `at_once` if nothing has to be waited for, otherwise `one`.
 
-`positions` says where a reader starts, `reading` how the log is asked, `long_poll` waits over
-`watermarks`, `record_json` writes records as text, `shared_pages` once for all who stand at the
-end. `many` and `tail` are the same for many partitions and without an end; `segments` gives a
-segment's bytes.
+`positions` says where a reader starts, `reading` how the log is read, `long_poll` waits on
+`watermarks`, `record_json` writes records as text, and `shared_pages` does so once for everybody at
+the end of a log. `many` is the same for many partitions, `tail` the same without an end; `segments`
+gives a segment's bytes.
 """

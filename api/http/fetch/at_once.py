@@ -31,12 +31,12 @@ from api.http.settings import MAX_FETCH_BYTES
 from api.protocol.at_once import AT_ONCE_BYTES
 from broker.partition import Partition
 
-# What a reader sends again and again: read without the table of parameters, to the same end.
+# What a reader sends again and again: parsed without the table of parameters, with the same result.
 _USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
 
 
 def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
-    """As `fetch`, where the offset is named and what is there is in memory; else None."""
+    """As `fetch` if the offset is given and the records are in memory; otherwise None."""
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     if form == media_types.EVENTS:
         return None
@@ -69,7 +69,7 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
 
 
 def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
-    """The offset that a fetch names, -1 where it names none, and the rest of its query."""
+    """The offset in a fetch's query, -1 if there is none, and the rest of the query."""
     usual = _USUAL.match(query_string)
     if usual is not None and (max_bytes := int(usual[2])) <= MAX_FETCH_BYTES:
         return int(usual[1]), FetchQuery(max_bytes=max_bytes)
@@ -80,7 +80,7 @@ def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:
 def _found(
     exchange: Exchange, partition: Partition, offset: int, query: FetchQuery
 ) -> Found | None:
-    """What need not be waited for, neither for the disk nor for what is to come."""
+    """What is there without waiting, neither for the disk nor for new records."""
     began_s = time.perf_counter()
     fetched = partition.try_read(offset, max_bytes=query.max_bytes)
     if fetched is None:

@@ -1,6 +1,6 @@
-"""Fewer batches out of a fetch: a limit of records, and without what was taken back.
+"""Fewer batches from a fetch: up to a limit of records, and without those of aborted transactions.
 
-Only headers are read. What is left out is a run of bytes between slices: nothing is copied.
+Only headers are read. What is left out lies between slices: nothing is copied.
 """
 
 from __future__ import annotations

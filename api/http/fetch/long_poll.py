@@ -23,7 +23,7 @@ class Beyond(NamedTuple):
 
 
 class LongPoll:
-    """The patience of one request. Used as a context; on the event loop."""
+    """How long one request waits. A context manager; on the event loop."""
 
     def __init__(self, context: Context, exchange: Exchange, *, wait_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ class LongPoll:
         return self._over or self._loop.time() >= self._deadline
 
     def listen(self) -> None:
-        """From now on `left` tells, whether anything is waited for or not."""
+        """From now on `left` is kept up to date, whether anything is waited for or not."""
         if self._watch is None:
             self._watch = self._exchange.watch_for_leaving(self.leave)
             self._context.add_waiting(self.leave)
@@ -62,7 +62,7 @@ class LongPoll:
                 cancel()
 
     def restart(self, *, wait_ms: int) -> None:
-        """Wait once more as long, unless the client left."""
+        """Wait for the same time once more, unless the client left."""
         self._deadline = self._loop.time() + wait_ms / 1000
         self._over = self.left
         if self._timer is not None:

@@ -1,13 +1,14 @@
 """`POST /v1/fetch`: many partitions in one long poll.
 
-* A partition that refuses is answered in its place with its problem; the others go on.
-* A store that does not answer, and room in a chunk cache that others hold, are waited for by one
-  request for a while, not for each partition: what is neither local nor in memory is then refused
-  as the one before it.
-* A partition that named no offset and is trimmed meanwhile is read on from where it begins then.
-* `max_bytes` of the request is shared in the order of the partitions, what is read of the log and
-  what is shown of it: one that finds nothing left is answered empty, at its offset, and comes first
-  if the client asks so next time. The first partition with records always gets some.
+* A partition that refuses is answered in its place with its problem; the others continue.
+* A request waits once for a store that does not answer, or for room in the chunk cache, not once
+  for each partition: afterwards partitions that are neither local nor in memory are refused like
+  the first.
+* A partition without a given offset that is trimmed meanwhile is read from its new start.
+* The request's `max_bytes` is shared in the order of the partitions, both for what is read from the
+  log and for what is shown: a partition for which nothing is left gets an empty answer at its
+  offset, and comes first if the client asks for that next time. The first partition with records
+  always gets some.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class Place(NamedTuple):
     offset: int
     max_bytes: int
     fetched: Fetched | None = None
-    page_bytes: int = 0  # of `max_bytes`, what the places before it left
+    page_bytes: int = 0  # of `max_bytes`, what the places before it left over
 
 
 class Room:
-    """What the places before have left of what one answer may show."""
+    """What the places before have left over of what one response may show."""
 
     def __init__(self, size_bytes: int) -> None:
         self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
@@ -170,7 +171,7 @@ async def _read_one(
     *,
     impatience: TierlogError | None,
 ) -> Place | Refused:
-    """With no room left only the offsets are told; `impatience` is what to say instead of waiting
+    """With no room left only the offsets are reported; `impatience` is raised instead of waiting
     for the store.
     """
     page_bytes = max(1, min(place.max_bytes, room))
@@ -194,7 +195,7 @@ def _waits_for_store(place: Place) -> bool:
 
 
 def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
-    """A refusal is news as well: it is answered at once."""
+    """A refusal counts as news too: it is answered at once."""
     found = [place.fetched for place in places if isinstance(place, Place) and place.fetched]
     if len(found) < len(places):
         return True

@@ -1,10 +1,10 @@
-"""The fetch of one partition: batches as they lie on disk, or records as JSON.
+"""The fetch of one partition: batches as they are on disk, or records as JSON.
 
-* What is in memory is answered by the event loop; what is not is brought by a thread.
+* What is in memory is answered by the event loop; a thread fetches what is not.
 * Raw batches are never in this process's memory: the slices go to the socket.
-* What is not named as an offset may be trimmed between its lookup and the read, or while it is
-  waited for: it is looked up again, an offset that the client named is not. So is a time past the
-  last record, as long as it is waited for.
+* A position other than an offset may be trimmed between its lookup and the read, or during the
+  wait: it is looked up again, while an offset that the client gave is not. A time past the last
+  record is looked up again too, as long as the request waits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FORMS: Final = (
 )
 _RAW: Final = (b"content-type", media_types.BATCHES.encode())
 _ATTEMPTS: Final = 3
-# So many records are looked for in so many bytes first: a megabyte is not read to show one record.
+# Up to so many records are looked for in so few bytes first: one record does not need a megabyte.
 FEW_RECORDS: Final = 100
 FEW_BYTES: Final = 16 << 10
 
@@ -80,7 +80,7 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
         return self.isolation == "read_committed"
 
     def for_few(self) -> FetchQuery:
-        """The same with less to read, where few records are asked for; else itself."""
+        """The same with less to read if few records are asked for; otherwise itself."""
         limit = self.record_limit
         if limit is None or limit > FEW_RECORDS or self.min_bytes > 1:
             return self
@@ -92,7 +92,7 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Found(NamedTuple):
-    """What was read of a partition, and the offset it was read from."""
+    """What was read from a partition, and the offset it was read from."""
 
     partition: Partition
     offset: int
@@ -118,7 +118,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
 
 
 def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQuery) -> bool:
-    """Whether the few bytes that were read first were too few for what is asked for."""
+    """Whether the few bytes that were read first are not enough for what is asked for."""
     too_few = few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0)
     return too_few and page.next_offset < found.fetched.end_offset
 
@@ -150,7 +150,7 @@ async def _fetch_enough(
             await poll.wait([Beyond(partition, found.fetched.high_watermark)])
             context.access.recheck(exchange)
             if position.timestamp >= 0 and not found.fetched.slices:
-                # What came may be older than that time: it is looked up in what there is now.
+                # New records may be older than that time: it is looked up again.
                 found = await read_first(context, partition, position, query)
             else:
                 found = await read_on(context, partition, position, found.offset, query)
@@ -172,15 +172,15 @@ async def read_first(
         try:
             return Found(partition, offset, await read(context, partition, offset, query))
         except OffsetTrimmed:
-            # Who named no offset is told of none: what retention took is looked up again.
+            # A client that gave no offset is not told of one: the position is looked up again.
             if position.offset >= 0 or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
 def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found:
-    """The log as it was before a time was looked up in vain: what came since may be what is waited
-    for, or older.
+    """The log as it was before a time was looked up in vain: records that came since may be those
+    that are waited for, or older ones.
     """
     end = end_of(now, committed=query.committed)
     fetched = Fetched(
@@ -197,17 +197,17 @@ def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found
 async def read_on(
     context: Context, partition: Partition, position: Position, offset: int, query: FetchQuery
 ) -> Found:
-    """What is there now from `offset` on, where `position` was found before."""
+    """What is there now from `offset` on, to which `position` was resolved before."""
     try:
         return Found(partition, offset, await read(context, partition, offset, query))
     except OffsetTrimmed:
-        if position.keyword == LATEST:  # what came since it was looked up is not left out
+        if position.keyword == LATEST:  # records that came since the lookup are not left out
             position = Position(keyword=EARLIEST)
         return await read_first(context, partition, position, query)
 
 
 def is_enough(found: Found, query: FetchQuery) -> bool:
-    """A page that is full, or cut by something else than the end of the log, is enough."""
+    """A page that is full, or was cut by something other than the end of the log, is enough."""
     size = found.fetched.size_bytes
     wanted = min(query.min_bytes, query.max_bytes)
     return size >= wanted or (size > 0 and not found.fetched.at_end)
@@ -256,7 +256,7 @@ def records_answer(context: Context, found: Found, page: WrittenPage, form: str)
 
 
 async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> WrittenPage:
-    """The records as text; from others who stand at the end of the log as well, where it can be."""
+    """The records as text; shared with others at the end of the log, if possible."""
     work = work_bytes(found.fetched, found.offset)
     return await context.pages.get(
         key_of(found, query, form),
@@ -266,7 +266,7 @@ async def _written(context: Context, found: Found, query: FetchQuery, form: str)
 
 
 def key_of(found: Found, query: FetchQuery, form: str) -> Key:
-    """All that what `write` gives depends on."""
+    """Everything that the result of `write` depends on."""
     partition, offset, fetched = found
     limits = (query.committed, query.max_bytes, query.record_limit)
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
@@ -290,7 +290,7 @@ def write(found: Found, query: FetchQuery, form: str, at_once: bool) -> WrittenP
 
 
 def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:
-    """The object around records that are written already."""
+    """The object around records that were written already."""
     return b"".join(
         (
             b'{"topic":"%b","partition":%d,"records":['

@@ -31,7 +31,7 @@ class Position(NamedTuple):
 def parse_position(
     offset: str | int | UnsetType, timestamp: str | UnsetType, *, default: str, within: str = ""
 ) -> Position:
-    """Raises InvalidRequest. `within` is where the two members stand in a body."""
+    """Raises InvalidRequest. `within` is the place of the two members in a body."""
     if timestamp is not UNSET:
         if offset is not UNSET:
             strict_json.refuse_field(
@@ -66,7 +66,7 @@ async def resolve(
     """The offset to read from. A time past the last record gives the end."""
     if position.offset >= 0:
         return position.offset
-    now = partition.offsets()  # before the lookup: what comes during it is not passed over
+    now = partition.offsets()  # before the lookup: what comes during it is not skipped
     if position.timestamp >= 0:
         found = await find_time(context, partition, position.timestamp)
         if found is not None:

@@ -27,9 +27,7 @@ _RECORD_BYTES: Final = 100  # one that is smaller is as much work
 
 
 class ReadQuery(Protocol):
-    """What a query says of how much is read, and how far: `committed` ends at the last stable
-    offset.
-    """
+    """How much a query reads, and how far: `committed` ends at the last stable offset."""
 
     @property
     def max_bytes(self) -> int: ...
@@ -38,7 +36,7 @@ class ReadQuery(Protocol):
 
 
 async def read(context: Context, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
-    """On the loop where everything is in memory, else in a thread of the tier's own."""
+    """On the loop if everything is in memory, otherwise in a thread of the tier."""
     began_s = time.perf_counter()
     max_bytes, committed = query.max_bytes, query.committed
     fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
@@ -50,14 +48,13 @@ async def read(context: Context, partition: Partition, offset: int, query: ReadQ
 
 
 def work_bytes(fetched: Fetched, offset: int) -> int:
-    """How much work it is to write this as text: compressed, few bytes may be many records."""
+    """How much work it is to write this as text: a few compressed bytes may be many records."""
     return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
 
 
 async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
-    """Run at once what is little work, in a thread what is much. `write` is given whether it is to
-    raise TakesLong rather than expand a batch, as nobody knows how much work that is, or wait for
-    the disk.
+    """Run a little work at once, and much work in a thread. `write` is told whether to raise
+    TakesLong rather than wait for the disk or expand a batch (an unknown amount of work).
     """
     if work <= context.settings.inline_max_bytes:
         try:
@@ -70,7 +67,7 @@ async def compute_text(context: Context, work: int, write: Callable[[bool], T]) 
 def log_headers(
     partition: Partition, log: Fetched | Offsets, *, next_offset: int, tier: Tier
 ) -> HeaderList:
-    """What every answer of a partition's records tells of its log."""
+    """What every response with a partition's records says about its log."""
     up_to_date = b"true" if next_offset == log.high_watermark else b"false"
     return [
         (b"log-start-offset", b"%d" % log.log_start_offset),

@@ -1,13 +1,13 @@
-"""Records out of batches into JSON: the answers of fetch, NDJSON lines and events.
+"""Records of batches as JSON: the responses of fetch, NDJSON lines and events.
 
-Rules that keep it honest:
+Rules:
 
-* A page holds at least one record where there is one, and then stops at the first limit it reaches;
-  `next_offset` is where the next page begins. What it holds is bounded even where a compressed
-  batch is a thousand times what it takes in the log, and where records are next to nothing.
-* Control batches, aborted batches and records below the offset asked for never show.
+* A page holds at least one record if there is one, and then stops at the first limit it reaches;
+  `next_offset` is where the next page begins. Its size is bounded even if a compressed batch
+  expands a thousandfold, and if records are nearly empty.
+* Control batches, aborted batches and records below the given offset are never shown.
 * A checksum is checked before a batch is opened.
-* Columns all the way: one struct a record, made and written by msgspec.
+* Columns all the way: one struct per record, made and written by msgspec.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Shown = str | Raw | None | UnsetType
 Bytes64 = bytes | UnsetType
 
 MAX_EXPANDED_BATCH: Final = 256 << 20
-# What a record takes in a batch beside its bytes, at the least: counted so, what lies in the log
+# What a record takes in a batch besides its bytes, at least: counted so, what is in the log
 # uncompressed always fits.
 RECORD_BYTES: Final = 7
 PAGE_RECORDS: Final = 1_000_000  # as text each takes some hundred bytes of memory
@@ -59,7 +59,7 @@ class RecordOut(msgspec.Struct):
 
 
 class RecordLine(msgspec.Struct):
-    """As RecordOut, for where a line stands alone."""
+    """As RecordOut, for a line that stands alone."""
 
     partition: int
     offset: int
@@ -72,7 +72,7 @@ class RecordLine(msgspec.Struct):
 
 
 class Page(NamedTuple):
-    """Records, batch by batch, the offset behind them, and what `max_bytes` counts of them."""
+    """Records, batch by batch, the offset after them, and their size as `max_bytes` counts it."""
 
     batches: list[Columns]
     next_offset: int
@@ -89,7 +89,7 @@ _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
 class TakesLong(Exception):
-    """Bytes would have to come from the disk, or a batch to be expanded, to who knows how much."""
+    """Bytes would have to come from the disk, or a batch be expanded to an unknown size."""
 
 
 def read_page(
@@ -100,12 +100,12 @@ def read_page(
     max_records: int = PAGE_RECORDS,
     at_once: bool = False,
 ) -> Page:
-    """The records from `offset` on out of what was fetched. Reads files: it may block.
+    """The records from `offset` on in what was fetched. Reads files: it may block.
 
-    `max_bytes` is over keys, values and headers, and RECORD_BYTES a record; beyond PAGE_RECORDS
-    `max_records` says nothing. A batch that fails its check ends the page before it; where nothing
-    stands before it, raises CorruptBatch. With `at_once` raises TakesLong rather than expand a
-    batch or wait for the disk.
+    `max_bytes` counts keys, values and headers, and RECORD_BYTES per record; `max_records` above
+    PAGE_RECORDS has no effect. A batch that fails its check ends the page before it; if it is the
+    first, raises CorruptBatch. With `at_once` raises TakesLong rather than expand a batch or wait
+    for the disk.
     """
     max_records = min(max_records, PAGE_RECORDS)
     batches: list[Columns] = []
@@ -130,7 +130,7 @@ def read_page(
 
 
 def _read_now(piece: FileSlice) -> bytes:
-    """Raises TakesLong. The read itself tells: that some pages are in memory says little of all."""
+    """Raises TakesLong. Only the read itself tells: some pages in memory are not all of them."""
     try:
         data = page_cache.pread_nowait(piece.file.fd, piece.size_bytes, piece.position)
     except BlockingIOError as error:
@@ -139,7 +139,7 @@ def _read_now(piece: FileSlice) -> bytes:
 
 
 def _visible_columns(fetched: Fetched, offset: int, *, at_once: bool) -> Iterable[Columns]:
-    """The records from `offset` on of each batch that shows. Raises CorruptBatch, TakesLong."""
+    """The records from `offset` on of each visible batch. Raises CorruptBatch, TakesLong."""
     for piece in fetched.slices:
         data = _read_now(piece) if at_once else piece.read()
         for header in _batches(data, piece):
@@ -153,7 +153,7 @@ def _visible_columns(fetched: Fetched, offset: int, *, at_once: bool) -> Iterabl
 
 
 def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
-    """Whether the batch is of a transaction that was taken back."""
+    """Whether the batch belongs to an aborted transaction."""
     return header.is_transactional and any(
         transaction.producer_id == header.producer_id
         and transaction.first_offset <= header.base_offset <= transaction.last_offset
@@ -168,7 +168,7 @@ def write_array(page: Page, encoding: Encoding) -> bytes:
 
 
 def write_lines(page: Page, *, partition: int, encoding: Encoding) -> bytes:
-    """NDJSON: one record a line, each line ended."""
+    """NDJSON: one record per line, each line ended."""
     return b"".join(
         _ENCODER.encode_lines(list(_lines(columns, partition, encoding)))
         for columns in page.batches
@@ -176,7 +176,7 @@ def write_lines(page: Page, *, partition: int, encoding: Encoding) -> bytes:
 
 
 def event_lines(page: Page, *, partition: int, encoding: Encoding) -> list[tuple[int, bytes]]:
-    """(offset, the record as a line without its end) of each record."""
+    """(offset, the record as a line without a line break) of each record."""
     return [
         (line.offset, _ENCODER.encode(line))
         for columns in page.batches
@@ -211,7 +211,7 @@ def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
 
 
 def _fitting(columns: Columns, room: int, most: int, *, is_first: bool) -> tuple[int, int]:
-    """(how many of the records fit, their bytes); at least one where it is the first."""
+    """(how many of the records fit, their bytes); at least one if it is the first."""
     sizes = _sizes(columns)
     count, total = len(sizes), sum(sizes)
     if total > room:
@@ -311,7 +311,7 @@ def _documents(
 
 
 def _document(item: bytes, text: Shown, *, one_line: bool) -> Shown:
-    """The value's source text where it is JSON, else the text."""
+    """The value's source text if it is JSON, otherwise the text as a string."""
     try:
         raw = _ANY.decode(item)
     except (msgspec.DecodeError, RecursionError):

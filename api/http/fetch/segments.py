@@ -1,8 +1,8 @@
 """A segment's bytes, from either tier, as a static file server would give them.
 
-A cold segment is brought to disk chunk by chunk while it is sent, the first before the head of the
-answer, so that a bucket that is down is a 503; a fault later on ends the connection short, never
-wrong. What is open already, or in the chunk cache, is sent without a thread.
+A cold segment is brought to disk chunk by chunk while it is sent, the first chunk before the
+response's head, so that a bucket that is down is a 503; a later fault cuts the connection, and
+never sends wrong bytes. What is open already, or in the chunk cache, is sent without a thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from record_format.file_slice import FileSlice
 
 
 class _Asked(NamedTuple):
-    """What of which segment is asked for."""
+    """Which segment is asked for, and what of it."""
 
     partition: Partition
     base_offset: int
@@ -40,7 +40,7 @@ class _Asked(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """What of it is sent, and under which head."""
+    """What of it is sent, and with which head."""
 
     status: int
     headers: HeaderList
@@ -82,7 +82,7 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
     ) -> AsyncGenerator[tuple[FileSlice, ...], None]:
         while following is not None:
             yield (following,)
-            following = None  # let go before the next is waited for
+            following = None  # released before the next is waited for
             following = await context.read_at(partition, base_offset, next_slice)
 
     _count(context, exchange, segment, chosen.range)

@@ -1,13 +1,13 @@
 """The end of a log as text, made once for all who read it.
 
-* Only pages that end where the log ended are kept: many clients stand there, and each record is
-  written as text once for all of them. Who reads old records reads alone.
-* A page of nothing is not kept: a log that grows has one at each of its ends.
-* A key says everything that the page depends on, by values that never mean something else later
-  (the topic's id, not its name; the very bytes it was made of, for compaction puts another file in
-  the place of one). What is kept is bounded in bytes; the least used goes first.
-* Of several that ask for the same page at a time one makes it, and the others wait for it; they get
-  it also where it is too large to be kept.
+* Only pages that end where the log ended are kept: many clients read there, and each record is
+  written as text once for all of them. Readers of old records share nothing.
+* An empty page is not kept: a growing log has one at each of its ends.
+* A key holds everything that the page depends on, as values that never mean something else later
+  (the topic's id, not its name; the very bytes it was made from, since compaction replaces files).
+  The kept pages are limited in bytes; the least recently used goes first.
+* If several ask for the same page at the same time, one makes it and the others wait for it; they
+  get it even if it is too large to be kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from broker.partition import Fetched, Partition
 
 LIMIT_BYTES: Final = 16 << 20
 PAGE_MAX_BYTES: Final = 1 << 20
-KEY_BYTES: Final = 1 << 10  # about what a kept page takes besides its text
+KEY_BYTES: Final = 1 << 10  # roughly what a kept page takes besides its text
 
 Key = tuple[object, ...]
 
 
 class WrittenPage(NamedTuple):
-    """Records as text, in the form that the key names, and the offset behind them."""
+    """Records as text, in the form that the key names, and the offset after them."""
 
     content: Any
     next_offset: int
@@ -39,7 +39,7 @@ class WrittenPage(NamedTuple):
 
 
 class Making:
-    """A page that somebody makes just now. `page` stays None where that failed."""
+    """A page that is being made. `page` stays None if that failed."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -62,14 +62,14 @@ class SharedPages:
     """On the event loop only."""
 
     def __init__(self, counter: Counter, limit_bytes: int = LIMIT_BYTES) -> None:
-        """`counter` has one label, of `hit` and `miss`."""
+        """`counter` has one label: `hit` or `miss`."""
         self._limit_bytes, self.size_bytes = limit_bytes, 0
         self._hits, self._misses = counter.labels("hit"), counter.labels("miss")
         self._pages: OrderedDict[Key, WrittenPage] = OrderedDict()
         self._under_way: dict[Key, Making] = {}
 
     async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
-        """The page, made where nobody has it; kept where `fetched` reached the end of the log."""
+        """The page, made if it is not there; kept if `fetched` reached the end of the log."""
         if not _is_shared(fetched):
             return await make()
         while True:
@@ -83,10 +83,10 @@ class SharedPages:
             if making.page is not None:
                 self._hits.inc()
                 return making.page
-            # It failed, for reasons of its own: it is tried again here.
+            # The other attempt failed, for reasons of its own: try again here.
 
     def get_now(self, key: Key, fetched: Fetched, make: Callable[[], WrittenPage]) -> WrittenPage:
-        """As `get`, where it takes so little to make it that nobody waits for another."""
+        """As `get`, for a page that is made so quickly that nobody waits for another's."""
         if not _is_shared(fetched):
             return make()
         page = self._kept(key)

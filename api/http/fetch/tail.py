@@ -2,14 +2,14 @@
 
 * A slow reader costs no memory: a page of a partition is read only after the last one went into its
   socket.
-* After each page the loop has its turn: what is in memory is read and written without a wait, and a
-  reader that keeps up would hold all others up.
-* An event's id says where to resume: of a partition the record's offset, of a topic each
-  partition's, as `partition:offset,…`. `Last-Event-ID` wins over `offset` and resumes after those
-  records.
-* A topic's tail takes in partitions that the topic gains, from their first record on.
+* After each page the loop gets its turn: what is in memory is read and written without waiting, and
+  a reader that keeps up would otherwise hold up all others.
+* An event's id says where to resume: for a partition it is the record's offset, for a topic that of
+  each partition, as `partition:offset,…`. `Last-Event-ID` takes precedence over `offset` and
+  resumes after those records.
+* A topic's tail includes partitions that the topic gains, from their first record on.
 * A fault in mid-stream is an event of its own, `error`, with the problem; then the stream ends.
-* Waiting costs no thread and no polling; those who wait at the same place share one page.
+* Waiting costs no thread and no polling; readers that wait at the same place share one page.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tail:
-    """Where each partition's reader stands."""
+    """The position in each partition."""
 
     def __init__(self, context: Context, query: TailQuery, *, topic: Topic | None) -> None:
         self._context, self._query, self._topic = context, query, topic
@@ -76,7 +76,7 @@ class Tail:
         position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
         for partition in partitions:
             offset = resumed.get(partition.number)
-            if offset is None and resumed:  # it is younger than the id: all of it is news
+            if offset is None and resumed:  # it is younger than the id: everything in it is new
                 offset = partition.offsets().log_start_offset
             if offset is None:
                 offset = await resolve(
@@ -86,7 +86,7 @@ class Tail:
             self.places[partition] = offset
 
     def take_in_younger(self) -> bool:
-        """Whether the topic gained partitions: all that they have is news, and read next."""
+        """Whether the topic gained partitions: everything in them is new, and read next."""
         if self._topic is None or len(self._topic.partitions) == len(self.places):
             return False
         for _, partition in sorted(self._topic.partitions.items()):
@@ -94,7 +94,7 @@ class Tail:
         return True
 
     async def pages(self) -> AsyncGenerator[bytes, None]:
-        """A page of each partition that has something; then see `at_end` for whether there is more.
+        """A page of each partition that has something; `at_end` then says whether there is more.
 
         Raises what `read` does.
         """
@@ -133,7 +133,7 @@ class Tail:
     def _write(
         self, partition: Partition, fetched: Fetched, offset: int, at_once: bool
     ) -> WrittenPage:
-        """What all who stand at the same place are sent: for a topic's tail without the ids."""
+        """What all readers at the same place are sent; for a topic's tail without the ids."""
         query = self._query
         page = record_json.read_page(
             fetched, offset=offset, max_bytes=query.max_bytes, at_once=at_once
@@ -146,13 +146,13 @@ class Tail:
         return WrittenPage(events, page.next_offset, size_bytes, len(lines))
 
     def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
-        # Each partition's last offset that was passed; -1 stands before the first.
+        # Each partition's last offset that was sent; -1 is before the first.
         self.places[partition] = offset + 1
         stands = ",".join(f"{one.number}:{at - 1}" for one, at in self.places.items())
         return b"id: %b\ndata: %b\n\n" % (stands.encode(), line)
 
     def beyonds(self) -> list[Beyond]:
-        """Everything up to the high watermarks that were seen has been sent."""
+        """What to wait for: everything up to the high watermarks that were seen has been sent."""
         return [Beyond(partition, seen) for partition, seen in self._seen.items()]
 
 
@@ -173,7 +173,7 @@ async def tail_of(
     *,
     topic: Topic | None = None,
 ) -> StreamAnswer:
-    """`topic`, where all of it is followed."""
+    """`topic`, if all of it is followed."""
     query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
@@ -214,7 +214,7 @@ def parse_last_event_id(
 
 
 async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGenerator[bytes, None]:
-    yield _COMMENT  # so that the head of the answer leaves at once
+    yield _COMMENT  # so that the head of the response leaves at once
     heartbeat_ms = context.settings.heartbeat_ms
     with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
         poll.listen()
@@ -247,7 +247,7 @@ def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> b
 def check_within(partition: Partition, offset: int) -> None:
     """Raise OffsetTrimmed or OffsetPastEnd, before the stream begins.
 
-    FencedError first: of a partition that was taken over this folder does not know the end.
+    FencedError first: this folder does not know the end of a partition that was taken over.
     """
     partition.check_leadership()
     now = partition.offsets()

@@ -1,8 +1,8 @@
-"""One question a partition, whoever many requests wait for its high watermark.
+"""One question per partition, however many requests wait for its high watermark.
 
 * The thread that flushes makes one call to the event loop, not one for each waiting client: the
-  producer whose flush it is does not wait for the readers.
-* On the event loop only, but for the one callback that a partition is given.
+  producer does not wait for the readers.
+* On the event loop only, except for the one callback that a partition is given.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Wake = Callable[[], object]
 
 
 class Watermarks:
-    """All that wait in this process, by partition."""
+    """All waiting requests of this process, by partition."""
 
     def __init__(self) -> None:
         self._partitions: dict[Partition, _Waiting] = {}
 
     def wait_beyond(self, partition: Partition, offset: int, wake: Wake) -> Callable[[], None]:
         """Call `wake` once when the high watermark is above `offset` or the partition is over; at
-        once where it is.
+        once if it is already.
 
-        Returns how to cancel, which may be called at any time and more than once.
+        Returns the function that cancels it, which may be called at any time and more than once.
         """
         waiting = self._partitions.get(partition)
         if waiting is None:
@@ -40,14 +40,14 @@ class Watermarks:
         return cancel
 
     def look_again(self, partition: Partition) -> None:
-        """Wake all who wait for `partition`: something else has changed that they would answer."""
+        """Wake all who wait for `partition`: something else in their answer has changed."""
         waiting = self._partitions.get(partition)
         if waiting is not None:
             waiting.wake_all()
 
 
 class _Waiting:
-    """Those who wait for one partition."""
+    """The requests that wait for one partition."""
 
     __slots__ = ("_cancel", "_loop", "_lowest", "_numbers", "_partition", "_round", "_waiters")
 

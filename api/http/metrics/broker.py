@@ -1,7 +1,7 @@
 """What the broker counts, sampled for Prometheus when it asks.
 
 Nothing is kept here: a scrape reads the broker's own counts, touches neither disk nor bucket, and
-costs the rest of the time nothing. For a thread: with thousands of partitions it takes a while.
+costs nothing between scrapes. Run in a thread: with thousands of partitions it takes a while.
 """
 
 from __future__ import annotations

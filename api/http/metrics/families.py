@@ -1,4 +1,4 @@
-"""Counts that are kept elsewhere, as Prometheus' client shows them; texts and labels are the
+"""Counts that are kept elsewhere, in the form of Prometheus' client; texts and labels are the
 table's.
 """
 

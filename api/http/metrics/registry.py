@@ -1,4 +1,4 @@
-"""What the HTTP door counts, for Prometheus; the broker's own counts are those of `broker`.
+"""What the HTTP side counts, for Prometheus; the broker's own counts are in `broker`.
 
 * Names, labels and texts are the table's (`table`).
 * A registry of its own for each app, so that two of them in one process do not mix.
@@ -29,7 +29,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 class HttpMetrics:
     def __init__(self) -> None:
-        # Each count would have a second series, with the time of its first one.
+        # Otherwise each count has a second series, with the time of its first one.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -44,7 +44,7 @@ class HttpMetrics:
         self.register(self.requests)
 
     def sample(self, name: str, value_of: Callable[[], float]) -> None:
-        """A gauge whose value is asked for when it is shown."""
+        """A gauge whose value is computed when it is shown."""
         self._gauge(name).set_function(value_of)
 
     def register(self, collector: Collector) -> None:

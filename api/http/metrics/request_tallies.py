@@ -39,7 +39,7 @@ class RequestTallies(Collector):
         self.fetched_records: dict[str, int] = {}
 
     def answered(self, method: str, path: str, status: str, *, seconds: float) -> None:
-        """Count a request. All three are of few values: never text that a client made up."""
+        """Count a request. All three have few values: never text that a client made up."""
         labels = (method, path, status)
         self._answered[labels] = self._answered.get(labels, 0) + 1
         call = (method, path)
@@ -49,7 +49,7 @@ class RequestTallies(Collector):
         durations.observe(seconds)
 
     def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
-        """Count what was read for an answer."""
+        """Count what was read for a response."""
         self.fetched_bytes[tier] = self.fetched_bytes.get(tier, 0) + size_bytes
         self.fetched_records[tier] = self.fetched_records.get(tier, 0) + records
 

@@ -2,8 +2,8 @@
 
 * Names by Prometheus' conventions: `_total` counts since the start, `_seconds` and `_bytes` are in
   base units.
-* Labels are bounded: a path is its template, a status its number; topics and partitions are told
-  apart up to `TOPICS_MAX` and `PARTITIONS_MAX`, in the order of their names.
+* Labels are bounded: a path is its template, a status its number; topics and partitions get their
+  own labels up to `TOPICS_MAX` and `PARTITIONS_MAX`, in the order of their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 TOPICS_MAX: Final = 1_000
 PARTITIONS_MAX: Final = 1_000
-OTHER_TOPICS: Final = "(other)"  # no topic can be called so
+OTHER_TOPICS: Final = "(other)"  # no topic can have this name
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -1,8 +1,8 @@
 """Where the time of one request went: `Server-Timing`, in milliseconds.
 
-`broker`: the log and the local disk, waiting for a flush with it. `store`: reads that went to the
-cold tier. `encode`: records into text and text into records. `total`: from the head of the request
-to the head of the answer; what a client waits for in a long poll is in it, and in no other.
+`broker`: the log and the local disk, including the wait for a flush. `store`: reads that went to
+the cold tier. `encode`: records into text and text into records. `total`: from the head of the
+request to the head of the response; the wait of a long poll is in it, and in none of the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CURRENT: ContextVar[Timings | None] = ContextVar("tierlog_timings", default=Non
 
 
 def begin() -> Timings:
-    """The timings of a request that comes in now; `took` counts for them in its task."""
+    """The timings of a request that comes in now; in its task, `took` adds to them."""
     timings = Timings()
     _CURRENT.set(timings)
     return timings

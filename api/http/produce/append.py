@@ -1,7 +1,7 @@
-"""The batches of a produce request on their way into their partitions, and what it is answered.
+"""The batches of a produce request on their way into their partitions, and the response to it.
 
-* The answer waits for what `acks` asks for, and no thread waits with it.
-* What was appended before a fault is told with it.
+* The response waits for what `acks` asks for, and no thread waits with it.
+* What was appended before a fault is reported with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 async def append(
     context: Context, request: Request, appends: Mapping[int, ProducedBatches]
 ) -> Answer:
-    """The batches by partition: each partition's are one append. Raises what refused one."""
+    """The batches of each partition are one append. Raises what refused one."""
     name = request.topic.record.name
     warnings = _warnings(request, appends, context.settings.clock())
     acks = _acks_to_await(request, appends)
@@ -54,7 +54,7 @@ async def append(
 
 
 def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> Acks:
-    """A condition that does not hold is told also under acks=0: its append is awaited."""
+    """A condition that does not hold is reported even with acks=0: its append is awaited."""
     conditional = request.expected_offset is not None or any(
         header.producer_id >= 0 for produced in appends.values() for header in produced.headers[:1]
     )
@@ -75,7 +75,7 @@ def _submit(
 
 
 def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) -> None:
-    """What is not awaited may fail unseen, but a full disk is known by now: raised."""
+    """An append that is not awaited may fail unseen, but a full disk is known now: raised."""
     refusals = [future.exception() for future in futures if future.done()]
     if refusals and len(refusals) == len(futures) and all(refusals):
         raise next(filter(None, refusals))
@@ -86,7 +86,7 @@ def _results(
     appends: Mapping[int, ProducedBatches],
     outcomes: Iterable[AppendResult | BaseException],
 ) -> list[PartitionResult]:
-    """Raises the first failure, and tells with it what was appended."""
+    """Raises the first failure, together with what was appended."""
     results: list[PartitionResult] = []
     failure: BaseException | None = None
     for number, outcome in zip(appends, outcomes, strict=True):
@@ -102,7 +102,7 @@ def _results(
 
 
 def _reason(request: Request, number: int, error: BaseException) -> BaseException:
-    """A log that was closed because its topic was deleted meanwhile has no bad disk."""
+    """A log that was closed because its topic was deleted meanwhile does not have a bad disk."""
     if isinstance(error, LogOfflineError):
         try:
             request.topic.partition(number).check_leadership()

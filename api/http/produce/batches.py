@@ -1,7 +1,7 @@
-"""Columns or raw batches into what is appended, by the topic's rules.
+"""Turns columns or raw batches into appends, by the topic's rules.
 
-Pure but for the time, which comes in. A topic that keeps the broker's time (LogAppendTime) takes
-records of any time; else the limits of `message.timestamp.*` are checked record by record.
+Pure: the time is a parameter. A topic that keeps the broker's time (LogAppendTime) accepts records
+of any time; otherwise the limits of `message.timestamp.*` are checked record by record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FEW_RECORDS: Final = 4096
 
 
 class ProducerState(NamedTuple):
-    """What an idempotent producer says of a batch: who it is, and which comes now."""
+    """What an idempotent producer says about a batch: its id and epoch, and the sequence number."""
 
     producer_id: int
     producer_epoch: int
@@ -73,7 +73,7 @@ class TopicRules(NamedTuple):
         )
 
     def is_expired(self, produced: ProducedBatches) -> bool:
-        """Whether retention would take all of these records at its next turn."""
+        """Whether retention would remove all of these records in its next round."""
         deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
         newest = max(header.max_timestamp for header in produced.headers)
         return deletes and 0 <= newest < self.now_ms - self.retention_ms
@@ -100,7 +100,7 @@ def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) ->
 
 
 def is_one_plain_batch(body: bytes | bytearray) -> bool:
-    """Whether this is one batch, not compressed, of few records: it is checked in no time."""
+    """Whether this is a single uncompressed batch of few records, which is checked quickly."""
     try:
         header = parse_header(body)
     except CorruptBatch:
@@ -123,7 +123,7 @@ def build_appends(
 
 
 def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
-    """By its place in the request, which has other partitions' records too, and may have lines."""
+    """By its place in the request, which may have other partitions' records, and lines."""
     assert error.row is not None, "one record made it too large"
     limit, size = error.limit_bytes, error.size_bytes
     return RecordTooLarge(
