@@ -59,6 +59,7 @@ def make_client(options: S3Options) -> S3Client:
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.max_connections,
         tcp_keepalive=True,
+        proxies={} if options.is_on_this_machine else None,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={

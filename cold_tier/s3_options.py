@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from record_format.loopback import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +37,8 @@ class S3Options:
     """The same of a ranged GET: somebody waits for it, and another attempt may be luckier."""
     deadline_s: float = 60.0
     """Within it a call with all its repeats ends; parts of a large upload have one each."""
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Then a proxy of the environment is not asked: it is for the world outside."""
+        return is_loopback(urlsplit(self.endpoint or "").hostname or "")

@@ -82,7 +82,7 @@ class Ranges:
     ) -> None:
         self._urls, self._options, self._ca_file = PresignedUrls(sign), options, ca_file
         self._idle: deque[Connection] = deque(maxlen=options.max_connections)
-        self._is_proxied = _has_proxy(urlsplit(endpoint))
+        self._is_proxied = not options.is_on_this_machine and _has_proxy(urlsplit(endpoint))
         self._in_vain = 0
 
     @property

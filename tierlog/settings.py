@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable, default_prices
 from record_format.errors import SettingsError
+from record_format.loopback import is_loopback
 from record_format.near_miss import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
@@ -265,13 +265,6 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a port alone is no host
         raise SettingsError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
     return match[1] or match[2] or "127.0.0.1", port
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def default_of(setting: Setting) -> object:

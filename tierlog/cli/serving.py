@@ -27,7 +27,8 @@ from broker.broker import Broker
 from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
-from tierlog.settings import Settings, is_loopback
+from record_format.loopback import is_loopback
+from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
 
 from record_format.errors import ConfigurationError, SettingsError
+from record_format.loopback import is_loopback
 from tierlog.client.exchange import Broken, Outcome, Unsent
 from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
 
@@ -73,7 +73,7 @@ class Connection:
             timeout=self.timeout_s,
             verify=_authorities(url, ca_file),
             # A proxy of the environment is for the world outside, not for this machine.
-            trust_env=not _is_loopback(url.host),
+            trust_env=not is_loopback(url.host),
             transport=transport,
         )
         try:
@@ -197,10 +197,3 @@ def _authorities(url: httpx.URL, file: str | Path | None) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError is one
         named = file or os.environ.get("SSL_CERT_FILE")
         raise SettingsError(f"CA file {named}: {error.strerror}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -224,6 +224,15 @@ def test_behind_a_proxy_boto3_alone_knows_the_way(monkeypatch):
         store.close()
 
 
+def test_the_environment_s_proxy_is_not_for_a_store_on_this_machine(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    with s3(Say(200, body=b"whole"), ranged(0, 10)) as (store, asked):
+        assert store.get("k", max_bytes=10) == b"whole"
+        assert take(store, 0, 10) == BODY[:10]
+        assert "X-Amz-Signature=" in asked[1][1]
+
+
 def test_without_credentials_a_range_too_is_one_clear_line(no_credentials):
     store = open_store("http://127.0.0.1:1", access_key_id=None, secret_access_key=None)
     with pytest.raises(ConfigurationError, match="no credentials found"):
