@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 URL_EXPIRES_S: Final = 900
+_ONE_ATTEMPT: Final[Any] = {"total_max_attempts": 1, "mode": "standard"}
 FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 
 _NEVER_CONNECTED = (
@@ -54,7 +55,7 @@ def make_client(options: S3Options) -> S3Client:
     session = _session(options)
     own_server = options.endpoint is not None
     config = Config(
-        retries={"total_max_attempts": 1, "mode": "standard"},
+        retries=_ONE_ATTEMPT,
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.max_connections,
@@ -90,6 +91,7 @@ def url_signer(options: S3Options) -> Callable[[str, str], str]:
         # One of its own: for URLs boto3 still defaults to a signature that many stores refuse.
         config = Config(
             signature_version="s3v4",
+            retries=_ONE_ATTEMPT,
             response_checksum_validation="when_required",
             s3={"addressing_style": _addressing_style(options)},
         )

@@ -233,6 +233,13 @@ def test_the_environment_s_proxy_is_not_for_a_store_on_this_machine(monkeypatch)
         assert "X-Amz-Signature=" in asked[1][1]
 
 
+def test_what_aws_is_told_of_its_own_retries_is_not_asked(monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "many")
+    monkeypatch.setenv("AWS_RETRY_MODE", "eager")
+    with s3(ranged(0, 10)) as (store, _):
+        assert take(store, 0, 10) == BODY[:10]
+
+
 def test_without_credentials_a_range_too_is_one_clear_line(no_credentials):
     store = open_store("http://127.0.0.1:1", access_key_id=None, secret_access_key=None)
     with pytest.raises(ConfigurationError, match="no credentials found"):
