@@ -403,7 +403,7 @@ def test_a_number_out_of_range_is_told_with_the_limit(tierlog):
 
 
 def test_it_runs_without_standard_files(tierlog):
-    command = f"{sys.executable} -m tierlog topic list <&- >&- 2>&-"
+    command = f'"{sys.executable}" -m tierlog topic list <&- >&- 2>&-'
     done = subprocess.run(["bash", "-c", command], env=tierlog.environment, check=False)
     assert done.returncode == 0
 

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import url2pathname
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_sparks_log_goes_nowhere(asked):
     with job("tierlog stats", master=None, conf=None):
         option, file = asked["spark.driver.extraJavaOptions"].split("=")
     assert option == "-Dlog4j2.configurationFile"
-    assert "Null" in Path(file.removeprefix("file://")).read_text()
+    assert "Null" in Path(url2pathname(file.removeprefix("file://"))).read_text()
 
 
 def test_who_asks_for_sparks_log_gets_it(asked):
