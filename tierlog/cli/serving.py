@@ -89,6 +89,8 @@ def load_kernels() -> None:
     try:
         if not native.load() and native.is_available():
             log.warning("no compiled kernels: numba needs a folder for them, as NUMBA_CACHE_DIR")
+    except ImportError as error:  # numba refuses a numpy newer than itself
+        log.warning("no compiled kernels: numba cannot be imported", error=str(error))
     finally:
         gc.freeze()
         gc.enable()

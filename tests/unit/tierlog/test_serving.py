@@ -22,3 +22,16 @@ print(gc.isenabled(), gc.get_freeze_count() > 10 * len(gc.get_objects()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]
+
+
+def test_a_numba_that_cannot_be_imported_is_told_in_a_line_and_done_without(tmp_path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from tierlog.cli import serving
+serving.load_kernels()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "no compiled kernels" in done.stdout
+    assert "Numba needs NumPy 2.3 or less" in done.stdout
