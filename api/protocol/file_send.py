@@ -23,7 +23,7 @@ SMALL_BYTES: Final = 64 << 10  # such a response does not wait for its turn
 
 
 class FileSend:
-    """A run of bytes of one file on its way into one socket."""
+    """The sending of one range of a file into one socket."""
 
     __slots__ = (
         "_done",
@@ -58,7 +58,7 @@ class FileSend:
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
-        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
+        """Return when all bytes are in the socket's buffer, or after `stop`; raise what ended it."""
         if self._turns.busy and self._left > SMALL_BYTES:
             self._ready()
         else:

@@ -108,8 +108,8 @@ class LimitedProtocol(OneProtocol):
         if size > self.limits.header_max_bytes:
             self._refuse(self._head_too_large(size))
         elif not self._in_head and (self.cycle is None or self.cycle.response_complete):
-            # Not only where an answer ends: what came may have been the last of a body that nobody
-            # reads, an answer at once, or an empty line.
+            # Not only when an answer ends: what came may have been the end of a body that nobody
+            # reads, a request answered at once, or an empty line.
             self._rest()
 
     def on_message_begin(self) -> None:
@@ -139,7 +139,7 @@ class LimitedProtocol(OneProtocol):
         self._head_deadline.set(self.limits.header_timeout_s)
 
     def _head_is_late(self) -> None:
-        if self.flow.read_paused:  # by us, behind the answers that are under way
+        if self.flow.read_paused:  # by us, after the answers in progress
             self._head_deadline.set(self.limits.header_timeout_s)
         else:
             self.transport.abort()
@@ -154,7 +154,7 @@ class LimitedProtocol(OneProtocol):
     def send_400_response(self, msg: str) -> None:
         """Uvicorn calls this while it handles what the parser raised."""
         found = sys.exception()
-        # What a callback of ours raises, the parser raises as the context of its own.
+        # The parser raises an error of its own, with what our callback raised as its context.
         reason = found and (found.__context__ or found)
         if not isinstance(reason, HeaderTooLarge):
             reason = InvalidRequest(f"this is no request of HTTP/1.1: {reason or msg}")
@@ -220,7 +220,7 @@ class LimitedProtocol(OneProtocol):
             return
         try:
             self.transport.write_eof()
-        except OSError:  # of asyncio's: the client is gone, and has just answered with a reset
+        except OSError:  # from asyncio: the client is gone, and has just answered with a reset
             self.transport.abort()
             return
         self._await_unread()
@@ -263,7 +263,7 @@ class LimitedProtocol(OneProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if not self._body_head:
-            self.cycle.more_body = False  # uvicorn leaves it where the answer is complete
+            self.cycle.more_body = False  # uvicorn leaves it set if the answer is complete
             self._unread_ended()
 
     def _await_unread(self) -> None:

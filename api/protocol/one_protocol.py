@@ -38,7 +38,7 @@ class OneProtocol(HttpToolsProtocol):
         self._piece = b""
 
     def check_framing(self) -> None:
-        """Raises InvalidRequest. Call with the head complete."""
+        """Raises InvalidRequest. Call once the head is complete."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise InvalidRequest(f"HTTP/{version} is not supported")
@@ -79,7 +79,7 @@ def _parser_behind(head: bytes, protocol: OneProtocol) -> httptools.HttpRequestP
 
 
 def new_parser(listener: object) -> httptools.HttpRequestParser:
-    """As uvicorn's, at the beginning of a request."""
+    """As uvicorn's, at the start of a request."""
     parser = httptools.HttpRequestParser(listener)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

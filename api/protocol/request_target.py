@@ -18,7 +18,7 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE
 def to_origin_form(url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     """The path and query of a target that does not begin with `/`; corrects `Host` in `headers`.
 
-    `*` stays what it is. Raises InvalidRequest.
+    `*` stays as it is. Raises InvalidRequest.
     """
     if url == b"*":
         return url

@@ -1,4 +1,4 @@
-"""Who may put bytes of a file into a socket in this turn of the event loop.
+"""Who may send bytes of a file in this turn of the event loop.
 
 * All large responses together get `TURN_BYTES` in one turn, first come first served: between two
   turns the loop looks at its sockets, so a small request waits for one run of bytes and not for one
@@ -35,7 +35,7 @@ class SendTurns:
         return bool(self._queue)
 
     def ask(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:
-        """Call `send` once, in its turn. It must not raise."""
+        """Call `send` once, when its turn comes. It must not raise."""
         self._queue.append(send)
         if not self._scheduled:
             self._scheduled = True

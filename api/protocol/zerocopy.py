@@ -264,7 +264,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         cycle.protocol = self
         cycle.sending_ended = self._sending_ended
         if cycle.scope["http_version"] == "1.0":
-            cycle.waiting_for_100_continue = False  # it knows no such answer
+            cycle.waiting_for_100_continue = False  # HTTP/1.0 has no such answer
         super()._start_asgi_task(cycle, app)
 
     # --- bodies ---------------------------------------------------------------------------------
