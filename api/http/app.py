@@ -41,7 +41,7 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
         await console.stop()
         context.close()
 
-    shown = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` is not there yet
+    shown = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` does not exist yet
     app = TierlogApp(
         context,
         CallTable((*CALLS, *DOCS_CALLS, shown, *console.calls())),

@@ -1,4 +1,4 @@
-"""What a call of the API is, and the table that finds it by its path.
+"""A call of the API, and the table that finds it by its path.
 
 A `Call` is the single description of an endpoint: the router, the check of its parameters and the
 OpenAPI document are all made from it.

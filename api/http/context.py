@@ -87,7 +87,7 @@ class Context:
         return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
-        """Run a call that may wait for the tier that has the offset."""
+        """Run a call that may wait for the tier with this offset."""
         return await self._timed(self.threads_for(partition, offset), call)
 
     def threads_for(self, partition: Partition, offset: int) -> Executor:
@@ -126,7 +126,7 @@ class Context:
             await Ended([future])
             return future.result()
         finally:
-            del future  # an error would keep it, and it the error
+            del future  # it and an error would keep each other alive
 
     def problem(self, exchange: Exchange, error: Exception, *, writing: bool = False) -> Problem:
         """What the client is told about an error; see `problems.to_problem`."""

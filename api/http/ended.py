@@ -62,7 +62,7 @@ class Ended:
     # --- in the thread, and back ------------------------------------------------------------------
 
     def _one_ended(self, _: Future[Any]) -> None:
-        # The count is one step of the interpreter: of many threads one comes last.
+        # `next` is atomic: exactly one of many threads comes last.
         if next(self._count) == self._last:
             try:
                 self._loop.call_soon_threadsafe(self._wake, context=self._context)

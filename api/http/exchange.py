@@ -1,4 +1,4 @@
-"""One request as a handler sees it: the path's parts, headers, and who is at the other end.
+"""One request as a handler sees it: the path's parts, the headers, and who is calling.
 
 An exchange exists before there is anything to answer through: `receive` and `send` are set once the
 request has a task.
@@ -65,7 +65,7 @@ class Exchange:
         if len(self._headers) < len(headers):
             self._headers = _joined(headers)
         self.params: Mapping[str, str] = _NO_PARAMS
-        self.grant: Grant = NOBODY  # until `access` has said who is there
+        self.grant: Grant = NOBODY  # until `access` has said who is calling
         self.template = ""  # of the path, once it is known
         self.started = False  # the head of the response was sent
         self.timings = timings.begin()

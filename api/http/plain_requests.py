@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    """No parameter, or no member."""
+    """No parameters, or no members."""
 
 
 _NO_MEMBERS: Final = msgspec.json.Decoder(_Nothing)
 
 
 async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
-    """A small JSON body. Raises what is wrong with it."""
+    """Read a small JSON body. Raises what is wrong with it."""
     media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
     encoding = bodies.encoding_of(exchange)
     limit = context.settings.control_body_max_bytes

@@ -32,7 +32,7 @@ READING: Final = (
     "cold-object-corrupt",
     "corrupt-log",
     "store-unavailable",
-    "disk-full",  # no room for what comes from the bucket
+    "disk-full",  # no room for chunks from the bucket
 )
 WRITING: Final = (
     *NO_PARTITION,

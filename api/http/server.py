@@ -1,6 +1,6 @@
-"""uvicorn with our protocol: how the application is run, and how it stops.
+"""uvicorn with our protocol: how the application runs, and how it stops.
 
-* SIGTERM or SIGINT: no new connections, waiting long polls are answered, requests under way get
+* SIGTERM or SIGINT: no new connections, waiting long polls are answered, requests in progress get
   four fifths of `shutdown_timeout_ms`, then the call returns and the caller closes the broker.
 * `RunningServer` is the same server in a thread, for tests and for programs that embed a broker.
 """
@@ -180,7 +180,7 @@ def _server(
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
-            # The rest of the time is the broker's, to close its logs in.
+            # The rest of the time is for the broker, to close its logs.
             timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms * 4 // 5000),
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,

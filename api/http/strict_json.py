@@ -1,8 +1,8 @@
 """Turns JSON and query parameters into typed structs, and what is wrong with them into named
 problems.
 
-* Unknown members and parameters are refused by name, whatever the struct; so is a parameter that
-  was given twice.
+* Unknown members and parameters are refused by name, whatever the struct; so is a parameter given
+  twice.
 * A problem's `loc` is a path into the request: `records[3].timestamp`, or the parameter's name.
 """
 
@@ -36,7 +36,7 @@ _CUT_SHORT: Final = "JSON ends too early, or an escape has half of a surrogate p
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest with the place of the first problem."""
+    """Raises InvalidRequest with the location of the first problem."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -51,7 +51,7 @@ def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) ->
     """As `decode`, for small bodies that change something: a repeated member is refused (whichever
     won, the other would be ignored), and a bad value in a map is reported with its key.
     """
-    with suppress(ValueError, RecursionError):  # the decoder says it better
+    with suppress(ValueError, RecursionError):  # the decoder reports it better
         json.loads(body, object_pairs_hook=_no_member_twice)
     try:
         return decoder.decode(body)
@@ -141,7 +141,7 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
         if not kind.takes(text):
             problems.append(FieldProblem(name, f"expected {kind.expected}, not {text[:64]!r}"))
         elif kind.is_integer:
-            values[name] = int(text)  # leading zeros are no text to msgspec
+            values[name] = int(text)  # msgspec does not take leading zeros
     if problems:
         refuse_all(problems)
     try:

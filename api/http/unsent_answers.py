@@ -31,7 +31,7 @@ class UnsentLimits(NamedTuple):
 
 
 class UnsentAnswers:
-    """On the event loop only. Files are made in `folder`."""
+    """Used only on the event loop. Files are created in `folder`."""
 
     def __init__(self, folder: Path, in_thread: InThread) -> None:
         self._folder, self._in_thread = folder, in_thread
@@ -39,7 +39,7 @@ class UnsentAnswers:
         self.held = Unsent()
 
     async def admitted(self, exchange: Exchange, answer: AnyAnswer) -> AnyAnswer:
-        """The answer, or the same from a file. Raises Throttled. `sent` has to follow.
+        """The answer, or the same from a file. Raises Throttled. `sent` must follow.
 
         The caller must not keep a reference to `answer`, or its bytes stay in memory all the same.
         """

@@ -25,7 +25,7 @@ class Grant(NamedTuple):
     topics: str = ""
 
     def check_scopes(self, scopes: tuple[Scope, ...]) -> None:
-        """Any of them will do. Raises Forbidden."""
+        """Any one of them suffices. Raises Forbidden."""
         if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
             named = " or ".join(scopes)
             raise Forbidden(f"this call needs a token with the scope {named}")
@@ -34,7 +34,7 @@ class Grant(NamedTuple):
         return topic.startswith(self.topics)
 
     def check_topic(self, topic: str) -> None:
-        """Raises Forbidden, whether there is such a topic or not."""
+        """Raises Forbidden, whether the topic exists or not."""
         if not self.sees_topic(topic):
             raise Forbidden(f"this token is for topics that begin with {self.topics!r}")
 

@@ -1,4 +1,4 @@
-"""The tokens file: who may call, by the hashes of their tokens.
+"""The tokens file: who may call, by the hashes of the tokens.
 
     {"format_version": 1,
      "tokens": [{"name", "hash": "sha256:<64 hex>", "scopes": [...], "topics", "created_ms"}]}
@@ -162,13 +162,13 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class TokensFile:
-    """The file as a running broker follows it: read when it changed."""
+    """The file as a running broker follows it: read whenever it has changed."""
 
     def __init__(self, path: Path, *, required: bool) -> None:
         self._path, self._name = path, str(path)
         self._seen: tuple[int, int, int] | None = None
         self._entries: tuple[TokenEntry, ...] = ()
-        self._told = ""  # of why it cannot be read
+        self._told = ""  # last logged: why it cannot be read
         self.required = required
         self.refresh()
 

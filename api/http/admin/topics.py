@@ -1,4 +1,4 @@
-"""The five calls on topics. What writes to disk runs in a thread."""
+"""The five calls on topics. Calls that write to disk run in a thread."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _show_to_tails(context: Context, name: str) -> None:
 
 
 def _check_offsets_are_kept(wanted: AlterTopic) -> None:
-    """Raises Forbidden for what would lose what groups have committed."""
+    """Raises Forbidden for a change that would lose offsets that groups have committed."""
     if wanted.partitions is not UNSET:
         raise Forbidden(
             f"{CONSUMER_OFFSETS}: with more partitions its groups would move and be lost"

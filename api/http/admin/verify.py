@@ -1,4 +1,4 @@
-"""`POST /v1/topics/{topic}/verify`: what is wrong is the answer, not an error."""
+"""`POST /v1/topics/{topic}/verify`: what it finds wrong is the answer, not an error."""
 
 from __future__ import annotations
 

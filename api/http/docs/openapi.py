@@ -107,7 +107,7 @@ PROBLEM_SCHEMA: Final[Json] = {
 
 
 class Schemas:
-    """The components that all operations refer to."""
+    """The components to which all operations refer."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         bodies = [body for call in calls for body in _bodies(call)]
@@ -160,7 +160,7 @@ def _structs(schema: Any) -> tuple[type[Any], ...]:
 
 
 def operation(call: Call, schemas: Schemas) -> Json:
-    """What FastAPI's document says about the call, beyond its path and summary."""
+    """What FastAPI's document says about the call besides its path and summary."""
     described: Json = {
         "description": call.description or call.summary,
         "parameters": [

@@ -1,4 +1,4 @@
-"""A fetch that waits for nothing, answered before there is a task: whole batches in memory, and few
+"""A fetch that waits for nothing, answered without a task: whole batches in memory, and a few
 records as text.
 """
 

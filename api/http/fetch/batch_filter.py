@@ -24,7 +24,7 @@ class _Placed(NamedTuple):
 
 
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
-    """Whole batches of at most `max_records` records from `offset` on, but at least one batch.
+    """Whole batches with at most `max_records` records from `offset` on, but at least one batch.
 
     Aborted batches are left out. Reads files: it may block.
     """
@@ -58,7 +58,7 @@ def _header_at(piece: FileSlice, position: int) -> BatchHeader:
 
 
 def _joined(pieces: list[FileSlice]) -> Iterator[FileSlice]:
-    """Neighbours in a file as one slice."""
+    """Adjacent slices of a file as one."""
     run: FileSlice | None = None
     for piece in pieces:
         if run is not None and run.file is piece.file and _end(run) == piece.position:

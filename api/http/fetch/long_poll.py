@@ -1,6 +1,6 @@
 """Waiting for the high watermark: woken by it, by the deadline, or by the client's leaving.
 
-No thread and no polling: a waiting request is an entry in `watermarks`, one timer and one task that
+No thread and no polling: a waiting request is an entry in `watermarks`, a timer, and a task that
 listens for the end of the connection.
 """
 
@@ -16,7 +16,7 @@ from broker.partition import Partition
 
 
 class Beyond(NamedTuple):
-    """A high watermark above `offset` is waited for."""
+    """Wait for a high watermark above `offset`."""
 
     partition: Partition
     offset: int
@@ -30,14 +30,14 @@ class LongPoll:
         self._context, self._exchange = context, exchange
         self._deadline = self._loop.time() + wait_ms / 1000
         self._over = wait_ms <= 0
-        self.left = False  # the client, or the server is about to
+        self.left = False  # the client has left, or the server is about to stop
         self._woken = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def over(self) -> bool:
-        """The time is up, or the client left: answer with what there is."""
+        """The time is up, or the client has left: answer with what there is."""
         return self._over or self._loop.time() >= self._deadline
 
     def listen(self) -> None:
@@ -70,7 +70,7 @@ class LongPoll:
             self._timer = None
 
     def leave(self) -> None:
-        """The client is gone, or the server stops: nothing more is waited for."""
+        """The client is gone, or the server is stopping: stop waiting."""
         self.left = True
         self._end()
 

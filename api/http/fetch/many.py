@@ -70,7 +70,7 @@ class Refused(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A partition that is read, from where (`position` is what was asked for), and what was found
+    """A partition, where it is read from (`position` is what was asked for), and what was found
     there.
     """
 

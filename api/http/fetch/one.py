@@ -126,7 +126,7 @@ def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQ
 async def _more(
     context: Context, found: Found, page: WrittenPage, query: FetchQuery, form: str
 ) -> tuple[Found, WrittenPage]:
-    """What all of `max_bytes` holds."""
+    """Read again, with all of `max_bytes`."""
     try:
         fetched = await read(context, found.partition, found.offset, query)
     except OffsetTrimmed:

@@ -44,7 +44,7 @@ def parse_position(
     text = str(offset)
     if text in KEYWORDS:
         return Position(keyword=text)
-    value = strict_json.natural(text)  # a segment's file is named with 20
+    value = strict_json.natural(text)  # segment files have 20 digits
     if value is None or value > MAX_OFFSET:
         strict_json.refuse_field(
             strict_json.join(within, "offset"),
@@ -63,7 +63,7 @@ def time_of(text: str, *, loc: str) -> int:
 async def resolve(
     context: Context, partition: Partition, position: Position, *, committed: bool
 ) -> int:
-    """The offset to read from. A time past the last record gives the end."""
+    """The offset to read from. A time past the last record resolves to the end."""
     if position.offset >= 0:
         return position.offset
     now = partition.offsets()  # before the lookup: what comes during it is not skipped
@@ -81,7 +81,7 @@ async def resolve(
 async def find_time(
     context: Context, partition: Partition, timestamp: int
 ) -> tuple[int, int] | None:
-    """As `Partition.offset_for_timestamp`, by a thread of the tier that the log begins in."""
+    """As `Partition.offset_for_timestamp`, in a thread of the tier in which the log begins."""
     look = partial(partition.offset_for_timestamp, timestamp)
     return await context.read_at(partition, partition.offsets().log_start_offset, look)
 

@@ -23,7 +23,7 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
-_RECORD_BYTES: Final = 100  # one that is smaller is as much work
+_RECORD_BYTES: Final = 100  # a smaller one is as much work
 
 
 class ReadQuery(Protocol):

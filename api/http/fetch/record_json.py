@@ -47,7 +47,7 @@ class HeaderOut(msgspec.Struct):
 
 
 class RecordOut(msgspec.Struct):
-    """`*_base64` in place of a member whose bytes are not text."""
+    """`*_base64` instead of a member whose bytes are not text."""
 
     offset: int
     timestamp: int
@@ -280,7 +280,7 @@ def _members(
 def _texts(
     column: Sequence[bytes | None], encoding: Encoding
 ) -> tuple[Iterable[Shown], Iterable[Bytes64 | None]]:
-    """(texts, bytes), of which each record has exactly one; the other is UNSET and not written."""
+    """(texts, bytes): each record has exactly one; the other is UNSET and not written."""
     if encoding == "base64":
         return repeat(UNSET), column
     try:

@@ -1,4 +1,4 @@
-"""The end of a log as text, made once for all who read it.
+"""The end of a log as text, written once for all its readers.
 
 * Only pages that end where the log ended are kept: many clients read there, and each record is
   written as text once for all of them. Readers of old records share nothing.
@@ -59,7 +59,7 @@ def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object)
 
 
 class SharedPages:
-    """On the event loop only."""
+    """Used only on the event loop."""
 
     def __init__(self, counter: Counter, limit_bytes: int = LIMIT_BYTES) -> None:
         """`counter` has one label: `hit` or `miss`."""

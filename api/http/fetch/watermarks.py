@@ -56,8 +56,8 @@ class _Waiting:
         self._waiters: dict[int, tuple[int, Wake]] = {}
         self._numbers = itertools.count()
         self._cancel: Callable[[], object] | None = None
-        self._lowest = 0  # offset that the partition was asked about
-        self._round = 0  # of asking
+        self._lowest = 0  # offset above which the partition calls back
+        self._round = 0  # of registering the callback
 
     def add(self, offset: int, wake: Wake) -> int:
         number = next(self._numbers)
@@ -70,7 +70,7 @@ class _Waiting:
         return number
 
     def drop(self, number: int) -> bool:
-        """Whether nobody waits any more."""
+        """Remove one; whether nobody waits any more."""
         self._waiters.pop(number, None)
         if self._waiters:
             return False
@@ -104,7 +104,7 @@ class _Waiting:
 
     def _wake(self, of_round: int) -> None:
         if of_round != self._round or self._cancel is None:
-            return  # a call of an earlier round that was under way when that was cancelled
+            return  # a callback of an earlier round, already running when that was cancelled
         self._cancel = None
         high_watermark, is_over = self._partition.log.high_watermark, self._partition.is_over
         due = [n for n, (offset, _) in self._waiters.items() if is_over or offset < high_watermark]

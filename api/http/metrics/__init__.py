@@ -1,1 +1,1 @@
-"""What is counted: `table` has the names, `registry` the requests', `broker` asks the broker."""
+"""Metrics: `table` has the names, `registry` counts requests, `broker` samples the broker."""

@@ -1,4 +1,4 @@
-"""What the broker counts, sampled for Prometheus when it asks.
+"""What the broker counts, sampled when Prometheus asks.
 
 Nothing is kept here: a scrape reads the broker's own counts, touches neither disk nor bucket, and
 costs nothing between scrapes. Run in a thread: with thousands of partitions it takes a while.
@@ -52,7 +52,7 @@ class BrokerMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: the table names them, and the broker may not be asked before it is open."""
+        """Nothing: the table names them, and the broker cannot be asked before it is open."""
         return ()
 
     def collect(self) -> Iterator[Family]:

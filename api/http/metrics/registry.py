@@ -1,7 +1,7 @@
 """What the HTTP side counts, for Prometheus; the broker's own counts are in `broker`.
 
-* Names, labels and texts are the table's (`table`).
-* A registry of its own for each app, so that two of them in one process do not mix.
+* Names, labels and texts come from `table`.
+* Each app has its own registry, so that two of them in one process do not mix.
 """
 
 from __future__ import annotations

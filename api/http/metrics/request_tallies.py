@@ -1,5 +1,5 @@
 """What every request counts, in plain numbers: Prometheus' own counters take longer than finding a
-batch. On the event loop only; a scrape reads them.
+batch. Written only on the event loop; a scrape reads them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RequestTallies(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        # Copies: a scrape is written by a thread.
+        # Copies: a scrape runs in a thread.
         answered, seconds = dict(self._answered), dict(self._seconds)
         yield counter("tierlog_http_requests_total", answered)
         yield histogram(

@@ -1,4 +1,4 @@
-"""Every metric of a broker, in one table: `/metrics` is made by it, and the reference in docs/ too.
+"""Every metric of a broker, in one table: `/metrics` and the reference in docs/ are made from it.
 
 * Names by Prometheus' conventions: `_total` counts since the start, `_seconds` and `_bytes` are in
   base units.
@@ -18,7 +18,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """`name`: as `/metrics` shows it; a histogram's without `_bucket`, `_sum` and `_count`."""
+    """`name`: as in `/metrics`; a histogram's without `_bucket`, `_sum` and `_count`."""
 
     name: str
     kind: Kind

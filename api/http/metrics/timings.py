@@ -1,4 +1,4 @@
-"""Where the time of one request went: `Server-Timing`, in milliseconds.
+"""Where the time of a request went: `Server-Timing`, in milliseconds.
 
 `broker`: the log and the local disk, including the wait for a flush. `store`: reads that went to
 the cold tier. `encode`: records into text and text into records. `total`: from the head of the
@@ -15,7 +15,7 @@ Part = Literal["broker", "store", "encode"]
 
 
 class Timings:
-    """Of one request, on the event loop."""
+    """Those of one request; used on the event loop."""
 
     __slots__ = ("_began_s", "broker", "encode", "store")
 
@@ -53,7 +53,7 @@ def begin() -> Timings:
 
 
 def took(part: Part, began_s: float) -> None:
-    """As `Timings.add`, for the request under way."""
+    """As `Timings.add`, for the current request."""
     timings = _CURRENT.get()
     if timings is not None:
         timings.add(part, began_s)

@@ -123,7 +123,7 @@ def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult
 
 
 class _Unawaited:
-    """Nobody waits for an append with acks=0: a failure of it goes to the log."""
+    """Nobody waits for an append with acks=0: its failure is logged."""
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition

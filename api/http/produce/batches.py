@@ -47,7 +47,7 @@ _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
 class TopicRules(NamedTuple):
-    """What a topic's configuration says about a produce request that came at `now_ms`."""
+    """What a topic's configuration says about a produce request that arrived at `now_ms`."""
 
     now_ms: int
     max_message_bytes: int
@@ -80,7 +80,7 @@ class TopicRules(NamedTuple):
 
 
 def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
-    """Raw batches, all of them checked. Raises what `check_produced` does."""
+    """The raw batches, all checked. Raises what `check_produced` does."""
     limits = ProduceLimits(
         max_message_bytes=rules.max_message_bytes,
         now_ms=rules.now_ms,

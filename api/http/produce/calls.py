@@ -39,7 +39,7 @@ from record_format.errors import UnknownPartition
 from record_format.produced import ProducedBatches
 
 _FIRST_PRODUCER_ID: Final = 2**32
-_END_PRODUCER_ID: Final = 2**53  # what a JSON reader with doubles still tells apart
+_END_PRODUCER_ID: Final = 2**53  # up to here, doubles in a JSON reader are exact
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Answer:
@@ -63,8 +63,8 @@ async def _produce(context: Context, exchange: Exchange, *, partition: Partition
 
 
 def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int:
-    """How much work a body is, in bytes of JSON. What expands to who knows what is not for the
-    loop; a batch that stays as it is takes a quarter of the time.
+    """How much work a body is, in bytes of JSON. What may expand to any size is not for the loop; a
+    batch that stays as it is takes a quarter of the time.
     """
     if encoding:
         return NOT_KNOWN
@@ -130,19 +130,19 @@ def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, Reco
 
 
 def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
-    """All are there, before anything is appended to one. Raises what `Topic.partition` does."""
+    """Raise what `Topic.partition` does, before anything is appended to any partition."""
     try:
         topic.partition(number)
     except UnknownPartition:
         chosen = columns.partitions or ()
-        if number not in chosen:  # a key's: the folder lacks some of the topic's partitions
+        if number not in chosen:  # a key's: the folder lacks some partitions of the topic
             raise
         place = columns.place(chosen.index(number), "partition")
         raise UnknownPartition(topic.record.name, number, place=place) from None
 
 
 async def new_producer(context: Context, exchange: Exchange) -> Answer:
-    """Random, so that no counter can be lost with a disk. The body may be empty, or `{}`."""
+    """Ids are random, so no counter can be lost with a disk. The body may be empty, or `{}`."""
     await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
     return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

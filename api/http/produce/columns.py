@@ -1,13 +1,13 @@
-"""A produce request's body into columns: JSON, NDJSON and one record's bytes.
+"""Parse a produce request's body into columns: JSON, NDJSON and one record's bytes.
 
 Rules that keep it honest:
 
 * Pure functions of the body: no topic, no clock, no network. A record's partition and time stay
-  None where the request leaves them open.
-* A JSON string is its text as UTF-8, null is null, and any other value is kept as its exact source
+  None if the request does not give them.
+* A JSON string is stored as its UTF-8 text, null as null, and any other value as its exact source
   text: `1.0` stays `1.0`, and members keep their order and their duplicates.
-* No object a record but its own bytes and the parser's: this is the path of a million records a
-  second.
+* No object per record besides its own bytes and the parser's: this is the path of a million records
+  a second.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords
 
 Content = bytes | None
-Place = Callable[[int, str], str]  # of a row's member, in the request
+Place = Callable[[int, str], str]  # the place of a row's member in the request
 Member = TypeVar("Member")
 T = TypeVar("T")
 
 _QUOTE: Final = 0x22
-_without_blanks: Final = methodcaller("strip", b" \t\r")  # what JSON takes for blanks
-# What can become an object while it is parsed, for each record that is allowed in the end.
+_without_blanks: Final = methodcaller("strip", b" \t\r")  # JSON's whitespace within a line
+# Braces, or line breaks, let through to the parser for each record that is allowed.
 _CANDIDATES_A_RECORD: Final = 4
 MAX_PARTITION: Final = 2**31 - 1
 
@@ -51,7 +51,7 @@ _HeadersIn = list[HeaderIn] | dict[str, str | None] | UnsetType | None
 
 
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
-    """One record. `key` and `value` may be any JSON; `*_base64` carries bytes; not both forms."""
+    """One record. `key` and `value` may be any JSON; `*_base64` carries bytes; never both forms."""
 
     key: msgspec.Raw | UnsetType = UNSET
     key_base64: bytes | UnsetType | None = UNSET
@@ -74,18 +74,18 @@ class RecordColumns(NamedTuple):
     headers: list[Headers | None] | None = None
     timestamps: list[int | None] | None = None
     partitions: list[int | None] | None = None
-    rows: Sequence[int] | None = None  # where the records stood in the request; None: in order
+    rows: Sequence[int] | None = None  # the records' places in the request; None: in order
     lines: Sequence[int] | None = None  # their lines; None: the request has no lines
-    has_members: bool = True  # a record is an object, not its value alone
+    has_members: bool = True  # a record is an object, not only its value
 
     def place(self, row: int, member: str) -> str:
-        """`records[3].key`, or `line 4.key`: the place in the request that `row` came from."""
+        """`records[3].key`, or `line 4.key`: where `row` was in the request."""
         if self.has_members:
             return f"{self.record(row)}.{member}"
         return member if self.lines is None else self.record(row)
 
     def record(self, row: int) -> str:
-        """`records[3]`, or `line 4`; of a body that is one value `record 0`."""
+        """`records[3]`, or `line 4`; for a body that is one value, `record 0`."""
         row = row if self.rows is None else self.rows[row]
         if self.lines is not None:
             return f"line {self.lines[row]}"
@@ -110,7 +110,7 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
 
 
 def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    """NDJSON, one record object a line."""
+    """NDJSON, one record object per line."""
     records: list[RecordIn] = []
     lines = _lines(body, records_max=records_max)
     for number, line in lines:
@@ -124,7 +124,7 @@ def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColum
 
 
 def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    """NDJSON, one value a line."""
+    """NDJSON, one value per line."""
     values: list[Content] = []
     numbers: list[int] = []
     for number, line in _lines(body, records_max=records_max):
@@ -139,7 +139,7 @@ def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
 
 
 def single_value(body: bytes | bytearray, *, key: Content) -> RecordColumns:
-    """The body as it is: an empty body is an empty value."""
+    """The body as one value: an empty body is an empty value."""
     return RecordColumns([bytes(body)], None if key is None else [key], has_members=False)
 
 
@@ -152,7 +152,7 @@ def decode_base64(text: str, *, loc: str) -> bytes:
 
 
 def content_of(raw: msgspec.Raw) -> Content:
-    """What a key or value of this JSON source text is stored as."""
+    """How a key or value with this JSON source text is stored."""
     text = bytes(raw)
     if text[0] == _QUOTE:
         return text[1:-1] if b"\\" not in text else _TEXT.decode(text).encode()
@@ -160,7 +160,7 @@ def content_of(raw: msgspec.Raw) -> Content:
 
 
 class _Given(NamedTuple):
-    """Each member's column, UNSET where a record lacks it."""
+    """Each member's column, UNSET for a record without it."""
 
     keys: list[msgspec.Raw | UnsetType]
     values: list[msgspec.Raw | UnsetType]
@@ -203,7 +203,7 @@ def _kept_of_one(source: bytes) -> Kept:
 def _columns(
     records: Sequence[RecordIn], lines: Sequence[int] | None
 ) -> tuple[RecordColumns, Kept]:
-    """`lines` are the records' lines; where there are none a record's place is its index."""
+    """`lines` are the records' lines; without them a record's place is its index."""
     if not records:
         raise _no_record()
     given = _Given.by(records)
@@ -221,7 +221,7 @@ def _is_empty(column: list[Content]) -> bool:
 
 
 def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]) -> list[Content]:
-    """`texts` are those of `given` that are there."""
+    """`texts` are those of `given` that are set."""
     if not texts:
         return [None] * len(given)
     if len(texts) == len(given):
@@ -230,7 +230,7 @@ def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]
 
 
 def _with_others(columns: RecordColumns, given: _Given) -> RecordColumns:
-    """The members that most requests do not have."""
+    """Add the members that most requests do not have."""
     at = columns.place
     return columns._replace(
         values=_with_bytes(columns.values, given.values_base64, given.values, at=at, name="value"),
@@ -308,7 +308,7 @@ def _partition(given: int | UnsetType | None, loc: str) -> int | None:
 
 
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
-    """(number from 1, line without blanks around it) of the lines that are not blank."""
+    """(number from 1, stripped line) of each line that is not blank."""
     _check_text(body, has_lines=True)
     _check_count(body.count(b"\n"), limit=records_max * _CANDIDATES_A_RECORD)
     lines = [
@@ -321,7 +321,7 @@ def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, byte
 
 
 def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
-    """Source text is kept unparsed, so what is not UTF-8 has to be found here."""
+    """Source text is kept unparsed, so bytes that are not UTF-8 have to be found here."""
     if body.isascii():
         return
     try:

@@ -1,4 +1,4 @@
-"""Everything of a produce request that can be refused before a byte of its body is read."""
+"""Whatever in a produce request can be refused before a byte of its body is read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Request(NamedTuple):
-    """A produce request but for its body."""
+    """A produce request without its body."""
 
     topic: Topic
     partition: Partition | None
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> Request:
-    """Everything that can be refused before a byte of the body is read."""
+    """Raises whatever can be refused before a byte of the body is read."""
     topic = context.broker.topic(exchange.topic)
     if topic.record.internal:
         raise Forbidden(f"{topic.record.name} is internal: it cannot be written to over HTTP")

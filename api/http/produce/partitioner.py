@@ -1,8 +1,8 @@
-"""Which partition a record of the topic path goes to.
+"""To which partition a record goes that is produced to a topic.
 
-Its own `partition` first; else murmur2 of its key, as Kafka's clients have it, so that one key
-stays in one partition whoever produces; else, for records without a key, one partition a request,
-and the next partition for the next request.
+Its own `partition` if given; else by murmur2 of its key, as in Kafka's clients, so that a key stays
+in one partition whoever produces; else, for records without a key, one partition per request, and
+the next partition for the next request.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from record_format.murmur2 import partition_for_key
 def split_by_partition(
     columns: RecordColumns, *, existing: Collection[int], count: int, turn: int
 ) -> dict[int, RecordColumns]:
-    """The records by partition, in their order. `count` is what keys are spread over, `existing`
-    where a record without a key may go; a partition that is neither may be in the answer.
+    """The records by partition, in their order. Keys are spread over `count` partitions, records
+    without a key over `existing`; a record may name a partition that is in neither.
     """
     targets = _targets(columns, sticky=sorted(existing)[turn % len(existing)], count=count)
     rows: dict[int, list[int]] = {}

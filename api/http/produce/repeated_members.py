@@ -1,14 +1,14 @@
-"""A record that has a member twice is refused: whichever the parser kept, the other would be lost.
+"""A record with a repeated member is refused: whichever the parser kept, the other would be lost.
 
-msgspec keeps the last one and says nothing, and a parser that does would cost more than all the
-rest of a produce request. So what was kept is measured against what came:
+msgspec silently keeps the last one, and a parser that reports it would cost more than all the rest
+of a produce request. So what was kept is compared with what came:
 
-* Where there are no blanks between them, the kept keys and values alone make up the length of the
-  body; something that was lost makes it longer.
-* Else by colons: each member has one, and its text has its own; something that was lost has more.
+* By length, if there are no blanks between members: the kept keys and values account for the whole
+  body; anything lost makes it longer.
+* Else by colons: each member has one, besides those in its text; anything lost adds more.
 
-Neither is ever content where something was lost. Where both are not, the records are read one by
-one, slowly, until one is found that has a member twice.
+Neither comparison passes if something was lost. If both fail, the records are read slowly, one by
+one, until one is found with a repeated member.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from api.http import strict_json
 Lines = Sequence[tuple[int, bytes]]
 
 _TWICE: Final = "given more than once"
-# A record is read slowly into some hundred times its size: a larger one is not told by name.
+# Read slowly, a record takes about a hundred times its size: in a larger one no member is named.
 _READ_SLOWLY_MAX: Final = 1 << 20
 
 
 class Kept(NamedTuple):
-    """What the parser kept of so many `records`: the source texts of `keys` and `values`, and the
-    columns of the `others` that any record has, UNSET where one has not.
+    """What the parser kept of `records` records: the source texts of `keys` and `values`, and the
+    columns of `others`, the other members that any record has; UNSET if one lacks it.
     """
 
     records: int
@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     others: Sequence[Sequence[object]]
 
     def size_bytes(self) -> int | None:
-        """Of the records without blanks, each with a comma; None where it cannot be told."""
+        """The size of the records without blanks, each with a comma; None if it cannot be known."""
         if len(self.values) < self.records or self.others:
             return None
         texts = sum(map(len, self.values)) + sum(map(len, self.keys))
@@ -60,7 +60,7 @@ _SOURCES: Final = msgspec.json.Decoder(_Sources)
 
 
 def refuse_in_object(body: bytes | bytearray, kept: Kept, of_one: Callable[[bytes], Kept]) -> None:
-    """`{"records": […]}`. `of_one` parses one record. Raises InvalidRequest by name."""
+    """`{"records": […]}`. `of_one` parses one record. Raises InvalidRequest naming the member."""
     framing = len('{"records":[]}') - len(",")
     if _is_whole(body, kept, size_bytes=len(body) - framing, colons_around=1):
         return
@@ -73,7 +73,7 @@ def refuse_in_object(body: bytes | bytearray, kept: Kept, of_one: Callable[[byte
 def refuse_in_lines(
     body: bytes | bytearray, lines: Lines, kept: Kept, of_one: Callable[[bytes], Kept]
 ) -> None:
-    """One record a line of the body."""
+    """One record per line of the body."""
     size = sum([len(line) for _, line in lines]) + len(lines)
     if not _is_whole(body, kept, size_bytes=size, colons_around=0):
         _read_each(((f"line {number}", line) for number, line in lines), of_one)
@@ -82,10 +82,10 @@ def refuse_in_lines(
 def _is_whole(
     source: bytes | bytearray, kept: Kept, *, size_bytes: int, colons_around: int
 ) -> bool:
-    """Whether nothing was lost: certain where it is true."""
+    """Whether nothing was lost: True is certain, False is not."""
     if size_bytes == kept.size_bytes():
         return True
-    # A text that was decoded may have colons that its source has not.
+    # A decoded text may have colons that its source does not have.
     if kept.others and (b"\\u003a" in source or b"\\u003A" in source):
         return False
     return _colons(source) == kept.colons() + colons_around
@@ -103,7 +103,7 @@ def _read_each(sources: Iterable[tuple[str, bytes]], of_one: Callable[[bytes], K
 
 
 class _Members(list[tuple[str, object]]):
-    """An object, as its members came."""
+    """An object's members, as they came."""
 
 
 def _read_slowly(source: bytes, place: str) -> None:
@@ -132,11 +132,11 @@ def _refuse_twice(members: _Members, place: str) -> None:
 
 
 def _colons(text: bytes | bytearray) -> int:
-    return len(text) - len(text.replace(b":", b""))  # by memchr: several times as fast as count
+    return len(text) - len(text.replace(b":", b""))  # uses memchr: several times as fast as count
 
 
 def _in_member(member: object) -> int:
-    """The colons of a member that is no key and no value, with its own."""
+    """The colons of a member other than key and value, including its own."""
     if member is UNSET:
         return 0
     if isinstance(member, str):

@@ -1,11 +1,11 @@
 """A request's body, whole and uncompressed, within its limits.
 
-* A body is refused by its Content-Length before a byte of it is read, and by what came where there
-  is none; one that expands too far is refused before it has expanded.
+* A body is refused by its Content-Length before a byte of it is read, or without one by what has
+  come; one that expands too far is refused before it has expanded.
 * What all requests hold together is bounded: beyond `inflight_max_bytes` a request is refused with
-  429, and nothing of it is read.
-* A client that stops sending for `body_idle_timeout_ms` is cut, and so is one that goes on a byte
-  at a time: on the whole a body comes at `body_rate_min` bytes a second or more.
+  429, and its body is not read.
+* A client that stops sending for `body_idle_timeout_ms` is cut off, and so is one that sends a byte
+  at a time: on the whole a body must come at `body_rate_min` bytes a second or more.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from record_format.errors import (
 )
 
 ENCODINGS: Final = ("gzip", "zstd")
-# What is left of a body to be received straight into its place: fewer bytes are there already, and
-# to clear the place of more holds up the loop.
+# How much of a body must be left to be received straight into its buffer: fewer bytes are usually
+# there already, and zeroing a larger buffer would hold up the loop.
 _STRAIGHT_BYTES: Final = range(32 << 10, 8 << 20)
 _MEMBERS_MAX: Final = 10_000
 _WINDOW_MAX: Final = 128 << 20
 
 
 class InflightBytes:
-    """How much all requests hold. On the event loop only."""
+    """How much all requests hold. Used only on the event loop."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -57,7 +57,7 @@ class InflightBytes:
 
 
 class _Share:
-    """What one request holds of them."""
+    """One request's share of them."""
 
     __slots__ = ("_all", "_held")
 
@@ -105,7 +105,7 @@ async def received_body(
 
 
 async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) -> bytearray:
-    """The body that begins with `part`, the rest of it received where it stays."""
+    """The body that begins with `part`, the rest received directly into its buffer."""
     body = bytearray(size_bytes)
     body[: len(part)] = part
     with memoryview(body) as whole, whole[len(part) :] as rest:
@@ -123,7 +123,7 @@ async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) 
 async def _joined(
     exchange: Exchange, part: bytes, share: _Share, pace: _Pace, *, more: bool, limit: int
 ) -> bytes | bytearray:
-    """The body that begins with `part`, out of the pieces that the server tells of."""
+    """The body that begins with `part`, joined from the server's pieces."""
     parts, size = [part], len(part)
     while True:
         if more:
@@ -164,7 +164,7 @@ async def _next_part(exchange: Exchange, pace: _Pace) -> tuple[bytes, bool]:
 
 
 class _Pace:
-    """From the first byte waited for: a slow line is let be, a drip is not."""
+    """Measured from the first wait: a slow line is tolerated, a trickle is not."""
 
     __slots__ = ("_rate", "_started", "idle_s")
 
@@ -183,15 +183,15 @@ class _Pace:
 
 
 def encoding_of(exchange: Exchange) -> str:
-    """The Content-Encoding, or an empty text. Raises UnsupportedMediaType."""
+    """The Content-Encoding, or an empty string. Raises UnsupportedMediaType."""
     found = media_types.content_encodings(exchange.header(b"content-encoding"), accepted=ENCODINGS)
     return found[0] if found else ""
 
 
 def expand(body: bytes | bytearray, encoding: str, *, max_bytes: int) -> bytes | bytearray:
-    """The body without its Content-Encoding. For a thread where it is large.
+    """The body without its Content-Encoding. Run in a thread if it is large.
 
-    Raises InvalidRequest where it does not decode, RequestTooLarge beyond `max_bytes`.
+    Raises InvalidRequest if it does not decode, RequestTooLarge beyond `max_bytes`.
     """
     if not encoding:
         return body
@@ -237,7 +237,7 @@ def _decode_members(
     max_bytes: int,
     piece_bytes: int,
 ) -> bytes:
-    """Fed in pieces so small that one cannot expand to more than some tens of MiB."""
+    """Decode in pieces so small that none can expand to more than some tens of MiB."""
     parts: list[bytes] = []
     position = members = 0
     room = max_bytes

@@ -1,7 +1,7 @@
 """Byte ranges and validators of a segment's bytes (RFC 9110, 13 and 14). Pure.
 
 * One range is served; several in one header are answered with the whole, as RFC 9110 allows.
-* A Range that is no byte range is ignored; one that lies outside is refused.
+* A Range that is not a byte range is ignored; one outside the segment is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from api.http.refusals import RangeNotSatisfiable
 
-# More digits than any offset has: Python refuses to read thousands.
+# More digits than any offset has, but bounded: Python refuses to read thousands.
 _RANGE: Final = re.compile(
     r"\s*bytes\s*=\s*(\d{0,100})\s*-\s*(\d{0,100})\s*\Z", re.ASCII | re.IGNORECASE
 )
@@ -19,7 +19,7 @@ _TAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
 
 class ByteRange(NamedTuple):
-    """Bytes [start, end); `partial` where the client asked for a part."""
+    """Bytes [start, end); `partial` if the client asked for a part."""
 
     start: int
     end: int
@@ -69,7 +69,7 @@ def none_match(header: str | None, etag: str) -> bool:
 
 
 def _if_range_holds(header: str | None, etag: str) -> bool:
-    """Compared strongly; a date never holds, for no Last-Modified is given."""
+    """Compared strongly; a date never holds, because no Last-Modified is sent."""
     return header is None or header.strip() == etag
 
 

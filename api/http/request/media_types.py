@@ -1,7 +1,7 @@
 """Content-Type, Accept and Content-Encoding: what was sent, what is wanted (RFC 9110, 8.3 and
 12.5).
 
-A media type is compared without its parameters, but a charset other than UTF-8 is refused: every
+Media types are compared without their parameters, but a charset other than UTF-8 is refused: all
 text of this API is UTF-8.
 """
 
@@ -20,7 +20,7 @@ EVENTS: Final = "text/event-stream"
 
 
 def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
-    """The media type sent, one of `accepted`; the first of them where the header is missing.
+    """The media type sent, one of `accepted`; the first of them if the header is missing.
 
     Raises UnsupportedMediaType.
     """
@@ -46,9 +46,9 @@ def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
 
 
 def preferred(accept: str | None, *, offered: Sequence[str]) -> str:
-    """The offered type that the client likes best; of equals the first offered.
+    """The offered type that the client prefers; of equals the first offered.
 
-    Raises NotAcceptable where it likes none.
+    Raises NotAcceptable if it accepts none.
     """
     if accept is None or accept == "*/*":
         return offered[0]
@@ -88,7 +88,7 @@ def _parse_quality(text: str) -> float:
 
 
 def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """By the most specific range that holds the type."""
+    """The quality of the most specific range that matches the type."""
     whole = media_type.split("/", 1)[0] + "/*"
     for wanted in (media_type, whole, "*/*"):
         matching = [quality for media_range, quality in ranges if media_range == wanted]

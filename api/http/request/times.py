@@ -12,7 +12,7 @@ from typing import Final
 MAX_TIMESTAMP: Final = 2**63 - 1
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
-# A blank before the offset is a plus sign that was not percent-encoded in a query.
+# A blank before the offset is a plus sign that a query did not percent-encode.
 _RFC3339: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?(?:([Zz])|([-+ ])(\d\d):(\d\d))\Z", re.ASCII
 )
@@ -23,9 +23,9 @@ _DAY_MS: Final = timedelta(days=1) // _MILLISECOND
 
 def parse_time(text: str) -> int:
     """Milliseconds since the epoch; finer fractions of RFC 3339 text are cut off, and a leap second
-    is the second after it, since an epoch has none.
+    is taken as the second after it, since epoch time has none.
 
-    Raises ValueError saying what is taken.
+    Raises ValueError, which says what is accepted.
     """
     if _INTEGER.match(text):
         return _checked(int(text))
@@ -44,7 +44,7 @@ def parse_time(text: str) -> int:
     ms = (moment - _EPOCH) // _MILLISECOND + int((fraction or "0")[:3].ljust(3, "0"))
     shift_ms = shift // _MILLISECOND
     utc_ms = (ms + shift_ms if sign == "-" else ms - shift_ms) + 1000 * leap
-    if leap and utc_ms % _DAY_MS >= 1000:  # RFC 3339 has them at the end of a day of UTC alone
+    if leap and utc_ms % _DAY_MS >= 1000:  # RFC 3339 allows them only at the end of a UTC day
         raise ValueError(_expected(text))
     return _checked(utc_ms)
 
