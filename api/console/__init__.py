@@ -1,1 +1,1 @@
-"""The console: a page of fragments of HTML that only reads. Read `pages` first."""
+"""The console: a read-only page made of HTML fragments. Read `pages` first."""

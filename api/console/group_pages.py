@@ -12,7 +12,7 @@ GROUPS_SHOWN: Final = 200
 
 
 class GroupLine(NamedTuple):
-    """`offsets` of the topics that the token sees, those with the most left to read first."""
+    """`offsets`: in topics that the token sees, the largest lag first."""
 
     name: str
     offsets: list[GroupOffset]
@@ -23,7 +23,7 @@ class GroupLine(NamedTuple):
 
 
 def group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
-    """At most GROUPS_SHOWN and one: it says that there are more."""
+    """At most GROUPS_SHOWN plus one, which says that there are more."""
     lines = (
         GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
         for name, offsets in groups.all_groups()

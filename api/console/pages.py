@@ -1,10 +1,10 @@
 """The console's calls: one page, and the fragments that it swaps in.
 
 * It only reads. Whatever changes something is a call of the API, made by a tool.
-* A fragment's path is the page's own address behind `#`: `/console/topics/flights` is shown at
+* A fragment's path is the page's own address after `#`: `/console/topics/flights` is shown at
   `/#/topics/flights`.
-* The page itself holds no facts, so it is given out without a token; it asks for one and sends it
-  with every fragment.
+* The page itself contains no facts, so it needs no token; it asks for one and sends it with every
+  request for a fragment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STATIC: Final = PackagedFiles("api.console", "static", STATIC_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
-TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one a partition
+TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one per partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -67,7 +67,7 @@ class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Console:
-    """Its calls, and the sampler that runs between `start` and `stop`."""
+    """The console's calls, and the sampler that runs between `start` and `stop`."""
 
     def __init__(self, context: Context) -> None:
         self._sampler = Sampler(context, interval_ms=context.settings.console_sample_ms)
@@ -120,7 +120,7 @@ class Console:
         return json_answer(series(self._sampler.samples, after_ms=query.after_ms))
 
     async def _facts(self, context: Context) -> dict[str, Any]:
-        """As of the last sample: a look at the page costs no sum over all partitions."""
+        """As of the last sample: showing the page does not sum over all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
         troubles = [problems.public(one) for one in (*reasons, *degraded)]
@@ -142,7 +142,7 @@ async def topics(context: Context, exchange: Exchange) -> Answer:
 
 
 async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> dict[str, Any]:
-    """Of those that the token sees."""
+    """A page of the topics that the token sees."""
     live = [
         topic
         for topic in topic_pages.live_topics(context.broker)
@@ -155,7 +155,7 @@ async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> d
 
 
 def _try(exchange: Exchange) -> dict[str, Any]:
-    """What to type on an empty broker, with the address that the browser has."""
+    """What to type on an empty broker, with the address that the browser uses."""
     host = exchange.header(b"host") or _DEFAULT_HOSTS[0]
     flag = ""
     if host not in _DEFAULT_HOSTS or exchange.scope.get("scheme") == "https":
@@ -181,7 +181,7 @@ async def store(context: Context, _: Exchange) -> Answer:
 
 
 def priced_by(prices: PriceTable) -> str | None:
-    """Whose prices the costs are of; None where nothing costs anything."""
+    """Whose prices the costs are based on; None if nothing costs anything."""
     if prices == FREE:
         return None
     if prices == PriceTable():
@@ -221,7 +221,7 @@ async def topic_tail(context: Context, exchange: Exchange) -> Answer:
 
 
 async def _head(context: Context, partition: Partition, tab: str) -> dict[str, Any]:
-    """What every tab of a partition shows above its own."""
+    """What every tab of a partition shows at its top."""
     line = await context.read(topic_pages.partition_line, partition)
     return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
 

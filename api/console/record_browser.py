@@ -1,8 +1,8 @@
-"""A page of records, out of either tier, for eyes.
+"""A page of records from either tier, for people to read.
 
-* Where to begin: an offset, a keyword, or a time; a time without an offset from UTC is taken as UTC
-  (the API refuses it; a person sees what was understood).
-* `latest` shows the newest page, not the empty end. Offsets that a restore left out are no pages.
+* It begins at an offset, a keyword, or a time; a time without an offset from UTC is taken as UTC
+  (the API refuses it; a person sees how it was understood).
+* `latest` shows the newest page, not the empty end. Offsets that a restore left out are skipped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RecordLine(NamedTuple):
 
 
 class RecordPage(NamedTuple):
-    """`previous_offset`, `next_offset`: where the pages beside it begin; None where none is."""
+    """`previous_offset`, `next_offset`: where the adjacent pages begin; None if there is none."""
 
     lines: list[RecordLine]
     offset: int
@@ -90,7 +90,7 @@ def _gaps(partition: Partition) -> Sequence[OffsetGap]:
 
 
 def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
-    """Where `limit` offsets begin that end below `offset`, and below the gap that it ends."""
+    """The start of the `limit` offsets before `offset`, or before the gap that precedes it."""
     for gap in gaps:
         if gap.start_offset < offset <= gap.end_offset:
             offset = gap.start_offset
@@ -98,7 +98,7 @@ def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
 
 
 def in_utc(text: str) -> str:
-    """RFC 3339 of a date or a time that names no offset; anything else as it is."""
+    """A date, or a time without an offset, as RFC 3339 in UTC; anything else unchanged."""
     if _DATE.match(text):
         return f"{text}T00:00:00Z"
     match = _LOCAL.match(text)

@@ -1,8 +1,8 @@
-"""HTML out of templates, and the headers that every answer of the console carries.
+"""HTML from templates, and the headers that every answer of the console carries.
 
-* Templates escape all they are given; nothing here or in them marks text as safe.
-* The page may load scripts, styles and answers from this server alone, and none that stands in the
-  markup: what slips through the escaping does not run. Fragments are marked by a header, and the
+* Templates escape everything they get; nothing here or in them marks text as safe.
+* The page may load scripts, styles and answers only from this server, and no inline scripts or
+  styles: what slips through the escaping does not run. Fragments are marked by a header, and the
   page swaps in nothing without it: an answer of the API, whose bytes clients choose, is not a
   fragment.
 """
@@ -38,7 +38,7 @@ _MAX_DATE_MS: Final = 253_402_300_799_999  # the end of the year 9999
 
 @cache
 def environment() -> Environment:
-    """Made at the first look at the console: a broker that nobody looks at does without."""
+    """Made at the first request to the console: most brokers never need it."""
     made = Environment(
         loader=PackageLoader("api.console", "templates"),
         autoescape=True,
@@ -70,7 +70,7 @@ def _answer(template: str, values: dict[str, Any], headers: HeaderList) -> Answe
 
 
 def byte_size(size: float) -> str:
-    """Three digits that matter: 999 B, 1.00 KiB, 12.3 MiB."""
+    """Three significant digits: 999 B, 1.00 KiB, 12.3 MiB."""
     number = float(size)
     for unit in _UNITS[:-1]:
         if number < 999.5:
@@ -86,7 +86,7 @@ def _three_digits(number: float, unit: str) -> str:
 
 
 def grouped(number: int) -> str:
-    """Thousands set apart by a narrow blank."""
+    """Thousands separated by a narrow space."""
     return f"{number:,}".replace(",", "\u202f")
 
 
@@ -110,7 +110,7 @@ def duration(ms: float) -> str:
 
 
 def dollars(amount: float) -> str:
-    """To the cent, or as far below it as tells something."""
+    """To the cent; smaller amounts with more digits."""
     if amount >= 0.995 or not amount:
         return f"${amount:,.2f}"
     if amount < 0.000_001:

@@ -2,9 +2,9 @@
 
 * Bounded: `RING` samples of a few numbers. A request reads the ring and measures nothing.
 * Sampling takes at most a hundredth of the time: a broker whose tens of thousands of partitions
-  need 100 ms to be summed up is sampled every 10 s.
-* Samples hold totals; rates are made of neighbours when they are asked for, so that a sample that
-  came late, or not at all, makes no false peak.
+  take 100 ms to sum up is sampled every 10 s.
+* Samples hold totals; rates are computed from neighbours on request, so that a late or missing
+  sample makes no false peak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from record_format.errors import TierlogError
 log = structlog.get_logger(__name__)
 
 RING: Final = 720
-_LEAST_REST: Final = 99  # of the time that a sample took
+_LEAST_REST: Final = 99  # times the time that a sample took
 
 
 class Sample(NamedTuple):
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class Series(msgspec.Struct):
-    """Columns of one length, a rate being that since the sample before."""
+    """Columns of equal length; each rate is since the previous sample."""
 
     at_ms: list[int]
     produced_bytes_per_s: list[float]
@@ -55,7 +55,7 @@ class Series(msgspec.Struct):
 
 
 def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
-    """What was measured after `after_ms`. The first sample of all has no rate: it is left out."""
+    """What was measured after `after_ms`. The very first sample has no rate: it is left out."""
     pairs = [(one, two) for one, two in pairwise(samples) if two.at_ms > max(after_ms, one.at_ms)]
 
     def rates(name: str) -> list[float]:
@@ -78,7 +78,7 @@ def _rate(one: Sample, two: Sample, name: str) -> float:
 
 
 class Sampler:
-    """Written by one task of the event loop; read on the event loop."""
+    """Written by one task, read on the event loop."""
 
     def __init__(self, context: Context, *, interval_ms: int) -> None:
         self._context, self._interval_s = context, interval_ms / 1000
@@ -87,7 +87,7 @@ class Sampler:
         self._worked_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled. What cannot be summed up now is a gap in the charts."""
+        """Run until cancelled. A failed sample is a gap in the charts."""
         while True:
             try:
                 await self.take()
@@ -118,14 +118,14 @@ class Sampler:
         return report
 
     def _timed_report(self) -> tuple[StorageReport, float]:
-        """With the CPU time that it took: waiting for others is no work."""
+        """The report and the CPU time it took: waiting does not count."""
         started = time.thread_time()
         report = self._context.broker.storage_report()
         return report, time.thread_time() - started
 
 
 def total(counter: Counter) -> float:
-    """Over all of its labels."""
+    """The sum over all labels."""
     return sum(
         sample.value
         for family in counter.collect()

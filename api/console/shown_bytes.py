@@ -1,9 +1,9 @@
 """Bytes of a record as text for a page. Records are hostile input.
 
-* What comes out is plain text; the template escapes it. Nothing here makes markup.
-* Characters that would not be seen, or would turn the text around them (controls, bidirectional
+* The result is plain text; the template escapes it. Nothing here makes markup.
+* Characters that are invisible, or would reverse the text around them (controls, bidirectional
   overrides, zero widths), are shown by name instead.
-* Everything is cut: a page stays small whatever the records hold.
+* Everything is truncated: a page stays small whatever the records hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 MAX_TEXT: Final = 32 << 10  # characters of one value on a page
-MAX_PRETTY_BYTES: Final = 64 << 10  # JSON beyond it is shown as it was sent
+MAX_PRETTY_BYTES: Final = 64 << 10  # larger JSON is shown as it was sent
 MAX_PRETTY_DEPTH: Final = 64  # each level indents every line below it
 MAX_HEX_BYTES: Final = 512
 MAX_SUMMARY: Final = 200
@@ -24,7 +24,7 @@ Kind = Literal["json", "text", "binary", "null"]
 
 
 class Shown(NamedTuple):
-    """`text` may be cut; `size_bytes` is of the whole."""
+    """`text` may be truncated; `size_bytes` is the full size."""
 
     kind: Kind
     text: str
@@ -55,7 +55,7 @@ def visible(text: str) -> str:
 
 
 def shown(data: bytes | None) -> Shown:
-    """A value, opened: JSON indented, other text as it is, bytes as a hex dump."""
+    """A whole value: JSON indented, other text as it is, bytes as a hex dump."""
     if data is None:
         return Shown("null", "", 0)
     text = _prefix(data)
@@ -69,7 +69,7 @@ def shown(data: bytes | None) -> Shown:
 
 
 def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> Shown:
-    """On one line, for a list."""
+    """A value on one line, for a list."""
     if data is None:
         return Shown("null", "", 0)
     text = _prefix(data)
@@ -82,7 +82,7 @@ def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> Shown:
 
 
 def hex_dump(data: bytes) -> str:
-    """As xxd has it: position, bytes, characters."""
+    """Like xxd: position, bytes, characters."""
     lines = []
     for position in range(0, len(data), _HEX_WIDTH):
         row = data[position : position + _HEX_WIDTH]
@@ -92,8 +92,8 @@ def hex_dump(data: bytes) -> str:
 
 
 def _prefix(data: bytes) -> str | None:
-    """The beginning as text, without a character that the cut went through. None where it is none:
-    no UTF-8, or with a NUL, as git and grep take it; a number of eight bytes has seven.
+    """The beginning as text, without a character split by the cut. None if it is not text: not
+    UTF-8, or with a NUL, as in git and grep; a number in eight bytes often has several.
     """
     head = data[: 4 * MAX_TEXT]
     if b"\0" in head:
@@ -107,7 +107,7 @@ def _prefix(data: bytes) -> str | None:
 
 
 def _pretty(data: bytes) -> str | None:
-    """Indented, numbers by their source text; None where it is not JSON, or too much of it."""
+    """Indented, numbers as in the source; None if it is not JSON, or too large or too deep."""
     if len(data) > MAX_PRETTY_BYTES or data[:1] not in (b"{", b"[", b" ", b"\n", b"\t", b"\r"):
         return None
     if _depth(data) > MAX_PRETTY_DEPTH:
@@ -120,7 +120,7 @@ def _pretty(data: bytes) -> str | None:
 
 
 def _depth(data: bytes) -> int:
-    """At most; brackets inside strings count too."""
+    """An upper bound: brackets inside strings count too."""
     depth = deepest = 0
     for match in _BRACKETS.finditer(data):
         depth += 1 if match.group() in b"[{" else -1

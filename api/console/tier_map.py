@@ -1,11 +1,11 @@
-"""Where a partition's offsets lie, drawn to scale: one lane for the disk, one for the bucket.
+"""Where a partition's offsets are, drawn to scale: one lane for the disk, one for the bucket.
 
 * Pure: facts in, rectangles out. An axis is `WIDTH` units wide, whatever the offsets.
 * An offset in both tiers is in both lanes; nothing has a third colour.
-* What is there is seen: an extent is never narrower than `LEAST_WIDTH`, be it one record in
-  billions. It then ends where the axis ends, at most.
-* What nobody has is not to scale where it is long: a restore leaves out a billion offsets, and one
-  tenth of what is there shows that as well.
+* Everything is visible: an extent is never narrower than `LEAST_WIDTH`, be it one record in
+  billions, and never reaches beyond the axis.
+* Long holes are not to scale: a restore leaves out a billion offsets, and a tenth of the offsets
+  that exist shows that as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 WIDTH: Final = 1000.0
 LEAST_WIDTH: Final = 2.0
-HOLE_SHARE: Final = 10  # a hole is at most this part of what is there
+HOLE_SHARE: Final = 10  # a hole is drawn as at most one tenth of the rest
 
 
 class Extent(NamedTuple):
-    """Offsets [start_offset, end_offset), and where they lie on the axis."""
+    """Offsets [start_offset, end_offset), and their place on the axis."""
 
     start_offset: int
     end_offset: int
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def over(cls, ranges: Iterable[tuple[int, int]]) -> Axis:
-        """From the least start to the greatest end; empty for no ranges."""
+        """From the lowest start to the highest end; empty without ranges."""
         found = sorted(ranges)
         start, end = min((a for a, _ in found), default=0), max((b for _, b in found), default=0)
         there = [(a, b) for a, b in found if a < b]
@@ -47,7 +47,7 @@ class Axis(NamedTuple):
         return cls(start, end, tuple((a, b) for a, b in cut if a < b))
 
     def extent(self, start_offset: int, end_offset: int) -> Extent | None:
-        """None where the part of the range that is on the axis is empty."""
+        """None if no part of the range is on the axis."""
         start, end = max(start_offset, self.start_offset), min(end_offset, self.end_offset)
         if start >= end:
             return None
@@ -62,7 +62,7 @@ class Axis(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What is where. Without a bucket `bucket_end_offset` is the log start."""
+    """What each tier has. Without a bucket `bucket_end_offset` is the log start."""
 
     log_start_offset: int
     local_log_start_offset: int
@@ -71,7 +71,7 @@ class Places(NamedTuple):
     gaps: Sequence[tuple[int, int]] = ()
 
     def written(self) -> Iterable[tuple[int, int]]:
-        """Ranges of the log without the gaps; some may be empty."""
+        """The log's ranges between the gaps; some may be empty."""
         return _without(self.log_start_offset, self.log_end_offset, self.gaps)
 
 
@@ -81,7 +81,7 @@ class TierMap(NamedTuple):
 
 
 def tier_map(places: Places, axis: Axis) -> TierMap:
-    """Both lanes. Recorded gaps, never written, are holes in the bucket's."""
+    """Both lanes. Recorded gaps, which were never written, are holes in the bucket's lane."""
     local_start = max(places.local_log_start_offset, places.log_start_offset)
     disk = axis.extent(local_start, places.log_end_offset)
     bucket_end = min(places.bucket_end_offset, places.log_end_offset)

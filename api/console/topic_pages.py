@@ -1,4 +1,4 @@
-"""What the pages on topics and partitions show, gathered from the broker. May wait for disk or
+"""What the pages on topics and partitions show, collected from the broker. May wait for disk or
 bucket: run in a thread.
 
 * Bounded: a page of topics, of partitions, of segments, of versions; never all of them.
@@ -27,7 +27,7 @@ TOPICS_A_PAGE: Final = 50
 PARTITIONS_A_PAGE: Final = 50
 SEGMENTS_A_PAGE: Final = 100
 VERSIONS_SHOWN: Final = 50
-LANES: Final = 4  # of partitions that a topic's line shows
+LANES: Final = 4  # partitions drawn in a topic's line
 
 
 class PartitionLine(NamedTuple):
@@ -40,7 +40,7 @@ class PartitionLine(NamedTuple):
 
 
 class TopicLine(NamedTuple):
-    """`maps`: of the first partitions, on one axis; `more`: how many further there are."""
+    """`maps`: of the first partitions, on one axis; `more`: how many others there are."""
 
     name: str
     partitions: int
@@ -79,7 +79,7 @@ class SegmentPage(NamedTuple):
 
 
 class ManifestPage(NamedTuple):
-    """`changes`: against the version before, where that still exists. `versions`: newest first."""
+    """`changes`: from the previous version, if that still exists. `versions`: newest first."""
 
     manifest: Manifest
     in_force: int
@@ -90,7 +90,7 @@ class ManifestPage(NamedTuple):
 
 
 def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
-    """Those whose names hold `wanted`, whatever its case; `topics` are in order."""
+    """Those whose names contain `wanted`, ignoring case; `topics` are sorted."""
     wanted = wanted.casefold()
     found = [topic for topic in topics if wanted in topic.record.name.casefold()]
     pages = max(1, -(-len(found) // TOPICS_A_PAGE))
@@ -135,7 +135,7 @@ def partition_page(topic: Topic, *, page: int) -> PartitionPage:
 
 
 def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionLine:
-    """On an axis of its own where none is given."""
+    """On its own axis if none is given."""
     places = _places(partition)
     trouble = partition.leadership_lost or ""
     if partition.log.offline:
@@ -168,7 +168,7 @@ def _places(partition: Partition) -> Places:
 
 
 def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
-    """One more than shown is looked up: it says where the next page begins."""
+    """Looks up one more than shown: it says where the next page begins."""
     found = list(islice(glance_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
     shown = found[:SEGMENTS_A_PAGE]
     axis = Axis.over((one.base_offset, one.last_offset + 1) for one in shown)
@@ -180,7 +180,7 @@ def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
 def manifest_page(
     partition: Partition, *, version: int | None, from_offset: int
 ) -> ManifestPage | None:
-    """None where there is no manifest (yet). Raises UnknownManifestVersion, StoreUnavailable."""
+    """None if there is no manifest (yet). Raises UnknownManifestVersion, StoreUnavailable."""
     cold = partition.cold
     if cold is None or cold.manifest is None:
         return None
@@ -205,7 +205,7 @@ def manifest_page(
 
 
 def changes(before: Manifest, after: Manifest) -> list[str]:
-    """What a version did, in words."""
+    """What a version changed, in words."""
     found = []
     if after.leader_epoch != before.leader_epoch:
         found.append(f"epoch {before.leader_epoch} → {after.leader_epoch}, owner {after.owner}")
@@ -226,7 +226,7 @@ def changes(before: Manifest, after: Manifest) -> list[str]:
 
 
 def live_topics(broker: Broker) -> list[Topic]:
-    """By name; those that were deleted meanwhile are left out."""
+    """By name, without those that were deleted meanwhile."""
     found = []
     for one in broker.list_topics():
         with suppress(UnknownTopic):

@@ -58,7 +58,7 @@ class FileSend:
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
-        """Return when all bytes are in the socket's buffer, or after `stop`; raise what ended it."""
+        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
         if self._turns.busy and self._left > SMALL_BYTES:
             self._ready()
         else:
