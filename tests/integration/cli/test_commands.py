@@ -199,7 +199,7 @@ def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
 def test_both_tiers_read_as_one(tierlog, broker):
     tierlog.ok("topic", "create", "tiers", *SMALL)
     sent = [b"record number %d" % number for number in range(5000)]
-    tierlog.ok("produce", "tiers", stdin=b"\n".join(sent))
+    tierlog.ok("produce", "tiers", "--batch-records", "1000", stdin=b"\n".join(sent))
     done = json.loads(tierlog.ok("storage", "offload", "tiers"))
     assert done["remaining_segments"] == 0
     segments = json.loads(tierlog.ok("storage", "segments", "tiers"))["partitions"][0]["segments"]
