@@ -1,1 +1,1 @@
-"""The command line: one file a command group, loaded when it is called."""
+"""The command line: one file per command group, loaded when it is called."""

@@ -1,7 +1,7 @@
-"""`tierlog bench`: how fast a broker takes and gives records, from here, with this client.
+"""`tierlog bench`: how fast a broker takes and serves records, from here, with this client.
 
-The figures hold the client's own work, and the network: with both on one machine they share its
-cores. Every request is timed from its sending to the end of its answer.
+The figures include the client's own work and the network; client and broker on one machine share
+its cores. Every request is timed from sending it to the end of its answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FETCH_BYTES = 8 << 20
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase: records a second, MB (10^6 bytes) of batches a second, milliseconds a request."""
+    """One phase: records per second, MB (10^6 bytes) of batches per second, ms per request."""
 
     phase: Literal["produce", "fetch"]
     records: int
@@ -109,7 +109,7 @@ def bench(
 
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:
-    """One batch, of values that compress as text does: to about three quarters."""
+    """One batch, whose values compress like text: to about three quarters."""
     from record_format.encode import encode_batch
 
     dice = random.Random(1)  # the same bytes in every run
@@ -128,7 +128,7 @@ def _measured(
     connections: int,
     total: int,
 ) -> Figures:
-    """Make the requests of each of the plan, `connections` at a time."""
+    """Run the requests of each item of the plan, `connections` at a time."""
     done: list[Work] = []
     with progress_bar(phase, total=total) as move:
 
@@ -145,7 +145,7 @@ def _measured(
 
 
 def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
-    """All of a partition as raw batches."""
+    """Read a whole partition as raw batches."""
     from tierlog.client import Limits
 
     offset, up_to_date = 0, False
@@ -161,7 +161,7 @@ def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Whoever is interrupted, or fails, waits for what is under way and not for the whole plan."""
+    """After an interrupt or a failure, wait for what is running, not for the whole plan."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

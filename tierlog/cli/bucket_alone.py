@@ -1,7 +1,7 @@
-"""What `tierlog storage segments|manifest|gc --store URL` shows: the bucket alone, no broker.
+"""What `tierlog storage segments|manifest|gc --store URL` shows: only the bucket, without a broker.
 
-Reads alone; it may run beside the broker that owns the bucket. Answers have the shapes of the
-client's, with every segment cold.
+It only reads, and may run beside the broker that owns the bucket. Answers have the same shapes as
+the client's, with every segment cold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierlog.client.answers import Segment
 
 
 class Bucket:
-    """A store, read only. Raises StoreUnavailable, ConfigurationError, CorruptManifest."""
+    """A read-only store. Raises StoreUnavailable, ConfigurationError, CorruptManifest."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -35,7 +35,7 @@ class Bucket:
     def manifest(
         self, topic: TopicObject, partition: int, *, version: int | None = None
     ) -> Manifest:
-        """The one in force, or a version. Raises UnknownManifestVersion where there is none."""
+        """The one in force, or a version. Raises UnknownManifestVersion if there is none."""
         manifests = self._manifests(topic, partition)
         if version is not None:
             return manifests.load_version(version)
@@ -50,12 +50,12 @@ class Bucket:
         return self._manifests(topic, partition).history()
 
     def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
-        """Every entry, those in pages too, oldest first."""
+        """Every entry, including those in pages, oldest first."""
         manifests = self._manifests(topic, manifest.partition)
         return manifests.iter_entries(manifest, from_offset=manifest.log_start_offset)
 
     def segments(self, topic: TopicObject, partition: int) -> list[Segment]:
-        """Nothing where nothing was offloaded yet."""
+        """Empty if nothing was offloaded yet."""
         manifests = self._manifests(topic, partition)
         manifest = manifests.load()
         if manifest is None:

@@ -1,9 +1,9 @@
-"""The options that every command of a client has.
+"""The options of every command that uses a client.
 
-* `client_command` gives a function that takes a `Client` first the options `--server`,
-  `--token-file` and `--ca-file`, and opens and closes the client around it.
-* `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` are the client's to read: as defaults of two options the
-  one would win over the flag of the other.
+* `client_command` takes a function whose first parameter is a `Client`: it adds the options
+  `--server`, `--token-file` and `--ca-file`, and opens and closes the client around the call.
+* The client reads `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` itself: as defaults of two options, one
+  variable would win over the flag of the other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OutputOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Which broker, and how it is spoken to."""
+    """Which broker, and how to connect to it."""
 
     server: Server = DEFAULT_SERVER
     token: Token = None
@@ -65,12 +65,12 @@ class ClientOptions:
 
 
 def client_command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command out of `function(client, ...)`."""
+    """Make a command of `function(client, ...)`."""
     return with_group(function, ClientOptions, _with_client)
 
 
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
-    if call.keywords.get("store") is not None:  # the bucket by itself: no broker is asked
+    if call.keywords.get("store") is not None:  # only the bucket: no broker is asked
         call(None)
         return
     from tierlog.client import Client
@@ -93,7 +93,7 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
 
 
 def _near_topic(client: Client, topic: str) -> str:
-    """Among those that the caller may see; nothing where they cannot be asked for."""
+    """Among the topics that the caller may see; empty if they cannot be listed."""
     try:
         topics = [one.name for one in client.list_topics()]
     except TierlogError:

@@ -1,4 +1,4 @@
-"""`tierlog consume`: records out, one a line; from either tier, one cannot tell which."""
+"""`tierlog consume`: print records, one per line, from either tier."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def consume(
     is_read_at_once = follow or group is not None  # what is committed was printed
     count, last = _print(islice(records, max_records), shown, flush=is_read_at_once)
     if group is not None and last is not None and count == max_records:
-        # It counts as read once the next one is asked for, and nobody asks.
+        # A record counts as read once the next one is asked for, which nobody does here.
         records.close()
         client.commit_offsets(group, [OffsetCommit(topic, last.partition, last.offset + 1)])
 
@@ -152,7 +152,7 @@ def _parse_time(text: str | None) -> int | None:
 def _print(
     records: Iterator[ConsumedRecord], shown: Callable[[ConsumedRecord], bytes], *, flush: bool
 ) -> tuple[int, ConsumedRecord | None]:
-    """How many there were, and the last of them."""
+    """Print them; how many there were, and the last one."""
     out, safe = sys.stdout.buffer, for_stdout()
     count, record = 0, None
     try:
@@ -169,14 +169,14 @@ def _print(
 
 
 def _end_when_nobody_reads() -> None:
-    """A pipe tells by a write alone that `| head` ended, and there may be nothing to write for
-    days. `tail -f` watches it too, and ends as at once: there is nobody to flush anything for.
+    """Only a write to a pipe shows that `| head` has ended, and there may be nothing to write for
+    days. So the pipe is watched, as `tail -f` does; the process ends at once, without a flush.
     """
     watched = select.poll()
-    watched.register(sys.stdout.fileno(), 0)  # what went wrong is told unasked
-    # Not by POLLNVAL: what cannot be watched says nothing of who reads it.
+    watched.register(sys.stdout.fileno(), 0)  # errors are reported without being asked for
+    # Not for POLLNVAL: it says nothing about a reader.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
-        os._exit(0)  # an interrupt would wait for a long poll that it came a moment too early for
+        os._exit(0)  # an interrupt may come just before a long poll, and would wait for it
 
 
 def _value(record: ConsumedRecord) -> bytes:
@@ -207,7 +207,7 @@ def _batches(
     timestamp: int | None,
     limits: Limits,
 ) -> None:
-    """Whole batches as they lie on disk, up to the high watermark, or the last stable offset."""
+    """Whole batches as they are on disk, up to the high watermark or the last stable offset."""
     if partition is None:
         raise typer.BadParameter("--format batches needs one partition: --partition N")
     if sys.stdout.isatty():

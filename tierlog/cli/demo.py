@@ -1,7 +1,7 @@
-"""`tierlog demo`: the whole way on real data, told step by step, each step checked.
+"""`tierlog demo`: from produce to Spark on real data, step by step, each step checked.
 
-It fails where anything shown is not so: a cold read that was not cold, a record that is missing, a
-figure that differs from the source's.
+It fails if anything shown is not true: a cold read that was not cold, a missing record, a figure
+that differs from the source's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCAL_BYTES = 2 * SEGMENT_BYTES
 BUCKET = "tierlog-demo"
 CONFIG = {
     "segment.bytes": SEGMENT_BYTES,
-    # Segments roll by the records' own time too: a week each would make many of a year.
+    # Segments roll by the records' own time too: at a week each, a year would make many.
     "segment.ms": 10 * 365 * 86_400_000,
     "local.retention.bytes": LOCAL_BYTES,
     "retention.ms": -1,
@@ -51,12 +51,12 @@ PATIENCE_S = 120.0
 
 
 class DemoFailed(TierlogError):
-    """What was shown is not what should be."""
+    """What was shown is not as it should be."""
 
 
 @dataclass
 class Stage:
-    """Where everything is, and what the summary will say."""
+    """Where everything is, and what the summary will report."""
 
     folder: Path
     environment: dict[str, str]
@@ -118,7 +118,7 @@ def demo(
             if keep:
                 _leave_running(stage)
                 stack.pop_all()
-    except (KeyboardInterrupt, ModuleNotFoundError):  # where something failed, its logs stay
+    except (KeyboardInterrupt, ModuleNotFoundError):  # after any other failure the logs stay
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if not keep:
@@ -156,7 +156,7 @@ def _start(stage: Stage, port: int) -> None:
     from tierlog.demo.spark import StartingSession
 
     with _step("start an S3 server (moto), a broker and Spark, a process each"):
-        # Spark and the compiler are not waited for before they are needed.
+        # Do not wait for Spark and the compiler before they are needed.
         stage.spark = StartingSession(stage.folder / "spark.log")
         stage.kernel = processes.start_compiling(stage.folder, stage.environment)
         s3_port = processes.free_port()
@@ -230,7 +230,7 @@ _TIER_COLUMNS = (
 
 
 def _is_settled(topic: TopicDescription) -> bool:
-    """Every partition has let go of segments, and nothing but the active one waits for upload."""
+    """Every partition has deleted local segments, and only the active one is not uploaded."""
     return all(
         one.local_log_start_offset > one.log_start_offset
         and one.hot_bytes <= LOCAL_BYTES + SEGMENT_BYTES
@@ -396,7 +396,7 @@ def _stop_spark(stage: Stage) -> None:
 
 
 def _stop_all(stage: Stage) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient one would leave the others running
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave the others running
     _stop_spark(stage)
     for child in (stage.broker, stage.kernel, stage.s3_server):
         if child is not None:
@@ -408,10 +408,10 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _environment() -> dict[str, str]:
-    """Of the children, and for Spark of this process: names that the demo's S3 server takes."""
+    """For the children, and in this process for Spark: credentials for the demo's S3 server."""
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "demo",
-        "AWS_SECRET_ACCESS_KEY": "demo",  # the S3 server of the demo asks for none
+        "AWS_SECRET_ACCESS_KEY": "demo",  # the demo's S3 server does not check it
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }

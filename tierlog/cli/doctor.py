@@ -1,7 +1,7 @@
 """`tierlog doctor`: whether this machine has what tierlog needs, and how fast its disk flushes.
 
-Each check is a function that gives a verdict. None changes anything, but for a nameless file in the
-folder that it was told to try.
+Each check is a function that returns a verdict. None changes anything, except for a nameless file
+in the folder that it was told to try.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LITTLE_DISK = 1 << 30
 
 
 class Verdict(NamedTuple):
-    """`ok` None: not a problem, but something is missing that somebody may want."""
+    """`ok` None: not a problem, but something optional is missing."""
 
     check: str
     ok: bool | None

@@ -1,4 +1,4 @@
-"""`tierlog dump`: a log's files, in the words of kafka-dump-log."""
+"""`tierlog dump`: a log's files, in the format of kafka-dump-log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Found(NamedTuple):
-    """A file to read, and what the user calls it."""
+    """A file to read, and its name for the user."""
 
     file: Path
     shown: str
@@ -73,7 +73,7 @@ def _is_url(name: str) -> bool:
 def _bring(
     name: str, folder: Path, *, endpoint: str | None, region: str | None, with_log: bool
 ) -> list[Path]:
-    """The files of a bucket's object, or of an `.indexes` bundle that is here already."""
+    """The files of an object in the bucket, or of a local `.indexes` bundle."""
     from tierlog.dump import objects
 
     if _is_url(name):
@@ -88,7 +88,7 @@ def _bring(
 def _found(
     argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack
 ) -> list[Found]:
-    """The files of an argument: those of an object are told by where it lies, not by their copy."""
+    """The files of an argument: an object's files are named by its key, not by their local copy."""
     if _is_url(argument) or argument.endswith(".indexes"):
         copies = Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
         place = argument.rpartition("/")[0]
@@ -99,9 +99,9 @@ def _found(
 
 
 def _known_files(path: Path) -> list[Path]:
-    """A folder stands for its log files, without those that are about to be unlinked.
+    """A folder's log files, without those that are about to be unlinked.
 
-    Raises FileNotFoundError where it has none: a data folder, say, in place of a partition's.
+    Raises FileNotFoundError if it has none: say, a data folder instead of a partition's.
     """
     from tierlog.dump.reading import UnknownFileKind, kind_of
 

@@ -1,7 +1,7 @@
-"""Records on their way into requests, for `tierlog produce`.
+"""Gather records into requests, for `tierlog produce`.
 
-* A request goes out when it is full, or when its first record has waited `LINGER_S` and no more
-  input is there: what somebody types, or a log that is followed, is not held until it is much.
+* A request is sent when it is full, or when its first record has waited `LINGER_S` and no more
+  input is there: typed lines, or a log that is followed, are not held back to fill a request.
 * A refusal names records, or lines, by their number in the whole input, from 1, not in a request.
 """
 
@@ -24,7 +24,7 @@ Item = NewRecord | bytes
 
 
 class Gathering:
-    """What waits to be sent by `send`: records, or lines that the broker takes apart."""
+    """What waits to be sent by `send`: records, or lines that the broker parses."""
 
     def __init__(
         self, send: Callable[[list[Item]], None], *, max_records: int, max_bytes: int
@@ -48,7 +48,7 @@ class Gathering:
             self.send()
 
     def send(self) -> None:
-        """All that is held. Raises what the broker says."""
+        """Send all that is held. Raises the broker's error."""
         held, self._held, self._held_bytes = self._held, [], 0
         numbers, self._numbers = self._numbers, []
 
@@ -67,23 +67,23 @@ class Gathering:
             raise
 
     def patience_s(self) -> float | None:
-        """How long what is held may wait for more; None where nothing is."""
+        """How long what is held may wait for more; None if nothing is held."""
         return max(0.0, self._due_s - time.monotonic()) if self._held else None
 
 
 class LiveInput(io.RawIOBase):
-    """A file, a pipe or a terminal; what is gathered goes out before too long a wait for more."""
+    """A file, a pipe or a terminal; what is gathered is sent before too long a wait for more."""
 
     def __init__(self, source: io.FileIO, gathering: Gathering) -> None:
         self._source, self._gathering = source, gathering
-        self._more = select.poll()  # select() takes no descriptor beyond 1,023
+        self._more = select.poll()  # select() takes no descriptor above 1,023
         self._more.register(source, select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        # Also where nothing is held: a pipe that does not block would be told to be at its end.
+        # Also if nothing is held: a pipe that does not block would seem to be at its end.
         while not self._more.poll(self._patience_ms()):
             self._gathering.send()
         return self._source.readinto(buffer)

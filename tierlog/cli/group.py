@@ -84,7 +84,7 @@ def delete(
 
 
 def parse_place(client: Client, text: str) -> OffsetCommit:
-    """`TOPIC:PARTITION=OFFSET`; a keyword becomes the offset that it stands for now."""
+    """`TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset."""
     from tierlog.client import OffsetCommit
 
     place, separator, offset = text.partition("=")

@@ -1,8 +1,8 @@
-"""Where a broker's log lines go: stderr; coloured on a terminal (but for NO_COLOR), JSON lines
-elsewhere.
+"""Where a broker's log lines go: stderr; coloured on a terminal (unless NO_COLOR is set), JSON
+lines elsewhere.
 
-Libraries' own warnings (uvicorn, botocore, asyncio) come in the same form: who collects JSON lines
-gets nothing else. A traceback never shows what variables held: there may be tokens, keys, records.
+Libraries' own warnings (uvicorn, botocore, asyncio) have the same form, so that a collector of JSON
+lines gets nothing else. A traceback never shows the values of variables: tokens, keys, records.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`tierlog`: finds the command, runs it, and turns what went wrong into one line and an exit code.
+"""`tierlog`: find the command, run it, and turn a failure into one line and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a verification found problems, 130
 interrupted.
 
-* A failure that a user can cause is one line on stderr. A traceback is a bug of ours.
+* A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
 * A command's module is imported when the command is called: `tierlog --help` imports none of them.
 """
 
@@ -25,12 +25,12 @@ from record_format.near_miss import did_you_mean
 from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
 
-# Click's, or that of the copy of click which newer typers bring.
+# Click's, or from the copy of click in newer versions of typer.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
 class Entry(NamedTuple):
-    """Where a command lives, what the list of commands says of it, and the extra that it needs."""
+    """A command's module, its line in the list of commands, and the extra that it needs."""
 
     module: str
     summary: str
@@ -76,7 +76,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
 
 
 class Commands(TyperGroup):
-    """The top group: knows its commands by name, and loads the one that is asked for."""
+    """The top group: knows its commands by name, and loads only the one that is called."""
 
     listing = False
 
@@ -94,7 +94,7 @@ class Commands(TyperGroup):
         return load_command(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raises a usage error; typer would suggest among commands that are loaded."""
+        """Raises a usage error; typer's own would only suggest commands that are loaded."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = did_you_mean(args[0], COMMANDS)
             raise UsageError(f"there is no command {args[0]!r}{near}", ctx=ctx)
@@ -118,7 +118,7 @@ def load_command(name: str) -> Any:
 
 
 def _unwrap_help(command: Any) -> None:
-    """A docstring is wrapped for who reads the code; the terminal wraps for its own width."""
+    """A docstring is wrapped for readers of the code; the terminal wraps to its own width."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
     for part in getattr(command, "commands", {}).values():
@@ -153,14 +153,14 @@ def main() -> NoReturn:
             "WSL 2 runs it as Linux does"
         )
     _stand_in_for_what_is_closed()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is told by its number
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escapes for what its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
 def _stand_in_for_what_is_closed() -> None:
-    """Of the three standard files, as cron jobs and daemons may be started without: else the next
-    file that is opened, a log's perhaps, is what is printed to.
+    """Open standard files that are closed, as for some cron jobs and daemons: else the next file
+    that is opened, perhaps a log's, would be printed to.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -172,7 +172,7 @@ def _stand_in_for_what_is_closed() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; its exit code."""
+    """Run one command; return its exit code."""
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="tierlog", standalone_mode=False)
@@ -184,7 +184,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _reader_has_enough()
     except SystemExit as error:
-        # The command line's library exits by itself where a pipe breaks.
+        # Typer itself exits when a pipe breaks.
         if isinstance(error.__context__, BrokenPipeError):
             return _reader_has_enough()
         raise
@@ -198,7 +198,7 @@ def run(arguments: list[str]) -> int:
     except SettingsError as error:
         _say(str(error))
         return 2
-    except UnicodeEncodeError as error:  # bytes that are no UTF-8 come in as lone surrogates
+    except UnicodeEncodeError as error:  # bytes that are not UTF-8 become lone surrogates
         _say(f"an argument is no text: {error.object}")
         return 2
     except (TierlogError, OSError) as error:
@@ -207,7 +207,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _reader_has_enough() -> int:
-    """`| head` ended: nothing failed, and nothing more can be said."""
+    """`| head` has ended: nothing failed, and nothing more can be printed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
@@ -223,9 +223,9 @@ def _usage(error: Exception) -> int:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     if not message:  # a group without a command: its help was printed
         return 2
-    # Its library's own words; what a command itself refuses is often no value.
+    # Without the libraries' prefixes: what a command refuses is often not a value.
     message = message.replace("Value error, ", "").removeprefix("Invalid value: ").removesuffix(".")
-    # A value out of its range is told by the limit alone.
+    # Pydantic names only the limit: add the value.
     if (
         found := getattr(error.__cause__, "errors", None)
     ) is not None and "Input should" in message:

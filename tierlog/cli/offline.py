@@ -1,4 +1,4 @@
-"""What commands share that work on a bucket without a broker.
+"""Shared by the commands that work on a bucket without a broker.
 
 The options are those of `serve`: the same names, the same variables, AWS's own chain for
 credentials.
@@ -26,7 +26,7 @@ StoreOption = Annotated[
     ),
 ]
 OfflineStoreOption = Annotated[
-    str | None,  # of no variable: that a store is known is no wish to go past the broker
+    str | None,  # no variable: a store in the environment is not a request to bypass the broker
     typer.Option(
         "--store", metavar="URL", help="Offline: read the bucket itself, without a broker."
     ),
@@ -53,7 +53,7 @@ RegionOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOptions:
-    """Which bucket, and how it is reached."""
+    """Which bucket, and how to reach it."""
 
     store: StoreOption
     endpoint: EndpointOption = None
@@ -63,11 +63,11 @@ class BucketOptions:
     def named(
         cls, store: str | None, endpoint: str | None, region: str | None
     ) -> BucketOptions | None:
-        """None where no store is given."""
+        """None if no store is given."""
         return None if store is None else cls(store=store, endpoint=endpoint, region=region)
 
     def open(self) -> ObjectStore:
-        """Raises ConfigurationError where there is no such bucket."""
+        """Raises ConfigurationError if there is no such bucket."""
         from cold_tier.open import open_store
 
         return open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)

@@ -1,6 +1,6 @@
 """Options that several commands share: a frozen dataclass whose fields are typer's options.
 
-* typer reads a command's signature, so the fields are written into it, behind the command's own.
+* typer reads a command's signature, so the fields are added to it after the command's own options.
 * The command itself takes the group as one value, its first argument (or what `call` makes of it).
 """
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command out of `function(group, ...)`."""
+    """Make a command of `function(group, ...)`."""
     return lambda function: with_group(function, group, lambda given, rest: rest(given))
 
 
 def with_group(
     function: Callable[..., None], group: type[T], call: Callable[[T, partial[None]], None]
 ) -> Callable[..., None]:
-    """A command out of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
+    """Make a command of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
     own, shared = _own_parameters(function), _group_parameters(group)
 
     @wraps(function)
@@ -31,16 +31,16 @@ def with_group(
         given = group(**{one.name: arguments.pop(one.name) for one in shared})
         call(given, partial(function, **arguments))
 
-    del command.__wrapped__  # its signature is another
+    del command.__wrapped__  # it has another signature
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
     return command
 
 
 def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """All but the first; by name, so that those with a default may stand ahead of others."""
+    """All but the first; keyword-only, so that one with a default may precede one without."""
     first, *own = inspect.signature(function).parameters.values()
-    # The first is no option; its type may be known to type checkers alone.
+    # The first is not an option; its type may be known only to type checkers.
     hints = get_type_hints(function, include_extras=True, localns={str(first.annotation): object})
     return [
         one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own

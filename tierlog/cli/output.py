@@ -1,6 +1,6 @@
-"""How a command speaks: tables and colours to people, JSON to programs.
+"""How commands print: tables and colours for people, JSON for programs.
 
-Where stdout is no terminal, or with `--output json`, it is one JSON document.
+If stdout is not a terminal, or with `--output json`, it is one JSON document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from tierlog.cli.table import cell, lay_out, printable
 
 FOUND_PROBLEMS: Final = 3  # the exit code of a check that found something
-WIDE: Final = 240  # columns where nobody's window limits them
+WIDE: Final = 240  # columns, if no window limits them
 
 
 class Output(StrEnum):
@@ -34,7 +34,7 @@ class Output(StrEnum):
         return self is Output.JSON or (self is Output.AUTO and not sys.stdout.isatty())
 
     def tell(self, document: Any, text: str) -> None:
-        """What was done: as JSON, or in a line beside what is piped."""
+        """What was done: as JSON, or as a line on stderr."""
         if self.is_json:
             print_json(document)
         else:
@@ -50,13 +50,13 @@ def print_json(document: Any) -> None:
 
 
 def write(data: bytes) -> None:
-    """Bytes as they are, in order with what was printed."""
+    """Write bytes unchanged, in order with what was printed."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
 
 
 def for_stdout() -> Callable[[bytes], bytes]:
-    """How records are written: they are by anybody, and give a terminal no orders."""
+    """How records are written: they may come from anybody, so no escapes reach a terminal."""
     return _for_a_terminal if sys.stdout.isatty() else bytes
 
 
@@ -67,7 +67,7 @@ def _for_a_terminal(data: bytes) -> bytes:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
 ) -> None:
-    """A table for people, as wide as their window."""
+    """Print a table for people, as wide as their window."""
     laid = lay_out(columns, rows, width=get_terminal_size((WIDE, 0)).columns)
     styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str
@@ -76,7 +76,7 @@ def print_table(
 
 
 def print_members(members: Iterable[tuple[str, object]]) -> None:
-    """Names and values, a line each."""
+    """Print names and values, one line each."""
     print_table("", ("", ""), members)
 
 
@@ -106,7 +106,7 @@ def moment(timestamp_ms: int | None) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """A member for people: sizes and times by what its name says they are."""
+    """A member for people: its name says whether it is a size or a time."""
     if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name:
         return size(value)
     if isinstance(value, int) and name.endswith("_ms") and value > 10**12:
@@ -120,8 +120,8 @@ def shown(name: str, value: Any) -> str:
 def progress_bar(
     title: str, *, total: int | None = None, in_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """What moves a bar on a terminal's stderr by `advance`, or to `completed` of `total`; elsewhere
-    nothing.
+    """Returns a function that moves a bar on stderr, by `advance` or to `completed` of `total`; it
+    does nothing if that is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda **_: None
@@ -143,5 +143,5 @@ def progress_bar(
 
 
 def note(text: str) -> None:
-    """To whoever watches, not into what is piped."""
+    """Print to stderr, not into what is piped."""
     sys.stderr.write(text + "\n")

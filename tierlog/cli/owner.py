@@ -1,4 +1,4 @@
-"""The options of commands that change what only a bucket's owner changes, and the owner itself.
+"""The options of commands that change what only a bucket's owner may change, and the owner itself.
 
 They are those of `serve`: the same names, the same variables, the same meaning.
 """
@@ -87,7 +87,7 @@ OFFSET_GAP: Final[int] = _BY_DEFAULT["restore_offset_gap"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerOptions:
-    """How the owner is opened; its folder is the command's own option."""
+    """How to open the owner; its folder is the command's own option."""
 
     store: OwnStoreOption = None
     endpoint: EndpointOption = None
@@ -109,9 +109,9 @@ class OwnerOptions:
 
     @contextmanager
     def broker(self, data_dir: Path) -> Iterator[Broker]:
-        """A broker that nobody reaches, on the owner's folder: it holds the folder's lock.
+        """A broker without a server on the owner's folder; it holds the folder's lock.
 
-        Nothing is rolled, uploaded, let go or collected meanwhile but what is asked for. Raises
+        Only what is asked for is rolled, uploaded, deleted or collected. Raises
         ConfigurationError.
         """
         from broker.broker import Broker

@@ -1,7 +1,7 @@
-"""`tierlog produce`: a pipe or a file into a topic.
+"""`tierlog produce`: send a pipe or a file to a topic.
 
-* Once the broker has taken something, its restart is waited for. Where it went down with a request
-  under way, the command ends, with the count of what was taken: no record is sent twice.
+* Once the broker has taken something, the command waits if it restarts. If it goes down during a
+  request, the command ends with the count of what was taken: no record is sent twice.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def produce(
                 gathering.add(number, item)
             gathering.send()
     if not count.records:
-        client.describe_topic(topic)  # an empty input is no reason to be silent about a wrong name
+        client.describe_topic(topic)  # a wrong name is an error even if the input is empty
     count.report(as_json=output.is_json)
 
 
 def _key_of(kind: Format, *, separator: str | None, column: str | None) -> str | None:
-    """What the format finds its keys by."""
+    """By what the format finds its keys."""
     if separator is not None and kind is not Format.LINES:
         raise typer.BadParameter("--key-separator is for lines")
     if separator == "":
@@ -141,7 +141,7 @@ def _key_of(kind: Format, *, separator: str | None, column: str | None) -> str |
 def _items(
     kind: Format, source: IO[bytes], file: Path | None, *, key: str | None
 ) -> Iterator[tuple[int, Item]]:
-    """With their places in the input; `key` as `_key_of` gave it."""
+    """Items with their places in the input; `key` is from `_key_of`."""
     if kind is Format.ENVELOPE:
         return full_lines(source)
     if kind is Format.LINES:
@@ -175,7 +175,7 @@ def _opened(file: Path | None, gathering: Gathering) -> Iterator[IO[bytes]]:
 
 
 def _whole_batches(source: IO[bytes]) -> Iterator[bytes]:
-    """The input in runs of whole batches. Raises CorruptBatch for what is cut at the end."""
+    """The input in runs of whole batches. Raises CorruptBatch if the end is truncated."""
     from record_format.batch import iter_headers, parse_header
 
     held = b""
@@ -216,7 +216,7 @@ class _Count:
 
     @contextlib.contextmanager
     def told_if_it_ends_early(self) -> Iterator[None]:
-        """Whoever gives the rest again has to know how much was taken."""
+        """Say how much was taken, for whoever sends the rest again."""
         try:
             yield
         except BaseException:

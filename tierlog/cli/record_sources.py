@@ -1,9 +1,8 @@
-"""Files and pipes as records, for `tierlog produce`: one function a format.
+"""Files and pipes as records, for `tierlog produce`: one function per format.
 
 * Nothing is read whole: a pipe may never end.
-* What is wrong is said with its line or row, before it is sent; what was sent before it stays.
-* Envelopes go as the lines that they are: the broker takes them apart, and refuses what it would
-  over HTTP.
+* What is wrong is reported with its line or row, before it is sent; what was sent before it stays.
+* Envelopes are sent as lines: the broker parses them, and refuses what it refuses over HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_LINE_BYTES: Final = 64 << 20
 
 
 class Format(StrEnum):
-    """How the input is cut into records."""
+    """How the input is split into records."""
 
     LINES = "lines"
     NDJSON = "ndjson"
@@ -46,12 +45,12 @@ _BY_SUFFIX: Final = {
 
 
 def format_of(file: Path | None) -> Format:
-    """By the file's name; lines where that says nothing."""
+    """By the file's name; lines if that does not tell."""
     return _BY_SUFFIX.get(file.suffix.lower(), Format.LINES) if file else Format.LINES
 
 
 def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[NewRecord]:
-    """A record a line, without its line break; before the first `key_separator` is its key."""
+    """One record per line, without its line break; the first `key_separator` ends its key."""
     separator = None if key_separator is None else key_separator.encode()
     for number, line in _lines(source):
         if separator is None:
@@ -64,22 +63,22 @@ def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[Ne
 
 
 def ndjson(source: IO[bytes]) -> Iterator[NewRecord]:
-    """A JSON value a line, kept by its source text; blank lines are skipped."""
+    """One JSON value per line, kept as its source text; blank lines are skipped."""
     for number, line in full_lines(source):
         _check_json(line, number)
         yield NewRecord(line.strip())
 
 
 def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Those that are not blank, with their numbers in the input."""
+    """The lines that are not blank, with their numbers in the input."""
     return ((number, line) for number, line in _lines(source) if line.strip())
 
 
 def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[NewRecord]:
-    """A JSON object a row, all text, named by the first row; empty cells are null. The cell of
-    `key_column` is the key too.
+    """One JSON object per row, all text, named by the first row; empty cells are null. The cell of
+    `key_column` is also the key.
 
-    A byte order mark, which spreadsheets write, is no part of the first name.
+    A byte order mark, which spreadsheets write, is not part of the first name.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     text = io.TextIOWrapper(source, "utf-8-sig", newline="")
@@ -98,8 +97,8 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
 
 
 def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRecord]:
-    """A JSON object a row; times as ISO 8601 text, bytes as base64, NaN as null. What `key_column`
-    holds, text, bytes or an integer, is the key too.
+    """One JSON object per row; times as ISO 8601 text, bytes as base64, NaN as null. The value of
+    `key_column` (text, bytes or an integer) is also the key.
     """
     from pyarrow import parquet
 
@@ -112,12 +111,12 @@ def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRe
                 yield NewRecord(value, key=_key(row, key_column))
     except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
-    except LookupError as error:  # pytz's, or zoneinfo's, of a name that it does not have
+    except LookupError as error:  # from pytz or zoneinfo, for an unknown name
         raise InvalidRequest(f"{file}: no such time zone: {error}") from error
 
 
 def _check_names(names: Sequence[str], key_column: str | None) -> None:
-    """Of two columns of a name an object keeps one."""
+    """Refuse two columns of one name: an object would keep only one."""
     if key_column is not None and key_column not in names:
         hint = did_you_mean(key_column, names) or f"; there are {', '.join(names)}"
         raise InvalidRequest(f"there is no column {key_column!r}{hint}")
@@ -137,7 +136,7 @@ def _key(row: Mapping[str, Any], column: str | None) -> bytes | str | None:
 
 
 def _text(value: Any) -> str:
-    """What pyarrow gives that JSON does not know: nanoseconds, by pandas where that is there."""
+    """A pyarrow value that JSON does not have; nanoseconds are pandas' types if that is there."""
     return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
 

@@ -1,4 +1,4 @@
-"""`tierlog replay`: a range of a topic into files by date and hour, or into another topic."""
+"""`tierlog replay`: copy a range of a topic to files by date and hour, or to another topic."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _to_topic(
 
 
 def _url(folder: str) -> str:
-    """A path of this machine becomes whole: Spark would look below its own default file system."""
+    """Make a local path a full URL: Spark would look in its own default file system."""
     return folder if "://" in folder else Path(folder).absolute().as_uri()
 
 

@@ -1,4 +1,4 @@
-"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the table of settings."""
+"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the settings' table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _parameter_name(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    """As it could be written after the flag; nothing for what is off, or told in words."""
+    """As it could be written after the flag; empty if off, or described in words."""
     value = default_of(setting)
     if value is None or isinstance(value, bool) or setting.part is Part.PRICE:
         return ""

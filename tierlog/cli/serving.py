@@ -3,8 +3,8 @@
 * The address is bound before anything is opened: a port in use costs nothing.
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
   Before the server listens, a signal ends the start.
-* The garbage collector rests until everything is loaded, and never looks at that: to go over it
-  once would stop every request for a tenth of a second.
+* The garbage collector is off until everything is loaded, and never scans that: one scan would stop
+  every request for a tenth of a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Stopped(BaseException):
 def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     """Serve until a signal. `announce` is called with the URL once requests are answered.
 
-    Raises ConfigurationError and OSError where it cannot start.
+    Raises ConfigurationError and OSError if it cannot start.
     """
     listening = threading.Event()
 
@@ -51,15 +51,15 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
     def on_started() -> None:
         listening.set()
         announce(url)
-        # Numpy's algebra would start a thread a core; nothing here multiplies matrices.
+        # Numpy's OpenBLAS would start a thread per core; nothing here multiplies matrices.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
 
-    # uvicorn puts its own handlers over these while it serves, and raises the signal again for
-    # these when it is done: they must not end the process before the broker is closed.
+    # uvicorn replaces these handlers while it serves, and raises the signal again for them when it
+    # is done: they must not end the process before the broker is closed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that went; nohup ignores it
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is gone; nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     gc.disable()
     try:
@@ -83,8 +83,8 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
 
 
 def load_kernels() -> None:
-    """Compiled walks over records; until they are there the plain ones give the same answers. With
-    them all is loaded that stays.
+    """Load the compiled walks over records; until then the plain ones give the same answers. After
+    this everything that stays in memory is loaded.
     """
     try:
         if not native.load() and native.is_available():
@@ -102,7 +102,7 @@ def _bound(settings: Settings) -> socket.socket:
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         said = f"cannot listen on {where}: {error.strerror}"
-        if error.errno == errno.EADDRINUSE:  # without this the commands talk to that other broker
+        if error.errno == errno.EADDRINUSE:  # else commands would talk to that other broker
             said += ", perhaps by another broker: stop that, or choose another port"
         raise ConfigurationError(said) from error
 
@@ -119,7 +119,7 @@ def _open_broker(settings: Settings) -> Broker:
 
 
 def _tls(settings: Settings) -> Tls | None:
-    """Tried out before anything is opened. Raises ConfigurationError."""
+    """Check the files before anything is opened. Raises ConfigurationError."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"

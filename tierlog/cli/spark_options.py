@@ -1,10 +1,10 @@
-"""What the commands share that run on Spark: which rows, which cluster, and a progress bar.
+"""Shared by the commands that run on Spark: which rows, which cluster, and a progress bar.
 
-* The options of the source have the names of the other commands; any other of its options goes
-  through `--option NAME=VALUE`.
-* Without `--server` the bucket alone is read.
-* Without `--token-file` whoever asks the broker, here or on an executor, reads the environment that
-  it has, as `tierlog.Client` does.
+* The source's options have the same names as in the other commands; its other options are given by
+  `--option NAME=VALUE`.
+* Without `--server` only the bucket is read.
+* Without `--token-file` every process that asks the broker, here or on an executor, takes the token
+  from its own environment, as `tierlog.Client` does.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SourceOptions:
     conf: ConfOption = None
 
     def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
-        """The options of the Spark source; what is None is left out. `--option` wins over all."""
+        """The options of the Spark source; None is left out. `--option` wins over all."""
         given: dict[str, str | None] = {
             "store": self.store,
             "server": self.server,
@@ -109,7 +109,7 @@ class SourceOptions:
             "tier": None if self.server else "cold",
             "startingTimestamp": self.from_time,
             "endingTimestamp": self.to_time,
-            # A partition that has nothing as new has nothing to give.
+            # A partition without records that new contributes none.
             "startingOffsetsByTimestampStrategy": "latest" if self.from_time else None,
             **(more or {}),
             **pairs(self.option),
@@ -118,7 +118,7 @@ class SourceOptions:
 
 
 def pairs(given: Sequence[str] | None) -> dict[str, str]:
-    """`NAME=VALUE`, each."""
+    """Parse each `NAME=VALUE`."""
     found: dict[str, str] = {}
     for text in given or ():
         name, sign, value = text.partition("=")
@@ -130,7 +130,7 @@ def pairs(given: Sequence[str] | None) -> dict[str, str]:
 
 @contextmanager
 def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterator[Any]:
-    """A Spark session for a command; what Spark cannot do is one line."""
+    """A Spark session for a command; a failure of Spark is reported in one line."""
     try:
         from pyspark.errors import PySparkException
 
@@ -147,8 +147,8 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
 
 
 def tell_no_interrupts() -> None:
-    """py4j logs tracebacks of a Ctrl-C: of what waits for Spark, and of Spark's own handler, which
-    sends its command on the same connection.
+    """Silence py4j, which logs tracebacks on Ctrl-C: of the call that waits for Spark, and of
+    Spark's own handler, which uses the same connection.
     """
     logging.getLogger().addFilter(_is_no_interrupt)
 
@@ -158,8 +158,8 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:
-    """A start is ten lines of Spark's, a task that fails a hundred for each attempt; what ends the
-    command is its one line. Who asks for a level gets the log.
+    """Spark logs ten lines at its start, and a hundred for each failed attempt of a task; the
+    command reports a failure in one line. If a log level is given, Spark's log is shown.
     """
     if "spark.log.level" in config:
         return config
@@ -171,7 +171,7 @@ _OUR_ERRORS = ("record_format.", "spark_reader.", "tierlog.")
 
 
 def _last_line(text: str) -> str:
-    """Of a Python traceback inside Spark's error, what it says at its end."""
+    """The last line of a Python traceback inside Spark's error."""
     before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
     lines = [line.strip() for line in before_java.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(_OUR_ERRORS)]
@@ -182,7 +182,7 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def task_bar(title: str) -> Iterator[Progress | None]:
-    """Spark's tasks, where somebody watches."""
+    """A progress bar of Spark's tasks, on a terminal."""
     with progress_bar(title) as move:
         shown: Progress = lambda done, tasks: move(completed=done, total=tasks)  # noqa: E731
         yield shown if sys.stderr.isatty() else None

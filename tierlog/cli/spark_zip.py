@@ -1,4 +1,4 @@
-"""`tierlog spark-zip`: our code as one file, for `spark-submit --py-files`."""
+"""`tierlog spark-zip`: tierlog's code as one file, for `spark-submit --py-files`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierlog stats`: what a topic is made of, by hour and partition, as a table and a picture."""
+"""`tierlog stats`: what a topic contains, by hour and partition, as a table and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierlog storage`: both tiers and the manifest, through the broker or out of the bucket alone."""
+"""`tierlog storage`: both tiers and the manifest, through the broker or from the bucket alone."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:
 def _cached(
     data_dir: Path | None, topic: str, partition: int, listed: Sequence[Segment]
 ) -> list[int | None]:
-    """Bytes of each segment's `.log` that are in the page cache; None where it is not local."""
+    """Bytes of each segment's `.log` that are in the page cache; None if it is not local."""
     from record_format.page_cache import resident_bytes
 
     assert data_dir is not None, "--cache takes it"

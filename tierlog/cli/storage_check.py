@@ -1,7 +1,7 @@
 """`tierlog storage verify`: through the broker, which checks both tiers, or on the bucket alone, on
 this machine or on a Spark cluster.
 
-Exit code 3 where there are problems: not an error of the command, and not a success.
+Exit code 3 if there are problems: not an error of the command, and not a success.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _verify_on_spark(topic: str, source: SourceOptions) -> dict[str, Any]:
 
 
 def print_report(topic: str, report: Mapping[str, Any]) -> None:
-    """A table of problems, then what was looked at."""
+    """Print a table of problems, then what was checked."""
     if report["problems"]:
         print_problems(topic, report["problems"])
     if left_out := report.get("problems_left_out", 0):

@@ -1,6 +1,7 @@
 """`tierlog storage manifest`: a version, the versions that are kept, what changed between two.
 
-Through the broker, or out of the bucket alone: both give one document, which is what is compared.
+Through the broker, or from the bucket alone: both give the same document, and documents are
+compared.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def manifest(
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What changed from one manifest document to another: members that differ, as [before, after],
-    and segments by the object that they name.
+    """What changed between two manifest documents: members that differ, as [before, after], and
+    segments, identified by their object.
     """
     members = sorted((before.keys() | after.keys()) - {"segments", "next_from_offset"})
     was, now = ({one["object_key"]: one for one in side["segments"]} for side in (before, after))

@@ -1,7 +1,7 @@
 """`tierlog storage pin | unpin | pins`: names that keep manifest versions from garbage collection.
 
-They work on the bucket alone: who reads a bucket may pin what is read. A name is pinned in every
-partition of the topic, or in none.
+They work on the bucket alone: whoever reads a bucket may pin what is read. A name is pinned in
+every partition of the topic, or in none.
 """
 
 from __future__ import annotations

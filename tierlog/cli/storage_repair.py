@@ -1,8 +1,8 @@
 """`tierlog storage repair | gc | restore`: changes that only the owner of a bucket makes.
 
-`repair` and `gc` only say what they would do, until `--apply`: a plan changes nothing, neither in
-the bucket nor on disk. They open the owner's data folder, which no broker may have open; only what
-`gc` says is read from the bucket alone. `restore` makes a new folder.
+Without `--apply`, `repair` and `gc` only say what they would do: a plan changes nothing, neither in
+the bucket nor on disk. They open the owner's data folder, which no broker may have open; only the
+plan of `gc` is read from the bucket alone. `restore` makes a new folder.
 """
 
 from __future__ import annotations

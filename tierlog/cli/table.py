@@ -1,9 +1,9 @@
 """Tables as lines of text: pure, so that a width is an argument.
 
-* Nothing is cut off. In a narrow window headings wrap at their spaces; where that is not enough the
+* Nothing is cut off. In a narrow window headings wrap at their spaces; if that is not enough, the
   window wraps the lines.
-* A number has no separators: what is shown can be pasted into the next command.
-* What a cell holds came from others. Control characters are shown as escapes, never sent to the
+* Numbers have no separators: what is shown can be pasted into the next command.
+* Cells contain other people's text. Control characters are shown as escapes, never sent to the
   terminal.
 """
 
@@ -29,12 +29,12 @@ def cell(value: object) -> str:
 
 
 def printable(text: str, *, but: str = "") -> str:
-    """What would turn a terminal is shown by its escape, as Python has it."""
+    """The text with control characters as Python's escapes."""
     return "".join(one if one.isprintable() or one in but else ascii(one)[1:-1] for one in text)
 
 
 def lay_out(columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int) -> Lines:
-    """Numbers to the right, the rest to the left; no headings where all are empty."""
+    """Numbers to the right, the rest to the left; no headings if all are empty."""
     cells = [[cell(value) for value in row] for row in rows]
     bodies = [max((_room(row[index]) for row in cells), default=0) for index in _each(columns)]
     headings = [[column] for column in columns]
@@ -72,7 +72,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 
 def _room(text: str) -> int:
-    """Columns of a terminal."""
+    """How many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)

@@ -1,6 +1,6 @@
 """`tierlog token`: who may call a broker. Works on the broker's own file, not through its API.
 
-A running broker follows the file: what is created or revoked here takes force at once.
+A running broker follows the file: what is created or revoked here takes effect at once.
 """
 
 from __future__ import annotations

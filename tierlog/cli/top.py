@@ -1,7 +1,7 @@
-"""`tierlog top`: what a broker does right now, out of two readings of its /metrics.
+"""`tierlog top`: what a broker is doing right now, from two readings of its /metrics.
 
-Nothing is kept and nothing is asked of the broker but `/metrics`: a rate is the difference of two
-readings over the time between them. A counter that fell is a broker that began anew; it counts from
+Nothing is kept, and nothing but `/metrics` is asked for: a rate is the difference of two readings
+over the time between them. A counter that fell means that the broker restarted; it counts from
 zero.
 """
 
@@ -39,7 +39,7 @@ Rows = Annotated[int, typer.Option("--rows", min=1, help="Number of topics shown
 
 
 class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic: offsets given a second, bytes by tier, and what is not in the bucket yet."""
+    """One topic: offsets assigned per second, bytes by tier, and what is not in the bucket yet."""
 
     topic: str
     offsets_per_s: float
@@ -76,13 +76,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(NamedTuple):
-    """The samples of one look: by name, each with its labels."""
+    """The samples of one reading: by name, each with its labels."""
 
     at_s: float
     samples: Mapping[str, list[tuple[Mapping[str, str], float]]]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of all samples of that name that carry those labels."""
+        """The sum of all samples with this name and these labels."""
         wanted = labels.items()
         found = self.samples.get(name, ())
         return sum(value for carried, value in found if wanted <= carried.items())
@@ -96,7 +96,7 @@ class Reading(NamedTuple):
 
 
 def read(text: str, *, at_s: float) -> Reading:
-    """A reading out of Prometheus' text format. Raises UnexpectedAnswer."""
+    """Parse Prometheus' text format. Raises UnexpectedAnswer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     from tierlog.client import UnexpectedAnswer
@@ -126,7 +126,7 @@ class Between:
         return round(self.grown(name, **labels) / self.seconds, 1)
 
     def mean_ms(self, histogram: str) -> float | None:
-        """Of what was observed in between; None where nothing was."""
+        """The mean of what was observed in between; None if nothing was."""
         count = self.grown(f"{histogram}_count")
         return round(self.grown(f"{histogram}_sum") / count * 1000, 3) if count else None
 
@@ -200,7 +200,7 @@ def _loads(client: Client, *, every: float, looks: int | None) -> Any:
     from tierlog.client.exchange import OVER_A_RESTART
 
     before = read(client.metrics(), at_s=time.monotonic())
-    client.retries = OVER_A_RESTART  # it was there
+    client.retries = OVER_A_RESTART  # it answered just now
     while looks is None or looks > 0:
         time.sleep(every)
         now = read(client.metrics(), at_s=time.monotonic())
@@ -228,14 +228,14 @@ def _draw(client: Client, *, every: float, looks: int | None, rows: int) -> None
         for load in _loads(client, every=every, looks=looks):
             shown = picture(load, rows=rows)
             live.update(shown, refresh=True)
-    console.print(shown)  # the screen is gone with what was on it
+    console.print(shown)  # the alternate screen is gone, with what it showed
 
 
 _PLAIN: Final = {"box": None, "header_style": "bold", "pad_edge": False}
 
 
 def picture(load: Load, *, rows: int) -> Group:
-    """The broker above, its topics below."""
+    """The broker at the top, its topics below."""
     from rich.console import Group
     from rich.table import Table
 

@@ -119,7 +119,7 @@ def delete(
 
 
 def parse_config(pairs: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` pairs; values go as text, which the broker reads as Kafka would."""
+    """`KEY=VALUE` pairs; values are sent as text, which the broker parses as Kafka would."""
     parsed: dict[str, Any] = {}
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
@@ -172,7 +172,7 @@ def note_damaged(topic: TopicDescription) -> None:
 
 
 def _shown(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """As --config takes them."""
+    """In the form that --config takes."""
     return [
         (key, str(value).lower() if isinstance(value, bool) else str(value))
         for key, value in sorted(config.items())
