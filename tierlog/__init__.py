@@ -48,12 +48,12 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # where it is seen, every name is right and has type Any
+if not TYPE_CHECKING:  # a type checker would take every name for valid, with type Any
 
     def __getattr__(name: str) -> Any:
         if name == "errors":
             return import_module("tierlog.errors")
-        if name == "read_arrow":  # takes the extra `arrow`
+        if name == "read_arrow":  # needs the extra `arrow`
             return _read_arrow()
         if name in __all__:
             return getattr(import_module("tierlog.client"), name)
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:  # where it is seen, every name is right and has type Any
 
 
 def __dir__() -> list[str]:
-    """What a shell completes: names that are not loaded yet too, and none of this file's own."""
+    """What a shell completes: also names not loaded yet, but none internal to this file."""
     return sorted(__all__)
 
 

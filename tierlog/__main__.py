@@ -1,4 +1,4 @@
-"""`python -m tierlog`: the program, where its script is not on the path."""
+"""`python -m tierlog`: the program, if its script is not on the path."""
 
 from tierlog.cli.main import main
 

@@ -9,7 +9,7 @@
 A client tries again by itself before it raises a RetriableError: see `RetryPolicy`.
 """
 
-# ruff: noqa: F403, PLC0414  every name is handed on as it is
+# ruff: noqa: F403, PLC0414  every name is re-exported as it is
 from record_format.errors import *
 from tierlog.client.exchange import AnswerLost as AnswerLost
 from tierlog.client.exchange import BrokerUnreachable as BrokerUnreachable

@@ -1,4 +1,4 @@
-"""What comes with `pip install 'tierlog[…]'`, and what to say where it is missing."""
+"""What `pip install 'tierlog[…]'` brings, and what to say if it is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Optional(NamedTuple):
-    """A package that not everybody needs: what for, and the extra that brings it."""
+    """A package that not everybody needs: what it is for, and the extra that brings it."""
 
     purpose: str
     extra: str
@@ -29,9 +29,9 @@ OPTIONAL: Final[Mapping[str, Optional]] = MappingProxyType(
 
 
 def how_to_install(error: ModuleNotFoundError, *, extra: str = "") -> str | None:
-    """One line for a package of an extra that is not there; None for any other module: a bug.
+    """One line for a missing package of an extra; None for any other module: that is a bug.
 
-    `extra`: where what was asked for needs more than that package.
+    `extra`: given if what was asked for needs more than that package.
     """
     package = (error.name or "").partition(".")[0]
     if (found := OPTIONAL.get(package)) is None:

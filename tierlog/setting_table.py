@@ -1,7 +1,7 @@
-"""Every setting of a broker, in one table: flags, `--help`, the reference and errors read it.
+"""Every setting of a broker, in one table: flags, `--help`, the reference and errors use it.
 
-A row names the field that it fills; type and default are that field's own, so that neither can be
-told twice. Names are those of the configuration file; the variable is `TIERLOG_` and the name in
+A row names the field that it fills; type and default are the field's own, so that neither is
+written twice. Names are those in the configuration file; the variable is `TIERLOG_` and the name in
 capitals, the flag is the name with dashes.
 """
 
@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 I64_MAX: Final = 2**63 - 1
-OFFSET_GAP_MAX: Final = 10**15  # a thousand of them, and offsets are still offsets
+OFFSET_GAP_MAX: Final = 10**15  # a thousand such gaps still leave valid offsets
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
@@ -41,7 +41,7 @@ class Part(Enum):
 
 
 class Setting(NamedTuple):
-    """One row. `flag_kind`: a flag that is read in another unit than the file's."""
+    """One row. `flag_kind`: set if the flag is read in another unit than the file's value."""
 
     name: str
     kind: Kind

@@ -25,7 +25,7 @@ from record_format.loopback import is_loopback
 from record_format.near_miss import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
-# Of clients and of this command line, not of a broker.
+# Read by clients and this command line, not by a broker.
 CLIENT_VARIABLES: Final = frozenset(
     ("TIERLOG_SERVER", "TIERLOG_TOKEN", "TIERLOG_TOKEN_FILE", "TIERLOG_CA_FILE", "TIERLOG_CONFIG")
 )
@@ -41,7 +41,7 @@ _NO: Final = frozenset(("0", "false", "no", "off"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that `tierlog serve` is told."""
+    """All settings of `tierlog serve`."""
 
     broker: BrokerSettings
     http: HttpSettings
@@ -60,7 +60,7 @@ def load(
     environment: Mapping[str, str],
     file: Path | None,
 ) -> Settings:
-    """The settings of a broker. `flags`: by setting name, None where not given.
+    """The settings of a broker. `flags`: by setting name, None if not given.
 
     Raises SettingsError.
     """
@@ -76,7 +76,7 @@ def load(
 def _told(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None
 ) -> Iterator[tuple[Setting, object, str]]:
-    """Everything that was said, weakest first."""
+    """Every value given, weakest source first."""
     by_name = {setting.name: setting for setting in TABLE}
     for name, raw in _file_members(file):
         if name not in by_name:
@@ -114,7 +114,7 @@ def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """TOML reads a dotted key as tables in tables; names have their dots back here."""
+    """TOML reads a dotted key as nested tables; this restores the dotted names."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -250,7 +250,7 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
 
 
 def _tokens_file(told: str | None, data_dir: Path) -> Path:
-    """A file that was named and is not there would leave the door open: refused."""
+    """A named file that does not exist is refused: without it the broker would be open to all."""
     if told is None:
         return data_dir / "tierlog" / "tokens.json"
     if not Path(told).exists():
@@ -262,13 +262,13 @@ def parse_listen(listen: str) -> tuple[str, int]:
     """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises SettingsError."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
     port = int(match[3] or DEFAULT_PORT) if match else -1
-    if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a port alone is no host
+    if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a bare port is not a host
         raise SettingsError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
     return match[1] or match[2] or "127.0.0.1", port
 
 
 def default_of(setting: Setting) -> object:
-    """The field's own default; None where there is none, or where the disk decides."""
+    """The field's own default; None if there is none, or if the disk decides."""
     if setting.name == "listen":
         return f"127.0.0.1:{DEFAULT_PORT}"
     owner = {

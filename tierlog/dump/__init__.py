@@ -1,1 +1,1 @@
-"""What a log's files hold, in the words of Kafka's own DumpLogSegments."""
+"""What a log's files contain, in the format of Kafka's DumpLogSegments."""

@@ -1,7 +1,7 @@
 """What is wrong with a log's file: `tierlog dump --verify`.
 
 * A `.log` is checked by itself: every batch's checksum, its records, and offsets that rise.
-* An index is checked against the `.log` beside it, by one walk over its batch headers; memory is
+* An index is checked against the `.log` beside it, in one pass over its batch headers; memory is
   bounded by the index.
 * A gap between offsets is not a problem: compaction leaves them.
 """
@@ -23,7 +23,7 @@ _CHECKED_AGAINST_LOG: Final = ("index", "timeindex")
 
 
 def find_problems(path: Path) -> Iterator[Problem]:
-    """Nothing where the file is whole. Raises as `read_items`."""
+    """Yields nothing for an intact file. Raises as `read_items`."""
     items = read_items(path)
     kind = kind_of(path)
     if kind == "log":
@@ -91,7 +91,7 @@ def _out_of_order(last: OffsetEntry | TimeEntry, entry: OffsetEntry | TimeEntry)
 
 
 def _mismatch(name: str, entry: OffsetEntry | TimeEntry, header: BatchHeader) -> Iterator[Problem]:
-    """An entry against the first batch that ends at its offset or after it."""
+    """Compare an entry with the first batch that ends at or after its offset."""
     if isinstance(entry, OffsetEntry):
         if (entry.position, entry.offset) != (header.position, header.last_offset):
             yield Problem(

@@ -1,4 +1,4 @@
-"""The things that a dumped file consists of; nothing here reads or prints."""
+"""The items of a dumped file; nothing here reads or prints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from record_format.producer_snapshot import ProducerEntry
 
 
 class FileBegin(NamedTuple):
-    """`start_offset` only of a `.log`."""
+    """`start_offset`: only for a `.log`."""
 
     name: str
     start_offset: int | None = None
 
 
 class Empty(NamedTuple):
-    """An offset index without an entry: Kafka says so of this kind of file alone."""
+    """An offset index without entries: Kafka reports this only for this kind of file."""
 
     name: str
 
@@ -30,7 +30,7 @@ class BatchItem(NamedTuple):
 
 
 class RecordItem(NamedTuple):
-    """A record of the batch before it."""
+    """A record of the preceding batch."""
 
     record: Record
     sequence: int
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Where offsets do not follow one another: usual after compaction, else a fault."""
+    """Where offsets are not consecutive: normal after compaction, else a fault."""
 
     name: str
     pairs: tuple[tuple[int, int], ...]
@@ -54,7 +54,7 @@ class Gaps(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be; a dump goes on after it where it can."""
+    """Something wrong in the file; a dump continues after it if it can."""
 
     file: str
     detail: str

@@ -1,4 +1,4 @@
-"""Items as JSON, an object a line: `kind`, `file`, and the item's own members."""
+"""Items as JSON, one object per line: `kind`, `file`, and the item's own members."""
 
 from __future__ import annotations
 

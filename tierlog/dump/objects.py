@@ -1,9 +1,9 @@
-"""What the bucket holds of a segment, as the files that a dump reads.
+"""A segment's objects in the bucket, as the files that a dump reads.
 
-* An object is brought whole into a folder of the caller's, who removes it; nothing is sent to the
+* An object is downloaded whole into a folder of the caller, who removes it; nothing is sent to the
   bucket.
-* An `.indexes` bundle is taken apart into the files that it was made of, each named as the bundle
-  is. Its producers are those at the END of the segment, where Kafka's `.snapshot` of that name has
+* An `.indexes` bundle is split into the files from which it was made, each named like the bundle.
+  Its producers are those at the END of the segment, while Kafka's `.snapshot` of that name has
   those at its start.
 """
 
@@ -27,7 +27,7 @@ def bring(
     region: str | None = None,
     with_log: bool = False,
 ) -> list[Path]:
-    """The object's files in `folder`. `with_log`: of a bundle its segment too, to compare with.
+    """The object's files in `folder`. `with_log`: for a bundle also its segment, to compare with.
 
     Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
     """
@@ -58,7 +58,7 @@ def _download(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
 
 
 def take_apart(bundle: Path, folder: Path) -> list[Path]:
-    """The files that an `.indexes` bundle was made of. Raises CorruptObject."""
+    """The files from which an `.indexes` bundle was made. Raises CorruptObject."""
     parts = parse_bundle(bundle.read_bytes(), file=bundle.name)
     stem = bundle.name.removesuffix(BUNDLE)
     made = [
@@ -67,7 +67,7 @@ def take_apart(bundle: Path, folder: Path) -> list[Path]:
         (folder / f"{stem}.txnindex", parts.txn_index),
         (folder / f"{stem}.snapshot", parts.producer_snapshot),
     ]
-    # The latter two are not there where there is nothing to say.
+    # The other two files do not exist if they would be empty.
     kept = [(path, data) for path, data in made if data or path.suffix in {".index", ".timeindex"}]
     for path, data in kept:
         path.write_bytes(data)

@@ -1,11 +1,10 @@
-"""A file of a log in, its items out: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
+"""Read the items of a log's file: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
 checkpoints, `partition.metadata`, `meta.properties`.
 
-* A `.log` is read batch by batch, never whole: a segment of a GiB takes no memory. Nothing is
-  mapped: a disk that fails, or a file that is cut meanwhile, would be a signal.
-* Damage is an item (`Problem`), not an exception: what comes before it is shown, and what comes
-  after it where the format allows. Only a file that cannot be opened, or whose kind is not known,
-  raises.
+* A `.log` is read batch by batch, never whole, so a segment of a GiB takes little memory. Nothing
+  is mapped: a failing disk, or a file truncated meanwhile, would raise a signal.
+* Damage is an item (`Problem`), not an exception: what comes before it is shown, and if the format
+  allows it what comes after. Only a file that cannot be opened, or is of an unknown kind, raises.
 * The live files of a running broker may be dumped: preallocated zeros end an index.
 """
 
@@ -62,11 +61,11 @@ _SEGMENT_FILE: Final = re.compile(
 
 
 class UnknownFileKind(RequestError):
-    """The name is none that a log's files have."""
+    """The name is not one that a log's files have."""
 
 
 def base_offset_of(path: Path) -> int:
-    """Of a segment's file, by its name; 0 for names that carry none."""
+    """A segment file's base offset, from its name; 0 for names without one."""
     match = _SEGMENT_FILE.match(path.name)
     return int(match[1]) if match else 0
 
@@ -106,7 +105,7 @@ def read_items(path: Path, *, with_records: bool = True) -> Iterator[Item]:
 
 
 class LogFile:
-    """A `.log` as long as it was when it was opened."""
+    """A `.log` with the length it had when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=READ_BYTES)
@@ -119,7 +118,7 @@ class LogFile:
         self._file.close()
 
     def headers(self) -> Iterator[BatchHeader]:
-        """Of whole batches. Raises CorruptBatch at the first bytes that are none, OSError."""
+        """Headers of whole batches. Raises CorruptBatch at bytes that are none, OSError."""
         position = 0
         while position < self.size_bytes:
             header = parse_header(self._read(position, HEADER_SIZE), at=position)
@@ -160,7 +159,7 @@ def _log_items(path: Path, log: LogFile, *, with_records: bool) -> Iterator[Item
 
 
 class _GapFinder:
-    """Remembers the first `LIMIT` places where a record's offset is not the next one."""
+    """Remembers the first `LIMIT` places where a record's offset is not consecutive."""
 
     LIMIT: Final = 10_000
 
@@ -190,7 +189,7 @@ def _crc_matches(data: bytes, header: BatchHeader) -> bool:
 
 
 def _said(error: CorruptDataError, path: Path) -> str:
-    """The error's text without the file, which a problem names by itself."""
+    """The error's text without the file, which a problem names separately."""
     return str(error).removeprefix(f"{path.name}: ")
 
 
@@ -243,7 +242,7 @@ def _time_index(path: Path, data: memoryview) -> Iterator[Item]:
 
 
 def _after_entries(path: Path, rest: memoryview) -> Iterator[Item]:
-    """What comes after the last entry of an index is preallocated, and was never written to."""
+    """What follows the last entry of an index must be preallocated space, never written to."""
     if bytes(rest).strip(b"\0"):
         yield Problem(
             path.name, f"bytes other than zero in the last {len(rest)}, after the entries"

@@ -1,8 +1,8 @@
-"""Items in Kafka's words, a line each: what `kafka-dump-log.sh --deep-iteration` prints.
+"""Items as text, one line each, as `kafka-dump-log.sh --deep-iteration` prints them.
 
-* Every line that DumpLogSegments 4.3 prints for the same file is printed the same, to the letter,
-  but for its false alarm that -1 is followed by the first record of a log.
-* Files that it does not know (checkpoints, metadata) are printed in its manner.
+* Every line that DumpLogSegments 4.3 prints for the same file is printed exactly the same, except
+  for its false alarm that -1 is followed by the first record of a log.
+* Files that it does not know (checkpoints, metadata) are printed in its style.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONTROL_TYPES: Final = {
 
 
 def to_text(item: Item, *, with_data: bool = False) -> str:
-    """One line, without its end; of a file's beginning one or two. `with_data`: keys and values."""
+    """One line without its line break; FileBegin may be two. `with_data`: keys and values."""
     match item:
         case FileBegin(name, start_offset):
             start = "" if start_offset is None else f"\nLog starting offset: {start_offset}"
