@@ -1,14 +1,14 @@
-"""Compaction's inner loops, compiled: keys into a table, records out of a batch by that table.
+"""Compaction's inner loops, compiled: add keys to a table, choose a batch's records by that table.
 
 Rules that keep it honest:
 
 * Only `native_keys` users import this module: numba takes a second to import.
-* `data` is indexed only below its length; each length is compared with the record it lies in.
+* `data` is indexed only below its length; each length is compared with the record it is in.
 * It mirrors `key_table.PlainKeyTable` and the plain functions of `compacting`; a test feeds both.
 
 The table is open addressing with linear probing, two columns: 64 bits of the key's hash, and the
-offset relative to where the round began, plus one (0 is a free slot). The hash is MurmurHash3
-x64-128 with a seed; its first half chooses the slot, its second half is what is stored.
+offset relative to the start of the round, plus one (0 is a free slot). The hash is MurmurHash3
+x64-128 with a seed; its first half chooses the slot, its second half is stored.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def hash_key(source, start, end, seed):  # type: ignore[no-untyped-def]
 
 @compiled(_I64(_U64, _U64, _I64, _PRINT_POINTER, _OFFSET_POINTER))
 def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
-    """Slot of the key, or the free one where it would go."""
+    """The key's slot, or the free slot where it would go."""
     slot = np.int64(h1 % np.uint64(slots))
     while offsets[slot] != 0 and prints[slot] != h2:
         slot = np.int64(0) if slot + 1 == slots else slot + np.int64(1)
@@ -102,9 +102,9 @@ def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
 
 @compiled(types.UniTuple(_I64, 6)(BYTES, _I64, _I64))
 def _record(source, length, at):  # type: ignore[no-untyped-def]
-    """(end, timestamp delta, its position, offset delta, key start, key size): end -1 where wrong.
+    """(end, timestamp delta, position, offset delta, key start, key size); end is -1 if not sound.
 
-    The position is of the first byte behind the timestamp delta. A null key has size -1.
+    The position is that of the first byte after the timestamp delta. A null key has size -1.
     """
     bad = (-1, 0, 0, 0, 0, 0)
     size, at = varint(source, at, length)
@@ -127,7 +127,7 @@ def _record(source, length, at):  # type: ignore[no-untyped-def]
 def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, count, base_offset, start_offset, used, most, seed, prints, offsets
 ):
-    """Enter the keys of a batch's records from `start_offset` on; (status, slots now used)."""
+    """Add the keys of a batch's records from `start_offset` on; (status, slots now used)."""
     source, length = pointer_to(data), len(data)
     print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
     at = 0
@@ -165,8 +165,8 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     offsets,
     keep,
 ):
-    """Which records stay, into `keep`; (status, how many, tombstones among them, first and
-    greatest timestamp delta of them).
+    """Mark in `keep` which records stay; (status, how many, tombstones among them, their first and
+    greatest timestamp delta).
     """
     source, length = pointer_to(data), len(data)
     print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
@@ -227,8 +227,8 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
 
 @compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _OUT))
 def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Write the kept records into `out`, their timestamp deltas plus `shift` (or, with
-    `same_time`, all `shift`); the bytes written. `data` was found sound by `choose_records`.
+    """Write the kept records into `out`, their timestamp deltas plus `shift` (with `same_time`, all
+    are `shift`); return the bytes written. `choose_records` has found `data` sound.
     """
     source, length, target = pointer_to(data), len(data), pointer_to(out)
     at = 0

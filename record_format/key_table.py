@@ -3,9 +3,9 @@
 Rules that keep it honest:
 
 * Memory is bounded: a table takes as many keys as its bytes allow and then says that it is full;
-  the caller goes on in another round.
-* Keys are told apart by their hash alone, as Kafka's are: reading a key back from the log for each
-  lookup would cost a disk seek a record. Two keys must not be taken for one by chance: see
+  the caller continues in another round.
+* Keys are distinguished only by their hash, as in Kafka: reading a key back from the log for each
+  lookup would cost a disk seek per record. Two keys must not be taken for one by chance: see
   docs/decisions/0024-compaction-key-table.md for the odds.
 * Both tables give the same answers.
 """
@@ -109,7 +109,7 @@ def _fields(data: bytes, header: BatchHeader) -> Fields:
 
 
 def make_key_table(memory_bytes: int) -> KeyTable:
-    """A table of at most `memory_bytes`, by the fastest means that are installed."""
+    """A table of at most `memory_bytes`, the fastest kind that is installed."""
     if not can_compile():
         return PlainKeyTable(memory_bytes)
     from record_format.native_keys import NativeKeyTable

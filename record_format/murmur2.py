@@ -1,7 +1,7 @@
 """Which partition a key goes to: murmur2 as Kafka's clients compute it.
 
 Rule: the same key goes to the same partition here as from any Kafka client with the default
-partitioner; tests hold it against hashes that Kafka's own Utils.murmur2 gave.
+partitioner; tests compare it with hashes that Kafka's own Utils.murmur2 returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORDS: Final = {n: struct.Struct(f"<{n}I") for n in range(65)}
 
 
 def murmur2(data: bytes) -> int:
-    """Utils.murmur2: the 32-bit hash, as the signed number that Java has."""
+    """Utils.murmur2: the 32-bit hash, signed as in Java."""
     length = len(data)
     words = length >> 2
     h = _SEED ^ length

@@ -1,7 +1,7 @@
-"""Switching to the compiled walks, where its packages are installed.
+"""Switch to the compiled walks, if their packages are installed.
 
-Rule: nothing depends on it. Until `load` was called, and where numba is missing, the plain walk
-gives the same answers, more slowly.
+Rule: nothing depends on it. Until `load` was called, or if numba is missing, the plain walks give
+the same answers, more slowly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def is_available() -> bool:
 
 
 def can_compile() -> bool:
-    """Whether kernels are worth it: where their machine code cannot be kept on disk, every start
-    would compile anew.
+    """Whether kernels are worth it: if their machine code cannot be kept on disk, every start
+    compiles them again.
     """
     if not is_available():
         return False
@@ -33,9 +33,9 @@ def can_compile() -> bool:
 
 
 def load() -> bool:
-    """Import, warm and switch to the compiled walk; False if that cannot be done.
+    """Import, warm up and switch to the compiled walks; False if that cannot be done.
 
-    Takes about a second, some more where nothing is cached on disk yet: call it once, in a thread.
+    Takes about a second, more if nothing is cached on disk yet: call it once, in a thread.
     """
     if not can_compile():
         return False

@@ -1,4 +1,4 @@
-"""The key table of compaction over compiled loops: 12 bytes a slot.
+"""The key table of compaction with compiled loops: 12 bytes per slot.
 
 Rules: only `key_table.make_key_table` imports this module; the answers are `PlainKeyTable`'s.
 """
@@ -18,11 +18,11 @@ from record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy
 
 SLOT_BYTES: Final = 12
 LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor
-_VARINT_GROWTH: Final = 16  # how much longer a record can get by another timestamp delta
+_VARINT_GROWTH: Final = 16  # by how much another timestamp delta can lengthen a record
 
 
 class NativeKeyTable:
-    """64 bits of hash and 32 of relative offset for each slot, set aside when it is used first."""
+    """64 bits of hash and 32 of relative offset per slot, allocated at the first use."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._slots = max(2, memory_bytes // SLOT_BYTES)

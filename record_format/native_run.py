@@ -1,12 +1,12 @@
-"""`batch_run.describe_plain`, compiled except for the checksums, which are a library's already.
+"""`batch_run.describe_plain`, compiled except for the checksums, which a library computes.
 
 Rules that keep it honest:
 
 * Only `native.load` imports this module: numba takes a second to import.
-* The kernel takes sound batches alone. Whatever it does not like, it leaves to the plain one, which
-  says what is wrong, or that nothing is.
-* It indexes `data` only below `len(data)`: a header is looked at where 61 bytes are left, records
-  where the batch is whole.
+* The kernel handles only sound batches. It leaves anything doubtful to the plain one, which says
+  what is wrong, or that nothing is.
+* It indexes `data` only below `len(data)`: a header is read only if 61 bytes are left, records only
+  if the batch is whole.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Rules that keep it honest:
 
 * Only `native.load` imports this module: numba takes a second to import.
-* The kernel indexes `data` only below `len(data)`: each index is compared first, as compiled code
-  checks none. A varint is read by `varint` alone.
-* It is typed where it is defined and cached on disk. It runs without the GIL where there is much to
-  walk; a batch of a few microseconds keeps it, for to get it back takes longer than that.
+* The kernel indexes `data` only below `len(data)`: each index is compared first, because compiled
+  code checks none. Varints are read only by `varint`.
+* It has explicit types and is cached on disk. It releases the GIL if there is much to walk; for a
+  batch of a few microseconds it keeps it, because getting it back would take longer.
 * It mirrors `record_walk.walk_plain` step by step, problems and positions included: a change to one
   is a change to both.
 """
@@ -30,7 +30,7 @@ _I64: Final = types.int64
 
 @compiled(_I64(BYTES, _I64, _I64, _I64))
 def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
-    """The position after the headers, or -1 where they are not sound."""
+    """The position after the headers, or -1 if they are not sound."""
     count, position = varint(source, position, length)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
@@ -150,7 +150,7 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     record_count, base_timestamp, last_offset_delta, dense, with_columns = request
     columns = NO_COLUMNS
     if with_columns:
-        # The plain walk grows its lists as it goes; here the caller has compared count and size.
+        # The plain walk's lists grow as it goes; here the caller has compared count and size.
         columns = np.empty((7, record_count), np.int64)
     compiled_walk = walk_kernel if len(records) < RELEASE_BYTES else _walk_released
     problem, record, position, minimum, maximum = compiled_walk(

@@ -1,4 +1,4 @@
-"""What an error about an unknown name ends with: the name that was probably meant."""
+"""The end of an error about an unknown name: the name that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What of a file is in memory, and reads that do not wait for the disk: the one place that knows
-which systems can say.
+"""Which parts of a file are in memory, and reads that do not wait for the disk: the only module
+that knows which systems can tell.
 
 * Linux: preadv2 with RWF_NOWAIT. Elsewhere, and on a file system that cannot tell, every answer is
-  "would wait": the caller then reads on a thread that may. Slower, and as correct.
-* `is_resident` asks in samples: read-ahead brings in runs of pages, so one byte in every 64 KiB
+  "would wait": the caller then reads in a thread that may wait. Slower, but just as correct.
+* `is_resident` takes samples: read-ahead brings in runs of pages, so one byte in every 64 KiB
   stands for the rest. A page that was evicted between two samples costs one disk read, never wrong
   bytes.
 * `resident_bytes` maps the file to ask mincore(2), and touches no page of it: nothing is read, and
-  a file that is cut meanwhile raises no signal.
+  a file that is truncated meanwhile raises no signal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, Protocol
 SAMPLE_BYTES: Final = 64 << 10
 _TOUCH_BYTES: Final = 256 << 10
 NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "preadv") else 0
-_ANY_BYTE: Final = [bytearray(1)]  # whoever writes to it: nobody reads it
+_ANY_BYTE: Final = [bytearray(1)]  # any thread may write to it: nobody reads it
 _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 
@@ -34,7 +34,7 @@ def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
         raise BlockingIOError(errno.EAGAIN, "this system cannot say what is in memory")
     buffer, read = bytearray(size_bytes), 0
     try:
-        # A short answer ends at the file's end, or at what is in memory: asked once more, it says.
+        # A short read ends at the end of the file or of what is in memory: the next one tells.
         while more := os.preadv(fd, [memoryview(buffer)[read:]], position + read, NOWAIT):
             read += more
             if read == size_bytes:
@@ -69,7 +69,7 @@ class HasFileno(Protocol):
 
 
 def bring_in(file: HasFileno, position: int, size_bytes: int) -> None:
-    """Read the bytes, for the page cache's sake. For a thread. Ends early at the file's end."""
+    """Read the bytes into the page cache. Run in a thread. Stops at the end of the file."""
     end = position + size_bytes
     while position < end:
         data = os.pread(file.fileno(), min(_TOUCH_BYTES, end - position), position)
@@ -79,9 +79,9 @@ def bring_in(file: HasFileno, position: int, size_bytes: int) -> None:
 
 
 def resident_bytes(fd: int) -> int:
-    """How many bytes of a file lie in the page cache, in whole pages except for the file's last.
+    """How many bytes of a file are in the page cache, in whole pages except for the file's last.
 
-    Linux tells only who may write to the file; to others all of it counts. Raises OSError.
+    Linux tells only those who may write to the file; for others all of it counts. Raises OSError.
     """
     size_bytes = os.fstat(fd).st_size
     return sum(

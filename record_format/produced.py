@@ -1,4 +1,4 @@
-"""The gate: what a client sent as record batches, checked whole before any of it is appended.
+"""The gate: record batches from a client, all checked before any of them is appended.
 
 Rules that keep it honest:
 
@@ -6,9 +6,9 @@ Rules that keep it honest:
   append it without looking inside: lengths, checksum, codec, count, offset deltas 0, 1, 2, ...,
   timestamps, headers.
 * The bytes stay as they were sent. The one exception is Kafka's: a maximum timestamp that is not
-  the records' own is put right, for the time index stands on it.
+  the records' own is corrected, because the time index relies on it.
 * Each batch's least timestamp is found on the way: no later step has to open a batch for it.
-* What compressed records expand to is bounded for the whole request.
+* The expanded size of compressed records is bounded for the whole request.
 
 The checks are those of Kafka's LogValidator and UnifiedLog.analyzeAndValidateRecords.
 """
@@ -58,10 +58,10 @@ __all__ = [
 
 @dataclass(slots=True)
 class ProducedBatches:
-    """Whole, checked batches that lie behind one another in `body`; one entry a batch in each list.
+    """Whole, checked batches, one after another in `body`; each list has one entry per batch.
 
-    `min_timestamps[i]` is the least timestamp of batch i's records. It does not hold once the log
-    stamps its own time on the batch.
+    `min_timestamps[i]` is the least timestamp of batch i's records, until the log stamps its own
+    time on the batch.
     """
 
     body: bytearray
@@ -76,13 +76,14 @@ class ProducedBatches:
 def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
     """Check every batch of a produce request.
 
-    Raises InvalidBatch (bytes that are no valid batch, with its position), InvalidRecord (a batch
-    that may not be appended), RecordTooLarge (a batch above `max_message_bytes`), RequestTooLarge
-    (too many records, or too large once expanded). `body` is changed only where it is accepted.
+    Raises InvalidBatch (bytes that are not a valid batch, with the position), InvalidRecord (a
+    batch that may not be appended), RecordTooLarge (a batch above `max_message_bytes`),
+    RequestTooLarge (too many records, or too large once expanded). `body` is changed only if it is
+    accepted.
     """
     headers = check_headers(body, limits)
     walks = walk_all(body, headers, limits)
-    # Only now, that all are accepted, may the body change.
+    # Only now that all are accepted may the body change.
     for index, found in enumerate(walks):
         if headers[index].max_timestamp != found.max_timestamp:
             headers[index] = set_max_timestamp(body, headers[index], timestamp=found.max_timestamp)
@@ -92,7 +93,7 @@ def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
 def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
     """The same batches with their records under `codec` (a topic's `compression.type`).
 
-    Gives `produced` itself where all have it already. The caller checks sizes again: a batch may
+    Returns `produced` itself if all have it already. The caller checks sizes again: a batch may
     grow.
     """
     if all(header.codec == codec for header in produced.headers):
@@ -105,7 +106,7 @@ def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
 def _recompress_one(
     source: bytearray, header: BatchHeader, codec: int, target: bytearray
 ) -> BatchHeader:
-    """Append the batch to `target` under `codec`; gives its header there."""
+    """Append the batch to `target` under `codec`; return its header there."""
     position = len(target)
     if header.codec == codec:
         target += source[header.position : header.end_position]
@@ -120,7 +121,7 @@ def _recompress_one(
 
 
 def check_sizes(produced: ProducedBatches, *, max_message_bytes: int) -> None:
-    """Raise RecordTooLarge if a batch is above the limit: for after `recompress`."""
+    """Raise RecordTooLarge if a batch is above the limit. Call after `recompress`."""
     for header in produced.headers:
         if header.size_bytes > max_message_bytes:
             raise too_large(header, max_message_bytes)
@@ -138,7 +139,7 @@ def build_produced(
     producer_epoch: int = -1,
     base_sequence: int = NO_SEQUENCE,
 ) -> ProducedBatches:
-    """The JSON path's counterpart of `check_produced`: columns in, batches cut at the limit out.
+    """The JSON path's counterpart of `check_produced`: make batches within the limit from columns.
 
     Raises RecordTooLarge for a record that does not fit a batch, and RequestTooLarge if an
     idempotent producer's records do not fit one: they share one sequence number. Keys (`NO_KEY`)

@@ -1,9 +1,9 @@
-"""The single checks of the gate, from the outside in: body, header, expansion, records.
+"""The checks of the gate, from the outside in: body, header, expansion, records.
 
 Rules that keep it honest:
 
-* A batch's bytes are believed in this order and no other: length, size limit, checksum, header
-  fields, expansion, records. Each check may rely on those before it.
+* A batch is checked in this order only: length, size limit, checksum, header fields, expansion,
+  records. Each check may rely on those before it.
 * Nothing here changes a byte.
 """
 
@@ -53,8 +53,8 @@ class TimeLimits(Protocol):
 
 
 class ProduceLimits(NamedTuple):
-    """What a topic and the front door allow. Times in ms, sizes in bytes. `require_keys`: the topic
-    is compacted, and takes no record without a key.
+    """What a topic and the HTTP server allow. Times in ms, sizes in bytes. `require_keys`: the
+    topic is compacted, and takes no records without a key.
     """
 
     max_message_bytes: int
@@ -68,14 +68,16 @@ class ProduceLimits(NamedTuple):
 
 
 def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
-    """Cut the body into batches, to its last byte, and check all but the records."""
+    """Split the body into batches, to its last byte, and check everything except the records."""
     headers: list[BatchHeader] = []
     position = records = 0
     while position < len(body):
         try:
             header = parse_header(body, position)
             if header.size_bytes > limits.max_message_bytes:
-                check_whole(body, header)  # what is cut is told before what is too large
+                check_whole(
+                    body, header
+                )  # a truncated batch is reported before one that is too large
                 raise too_large(header, limits.max_message_bytes)
             check_crc(body, header)
         except CorruptBatch as error:
@@ -165,7 +167,7 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
 
 
 def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
-    """What no reader would expand is refused too, however much a request may hold."""
+    """Expand a batch. What no reader would expand is refused, however much a request may hold."""
     try:
         return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
     except codecs.ExpandsTooFar as error:
@@ -197,13 +199,13 @@ def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = Fals
 
 
 def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
-    """What Kafka's rule has against the batch's timestamps. -1 (none) is always allowed."""
+    """What is wrong with the batch's timestamps by Kafka's rule. -1 (none) is always allowed."""
     low, high = found.min_timestamp, found.max_timestamp
     if low < NO_TIMESTAMP:
         return f"the timestamp {low} is negative"
     if limits.timestamp_type != CREATE_TIME:
         return ""
-    if low == NO_TIMESTAMP < high:  # a real one that is too old may hide behind it
+    if low == NO_TIMESTAMP < high:  # it may hide a real one that is too old
         fields = _walk_one(records, header, with_columns=True).fields
         assert fields is not None
         low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
@@ -217,7 +219,7 @@ def _key_problem(records: Buffer, header: BatchHeader) -> str:
 
 
 def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:
-    """What `message.timestamp.before.max.ms` and `.after.max.ms` say against it; "" if nothing.
+    """How it breaks `message.timestamp.before.max.ms` or `.after.max.ms`; "" if it does not.
 
     Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Under LogAppendTime
     the caller does not ask.

@@ -1,4 +1,4 @@
-"""Kafka's `.snapshot` file: what a partition knows of its idempotent producers at an offset.
+"""Kafka's `.snapshot` file: what a partition knows about its idempotent producers at an offset.
 
 Big-endian (docs/formats/snapshots-and-checkpoints.md):
 
@@ -8,10 +8,10 @@ Big-endian (docs/formats/snapshots-and-checkpoints.md):
 
 Rules that keep it honest:
 
-* What is parsed and formatted again is the same bytes: the order of the producers is kept.
+* Parsing and formatting again gives the same bytes: the order of the producers is kept.
 * The count is compared with the size before an entry is read.
-* Only the newest batch of a producer fits the format; that is Kafka's, and after a restart it is
-  what duplicates are known by.
+* As in Kafka, the format has room only for a producer's newest batch; after a restart duplicates
+  are recognised by it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProducerEntry(NamedTuple):
 
     @property
     def first_sequence(self) -> int:
-        """Of the last batch; -1 where there is none. Sequences wrap from 2**31 - 1 to 0."""
+        """Of the last batch; -1 if there is none. Sequences wrap from 2**31 - 1 to 0."""
         if self.last_sequence < 0:
             return -1
         return (self.last_sequence - self.offset_delta) & MAX_SEQUENCE

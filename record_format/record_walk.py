@@ -1,11 +1,12 @@
-"""One pass over the records of a batch: everything about them that can be wrong is found here.
+"""One pass over the records of a batch: it finds everything that can be wrong with them.
 
 Rules that keep it honest:
 
 * There are two walks, this plain one and the compiled one in `native_walk`; for every input, good
   or bad, they give the same `Walk`. A test feeds both the same bytes.
-* Which is in use is one switch for the process, thrown once, by `native.load`.
-* No length is followed before it was compared with the record, no record before the body.
+* One switch for the process decides which is in use; `native.load` throws it, once.
+* No length is used before it was compared with the record, and no record before it was compared
+  with the body.
 
 A record (Kafka's DefaultRecord; every length and delta a zig-zag varint):
 
@@ -65,7 +66,7 @@ class WalkRequest(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Where each record's fields lie, by column; a start of -1 is null (or: no headers)."""
+    """Where each record's fields are, by column; a start of -1 is null (or: no headers)."""
 
     timestamps: list[int]
     offset_deltas: list[int]
@@ -77,9 +78,9 @@ class Fields(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """`record` and `position` (in the records, uncompressed) say where a problem was met.
+    """`record` and `position` (in the uncompressed records) say where a problem was found.
 
-    The timestamps are those of base + delta; meaningless where there was a problem or no record.
+    The timestamps are base + delta; they mean nothing if there was a problem or no record.
     """
 
     problem: int
@@ -99,21 +100,21 @@ Walker = Callable[[Buffer, WalkRequest], Walk]
 
 
 def walk(records: Buffer, request: WalkRequest) -> Walk:
-    """Walk all records of a batch; `records` is its body, uncompressed, and nothing else."""
+    """Walk all records of a batch; `records` is exactly its uncompressed body."""
     return _in_use[0](records, request)
 
 
 def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PLR0912, PLR0915
     """As `walk`, step by step.
 
-    One function, long for the sake of speed: a call a field would cost three times as much.
-    One-byte varints, which most are, are read in line.
+    One function, long for the sake of speed: a call per field would cost three times as much.
+    One-byte varints, as most are, are read inline.
     """
     data = bytes(records)
     columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])
     fields = Fields(*columns)
     last_offset_delta, base_timestamp = request.last_offset_delta, request.base_timestamp
-    step = 1 if request.dense else last_offset_delta + 1  # the most that an offset delta may rise
+    step = 1 if request.dense else last_offset_delta + 1  # by how much an offset delta may rise
     with_columns = request.with_columns
     length = len(data)
     minimum, maximum = I64_MAX, I64_MIN
@@ -129,7 +130,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
             if not 0 < size <= length - position:
                 return Walk(Problem.RECORD_LENGTH, record, start)
             end = position + size
-            position += 1  # attributes: no bit of them means anything yet
+            position += 1  # attributes: no bit of them has a meaning yet
 
             before = position
             if (byte := data[position]) < 0x80:
@@ -212,7 +213,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:
-    """The position after the headers, or -1 where they are not sound."""
+    """The position after the headers, or -1 if they are not sound."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= count <= (end - position) // 2:

@@ -1,15 +1,15 @@
-"""A JSON document that knows whether it is whole: manifests, pages, topic objects, chunk tables.
+"""A JSON document that shows whether it is whole: manifests, pages, topic objects, chunk tables.
 
     {"format_version":1,"kind":"manifest","length":123,"crc32c":"0a1b2c3d","document":{...}}
 
-`length` and `crc32c` (Castagnoli, 8 hex digits) are over the bytes of the document as they stand in
-the object, from its opening to its closing brace (docs/formats/sealed-json.md).
+`length` and `crc32c` (Castagnoli, 8 hex digits) cover the bytes of the document as they are in the
+object, from its opening to its closing brace (docs/formats/sealed-json.md).
 
 Rules that keep it honest:
 
-* Nothing of a document is believed before length, checksum and kind were compared.
-* A version that this code does not know is refused by name, and before anything else is looked at.
-* The document's bytes are kept as they are: sealing what `unseal` gave makes the same object again.
+* Nothing in a document is trusted before length, checksum and kind were compared.
+* An unknown version is refused by name, before anything else is looked at.
+* The document's bytes are kept as they are: sealing the result of `unseal` gives the same object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from record_format.batch import Buffer
 from record_format.errors import CorruptManifest, UnknownFormatVersion
 
 _FORMAT_VERSION: Final = 1
-# What msgspec raises for bad syntax, bad UTF-8 and bottomless nesting.
+# What msgspec raises for bad syntax, bad UTF-8 and excessive nesting.
 _NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -47,7 +47,7 @@ _HEADER: Final = re.compile(
 
 
 def _beginnings(*pieces: bytes) -> re.Pattern[bytes]:
-    """What matches every beginning of the text that `pieces` (patterns, in order) match."""
+    """A pattern that matches every prefix of the text that `pieces` (patterns, in order) match."""
     pattern = b""
     for piece in reversed(pieces):
         pattern = b"(?:" + piece + pattern + b")?"
@@ -75,7 +75,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def seal(document: bytes, *, kind: str) -> bytes:
-    """Wrap `document`, the UTF-8 text of one JSON object, as `msgspec.json.encode` gives it."""
+    """Wrap `document`, the UTF-8 text of one JSON object, as `msgspec.json.encode` returns it."""
     assert document[:1] == b"{", "a sealed document is one JSON object"
     assert document[-1:] == b"}", "a sealed document is one JSON object"
     sealed = _Sealed(
@@ -91,7 +91,7 @@ def seal(document: bytes, *, kind: str) -> bytes:
 def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
     """The document's bytes, as they were sealed.
 
-    Raises UnknownFormatVersion for another version, CorruptManifest for bytes that are cut,
+    Raises UnknownFormatVersion for another version, CorruptManifest for bytes that are truncated,
     changed, or of another kind. `file` names the object in the error.
     """
     try:
@@ -116,16 +116,16 @@ def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
 
 
 def is_cut(data: bytes) -> bool:
-    """Whether `data` is the beginning of a sealed object and not all of one: a broken upload.
+    """Whether `data` is only the beginning of a sealed object: a broken upload.
 
-    What has all its bytes and fails its checks is not cut but corrupt.
+    An object with all its bytes that fails its checks is not cut but corrupt.
     """
     try:
         _raw_decoder.decode(data)
     except _NOT_JSON:
         pass
     else:
-        return False  # a beginning of a JSON object is never JSON
+        return False  # a proper prefix of a JSON object is never JSON
     header = _HEADER.match(data)
     if header is None:
         return _HEADER_CUT.fullmatch(data) is not None

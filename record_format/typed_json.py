@@ -1,8 +1,8 @@
-"""JSON into a type, from any thread.
+"""Decode JSON into a type, from any thread.
 
-msgspec works out how to decode a type when it first meets it, and two threads that meet it at once
-can end the process with SIGSEGV (seen in 0.22, by `make soak`). So a decoder is made either when a
-module is imported, or here, one at a time.
+msgspec works out how to decode a type the first time it sees it, and two threads that do so at once
+can crash the process with SIGSEGV (seen in 0.22, by `make soak`). So a decoder is made either when
+a module is imported, or here, one at a time.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         return cast(T, decoder.decode(data))
-    except UnicodeDecodeError as error:  # the one that it lets out as it is
+    except UnicodeDecodeError as error:  # the one error that msgspec does not wrap
         raise msgspec.DecodeError(str(error)) from error

@@ -1,6 +1,6 @@
 """Zig-zag varints as Kafka's records use them (Protocol Buffers' sint32 and sint64).
 
-Rule: a varint that is cut, longer than 5 (10) bytes, or does not fit 32 (64) bits raises
+Rule: a varint that is truncated, longer than 5 (10) bytes, or does not fit 32 (64) bits raises
 CorruptBatch; nothing here reads past the end of its buffer.
 """
 
@@ -30,7 +30,7 @@ NULL: Final = zigzag(-1)
 
 
 def encoded(value: int) -> bytes:
-    """`zigzag`, by table where there is one."""
+    """`zigzag`, from the table if it has the value."""
     return SMALL[value] if 0 <= value < _TABLE_SIZE else zigzag(value)
 
 
