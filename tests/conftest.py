@@ -46,6 +46,14 @@ def short_race() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_proxy_on_this_machine() -> Iterator[None]:
+    """The tests' own clients, such as boto3, would ask one even for a server on loopback."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "127.0.0.1,localhost")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def s3_described_once() -> Iterator[None]:
     """botocore parses its description of S3 for each store that is opened, a sixth of a second."""
     parsed = cache(JSONFileLoader().load_file)
