@@ -351,6 +351,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     server = choose(arguments)
+    # A proxy of the environment is for the world outside, not for this machine.
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = f"{direct},{HOST}" if direct else HOST
     try:
         if arguments.make_bucket:
             make_bucket(arguments.make_bucket, arguments.bucket)

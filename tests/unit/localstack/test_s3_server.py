@@ -43,6 +43,48 @@ def test_an_interrupt_ends_an_installation(tmp_path: Path) -> None:
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
+SAYS_YES = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Yes(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_PUT = do_GET
+
+host, _, port = sys.argv[2].partition(":")
+HTTPServer((host, int(port)), Yes).serve_forever()
+"""
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_on_this_machine(
+    tmp_path: Path,
+) -> None:
+    script = Path(shutil.copytree(SCRIPT.parent, tmp_path / "localstack")) / SCRIPT.name
+    (tmp_path / "yes.py").write_text(SAYS_YES)
+    programs = {
+        "go": f'#!/bin/sh\ncp "{tmp_path}/bin/versitygw" "$GOBIN"\n',
+        "versitygw": f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/yes.py" "$@"\n',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    proxy = {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
+    done = subprocess.run(
+        [sys.executable, script, "--exec", "true"],
+        env=os.environ | proxy | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=100,  # longer than the server may take to answer
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_command_that_is_not_there_is_one_line() -> None:
     command = [sys.executable, SCRIPT, "--exec", "no-such-command"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
