@@ -105,7 +105,7 @@ def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
     if file is None:
         return
     try:
-        document = tomllib.loads(file.read_text())
+        document = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,6 +1,9 @@
 """Flags over environment over file; every refusal names the setting, the value and the limit."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +154,22 @@ def test_names_flags_and_variables_are_unique():
     assert len({setting.name for setting in TABLE}) == len(TABLE)
     assert len({setting.flag_name for setting in TABLE}) == len(TABLE)
     assert all(setting.kind is not Kind.SECONDS for setting in TABLE)
+
+
+def test_the_file_is_utf_8_whatever_the_locale_says(tmp_path):
+    file = tmp_path / "t.toml"
+    file.write_bytes('data.dir = "Müller"'.encode())
+    code = f"""
+from pathlib import Path
+from tierlog import settings
+print(ascii(str(settings.load({{}}, {{}}, Path({str(file)!r})).broker.data_dir)))
+"""
+    of_old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | of_old,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ascii("Müller") + "\n", done.stderr
