@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_reader.java import ensure_java
+from spark_reader.environment import prepare
 from tierlog.demo.flights import CarrierDelays
 
 _FLIGHT = "carrier string, dep_time int, dep_delay double"
@@ -45,8 +45,9 @@ class StartingSession:
 
 def _start(log: Path) -> Any:
     """A local session on two cores; the JVM's output goes to `log`."""
-    ensure_java()
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.pop(name, None)
+    prepare()
     from pyspark.sql import SparkSession
 
     with _stderr_to(log):

@@ -1,9 +1,9 @@
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
+from spark_reader.environment import prepare
 from tests.fakes import spark_process
 from tests.fakes.two_tiers import two_tiers
 
@@ -27,8 +27,9 @@ def spark(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        for name, value in spark_process.environment().items():
+        environment = spark_process.environment()
+        prepare(environment)
+        for name, value in environment.items():
             patch.setenv(name, value)
         from pyspark.sql import SparkSession
 

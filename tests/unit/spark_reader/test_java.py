@@ -61,3 +61,11 @@ def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_pat
     environment["PYSPARK_PYTHON"] = "/opt/chosen/python"
     prepare(environment)
     assert environment["PYSPARK_PYTHON"] == "/opt/chosen/python"
+
+
+def test_a_python_whose_path_a_shell_would_split_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/home/a space/bin/python3")
+    environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
+    prepare(environment)
+    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == "python3"
+    assert environment["PATH"] == "/home/a space/bin:/nowhere"
