@@ -21,6 +21,7 @@ pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pys
 
 import pyarrow.parquet as pq
 
+from spark_reader.environment import prepare
 from tests.fakes import spark_process
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cut_line import CutLine
@@ -67,14 +68,11 @@ class Stream:
         self.lives += 1
         command = [sys.executable, "-W", "ignore", "-c", STREAM]
         command += [json.dumps(self._options), str(self.root), json.dumps(how)]
+        environment = spark_process.environment() | {"PYTHONPATH": str(ROOT)}
+        prepare(environment)
         with (self.root / "spark.log").open("ab") as log:
             self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                env=spark_process.environment()
-                | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-                start_new_session=True,
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
     def go_on(self) -> None:
