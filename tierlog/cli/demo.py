@@ -342,7 +342,7 @@ def _check_spark(
 def _summary(stage: Stage) -> None:
     print_table("what was shown", ("", ""), stage.facts)
     _say(f"\n  all in {time.monotonic() - stage.began:.0f} s. Go on by hand:\n")
-    if shutil.which("tierlog") is None:
+    if shutil.which("tierlog", path=stage.environment.get("PATH")) is None:
         _say(f"    . {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
     _say("    tierlog demo --keep        the same once more, and it stays")
     _say("    tierlog dev                a broker of your own; in another terminal:")
