@@ -1,4 +1,4 @@
-"""`tierlog group`: how far groups have read: list, show, set, delete."""
+"""`tierlog group`: how far groups have read: list, describe, set, delete."""
 
 from __future__ import annotations
 
