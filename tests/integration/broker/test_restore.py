@@ -13,6 +13,7 @@ from broker.mending import restore_tail
 from broker.mending.restore import RestoreOptions, restore
 from broker.mending.verify import verify_bucket
 from broker.ownership import take_over
+from broker.ownership.ownership import Ownership
 from cold_tier.open import open_store
 from hot_tier import parting
 from hot_tier.disk import Disk
@@ -108,6 +109,36 @@ def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, o
     assert new.produce("t", [b"again"]).base_offset == 81 + GAP
     new.offload()
     assert new.broker.verify("t", deep=True).ok
+
+
+def test_of_two_restores_that_find_no_manifest_the_later_goes_on_above_the_other(
+    house, tmp_path, monkeypatch, opened
+):
+    house.stop_copying()
+    house.broker.create_topic("t", config=CONFIG)
+    house.broker.bucket.settle(house.broker.registry)
+    house.broker.close()
+    assert not list((house.root / "bucket").glob("topics/t/*/0/manifest/*"))
+    other = Restored(tmp_path / "other", house, start=False)
+    for _ in range(3):  # with the old folder's epochs its claim is the higher one
+        house.open(down=True, store_start_timeout_ms=200).close()
+    later = Restored(tmp_path / "later", house, start=False, tail=house.root / "data")
+    taking, begun = Ownership.take_over, []
+
+    def overtaken(ownership, seen, **how):
+        begun.append(seen)
+        if len(begun) == 1:
+            other.broker = other.open()
+            other.fill(30)
+            other.offload()
+            other.broker.close()
+        return taking(ownership, seen, **how)
+
+    monkeypatch.setattr(Ownership, "take_over", overtaken)
+    later.broker = later.open()
+    opened.append(later)
+    assert later.produce("t", [b"after"]).base_offset == GAP + 30 + GAP
+    assert len(later.records("t", offset=GAP)) == 31
 
 
 def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tmp_path, opened):
