@@ -1,4 +1,4 @@
-"""A file that the disk cannot read any more, though it can write another in its place."""
+"""A file that the disk can no longer read, though it can write another in its place."""
 
 import errno
 import os
@@ -8,11 +8,11 @@ from hot_tier.open_files import OpenFiles
 
 
 def cannot_read(monkeypatch, path: Path, *, kept: Path, where: range | None = None) -> None:
-    """Reads of that very file fail from now on; one that is put in its place is another.
+    """Reads of this file fail from now on; reads of a file that replaces it do not.
 
     `where`: only those that touch these bytes.
     """
-    os.link(path, kept)  # so that no other gets its number
+    os.link(path, kept)  # so that no other file gets its inode number
     bad, read_bytes, pread, preadv = path.stat().st_ino, Path.read_bytes, os.pread, os.preadv
     sectors = where or range(path.stat().st_size)
 

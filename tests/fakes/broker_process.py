@@ -1,4 +1,4 @@
-"""A broker in a process of its own, as a user starts it: for tests that kill it."""
+"""A broker in its own process, as a user starts it: for tests that kill it."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`tierlog serve` on `root`/data, by default with `root`/bucket as store; one port for all its
-    lives.
+    """`tierlog serve` on `root`/data, by default with `root`/bucket as store; the port stays the
+    same over restarts.
     """
 
     def __init__(self, root: Path, *flags: str, store: str | None = None, **env: str) -> None:
@@ -47,7 +47,7 @@ class BrokerProcess:
                     if client.get(f"{self.url}{path}").status_code == 200:
                         return
                 except httpx.TransportError:
-                    time.sleep(0.01)  # the processor is the broker's
+                    time.sleep(0.01)  # leave the processor to the broker
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

@@ -23,7 +23,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class Files(NamedTuple):
-    """What the uploader wants to know of a sealed segment."""
+    """What the uploader needs to know about a sealed segment."""
 
     base_offset: int
     last_offset: int
@@ -35,9 +35,9 @@ class Files(NamedTuple):
 
 
 def segment_files(folder: Path) -> list[Files]:
-    """The segments of a folder that hold anything, oldest first; the active one too.
+    """The segments of a folder that are not empty, oldest first; the active one too.
 
-    Where compaction removed the end of one, it still ends where the next begins.
+    If compaction removed the end of one, it still ends where the next begins.
     """
     logs = [log for log in sorted(folder.glob("*.log")) if log.stat().st_size]
     ends = [int(log.stem) for log in logs[1:]]
@@ -79,12 +79,12 @@ def put_partition(
     chunk_bytes: int = 4096,
     log_start_offset: int | None = None,
 ) -> Manifest:
-    """Upload and commit one segment after the other: a manifest version for each."""
+    """Upload and commit one segment after another: a manifest version for each."""
     manifests = manifests_of(store, topic, partition)
     if log_start_offset is None:
         log_start_offset = files[0].base_offset if files else 0
     epochs = (EpochStart(0, log_start_offset, "owner"),)
-    claim = Claim("owner", epochs, frozenset([("owner", 0)]))  # also of an earlier call
+    claim = Claim("owner", epochs, frozenset([("owner", 0)]))  # also from an earlier call
     manifest = manifests.claim(claim, log_start_offset=log_start_offset)
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
     for one in files:
@@ -95,7 +95,7 @@ def put_partition(
 
 
 def put_topic(store: ObjectStore, topic: str, partitions: Mapping[int, str]) -> None:
-    """A topic whose partitions are fixtures, by name; all of each goes into the bucket."""
+    """A topic whose partitions are fixtures, by name; each is uploaded whole."""
     made = TopicObject(
         name=topic,
         topic_id=topic_id_of(topic),

@@ -1,4 +1,4 @@
-"""A real broker in a process of its own, and the command line in others."""
+"""A real broker in its own process, and the command line in others."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ class Program:
 
     @contextlib.contextmanager
     def begun(self, *arguments, cwd=None) -> Iterator[tuple[IO[bytes], Ended]]:
-        """Its standard input, and what closes that, waits and tells how it ended."""
+        """Its standard input, and a function that closes it, waits, and returns how it ended."""
         read, write = os.pipe()
         with TemporaryFile() as out, TemporaryFile() as said, open(write, "wb", 0) as given:
             try:

@@ -1,4 +1,4 @@
-"""Topics that are compacted, of a `House`: filled, cleaned, and read of the bucket alone."""
+"""Compacted topics of a `House`: filled, cleaned, and read from the bucket alone."""
 
 import random
 
@@ -24,7 +24,7 @@ def put(house, topic, pairs):
 
 
 def fill(house, topic, count, *, keys=20, seed=1):
-    """The last value of each key, by what was written."""
+    """Write records; return the last value of each key."""
     rng, last = random.Random(seed), {}
     for start in range(0, count, 10):
         pairs = [(b"key-%d" % rng.randrange(keys), rng.randbytes(100)) for _ in range(10)]
@@ -54,7 +54,7 @@ def offload(house, topic):
 
 
 def cold_records(house, topic):
-    """What the bucket alone holds of the partition."""
+    """The partition's records in the bucket."""
     cold = house.broker.partition(topic, 0).cold
     found = []
     for entry in cold.entries(0):

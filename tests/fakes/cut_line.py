@@ -1,4 +1,4 @@
-"""A line of TCP that can be cut: between a broker and its store, when the network fails."""
+"""A TCP line that can be cut: between a broker and its store, as if the network failed."""
 
 import socket
 import threading
@@ -10,9 +10,9 @@ PIECE_BYTES = 1 << 16
 
 
 class CutLine:
-    """Forwards one loopback port to `target` (a URL). While it is cut, nothing connects and what
-    was connected is reset. `see` is shown what goes to the target before it goes, and may cut the
-    line. A context manager.
+    """Forwards one loopback port to `target` (a URL). While it is cut, nothing connects and
+    existing connections are reset. `see` gets what is sent to the target before it is sent, and may
+    cut the line. A context manager.
     """
 
     def __init__(self, target: str, *, see: Callable[[bytes], None] = lambda _: None) -> None:
@@ -70,15 +70,15 @@ class CutLine:
                         self._pairs.discard((near, far))
 
     def _show(self, piece: bytes) -> None:
-        """To `see` as it is by now: a connection may be older."""
+        """Call the current `see`: the connection may be older than it."""
         self.see(piece)
 
 
 def _pump(
     source: socket.socket, target: socket.socket, see: Callable[[bytes], None] = lambda _: None
 ) -> None:
-    """Bytes one way until their end. Where `target` takes no more they are thrown away: a server
-    may answer and close before it has read a body, and its answer must still come through.
+    """Forward bytes in one direction until their end. If `target` takes no more they are dropped: a
+    server may answer and close before it has read a body, and its answer must still come through.
     """
     with suppress(OSError):
         while piece := source.recv(PIECE_BYTES):

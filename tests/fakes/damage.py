@@ -1,15 +1,15 @@
-"""Files that went bad."""
+"""Damage to files."""
 
 from pathlib import Path
 
 
 def flip(path: Path, position: int) -> None:
-    """One bit is another. `position` counts from the end where it is negative."""
+    """Flip one bit. A negative `position` counts from the end."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
 
 
 def cut(path: Path) -> None:
-    """The last byte is gone."""
+    """Remove the last byte."""
     path.write_bytes(path.read_bytes()[:-1])

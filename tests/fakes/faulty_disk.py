@@ -1,4 +1,4 @@
-"""A disk that does what it is told to, until it is told not to.
+"""A disk that works until it is told to fail.
 
 `fail(name, error, ...)` makes matching calls raise; every call is noted in `calls`.
 """
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
     name: str
     number: int  # errno
     suffix: str | None
-    after: int  # calls that go well first
+    after: int  # calls that succeed first
     bytes_first: int  # what a failing write still writes
     left: int  # calls that fail
 

@@ -5,7 +5,7 @@
     store.fail("put", FailsAfter(), times=3)           the next three
     store.fail("get_range", Slow(gate), when=lambda key: key.endswith(".log"))
 
-A fault is used up by the calls it met; `calls` says what was asked, in order.
+A fault is used up by the calls that it hit; `calls` lists all calls, in order.
 """
 
 import threading
@@ -19,21 +19,21 @@ from record_format.errors import ObjectExists, OutcomeUnknownError, StoreUnavail
 
 @dataclass
 class FailsBefore:
-    """Nothing was done."""
+    """Nothing is done."""
 
     error: Callable[[str], Exception] = lambda key: StoreUnavailable(f"{key}: down")
 
 
 @dataclass
 class FailsAfter:
-    """It was done, and the answer was lost."""
+    """The call is done, but its answer is lost."""
 
     error: Callable[[str], Exception] = lambda key: OutcomeUnknownError(f"{key}: lost")
 
 
 @dataclass
 class Conflict:
-    """Another writer was first: its bytes are there."""
+    """Another writer is first: its bytes are there."""
 
     body: bytes = b"somebody else's"
 
@@ -47,7 +47,7 @@ class ShortRead:
 
 @dataclass
 class SilentShortRead:
-    """The answer ends early and says nothing."""
+    """The answer ends early, without an error."""
 
     size_bytes: int
 
@@ -92,13 +92,13 @@ class FaultyObjectStore:
             self.fail(call, FailsBefore(), times=10**9)
 
     def heal(self) -> None:
-        """No planned fault is left."""
+        """Remove all planned faults."""
         with self._lock:
             self._faults.clear()
 
     @contextmanager
     def faultless(self) -> Iterator[None]:
-        """Planned faults meet nobody within, and are planned again behind it."""
+        """Within, planned faults hit nobody; afterwards they are planned again."""
         planned, self._faults = self._faults, []
         try:
             yield

@@ -1,10 +1,9 @@
-"""`tierlog …` as a process of its own, half a second sooner: it is forked off one that has imported
-the libraries (and nothing of ours: what a command imports of it stays to be seen).
+"""`tierlog …` as a separate process, half a second faster: it is forked from one that has imported
+the libraries (but none of tierlog's modules, so that tests still see what a command imports).
 
-* One parent for a test run, which is asked over a socket: a fork of pytest would take its threads'
-  locks along.
-* A keeper stands between: it waits for the process, and says over a pipe which it is and how it
-  ended. So whoever asks needs to be no parent of it. Once nobody reads that pipe, it ends it.
+* One parent per test run, asked over a socket: a fork of pytest would inherit its threads' locks.
+* A keeper is in between: it waits for the process, and reports its id and how it ended over a pipe.
+  So the caller need not be its parent. Once nobody reads the pipe, the keeper ends the process.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _NUMBER: Final = struct.Struct("<i")
 
 
 class Forked:
-    """What tests use of subprocess.Popen."""
+    """The part of subprocess.Popen that tests use."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout_s: float | None) -> bool:
-        status = select.poll()  # select() takes no descriptor beyond 1,023
+        status = select.poll()  # select() takes no descriptor above 1,023
         status.register(self._status, select.POLLIN)
         return bool(status.poll(None if timeout_s is None else timeout_s * 1000))
 
@@ -108,7 +107,7 @@ def _number(file: int | IO[bytes]) -> int:
 
 @cache
 def _parent() -> socket.socket:
-    """It ends when nobody holds the other end of its socket, however pytest ended."""
+    """The parent ends when nobody holds the other end of its socket, however pytest ended."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
@@ -118,7 +117,7 @@ def _parent() -> socket.socket:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     atexit.register(process.wait)
-    atexit.register(ours.close)  # before it: the last registered is the first called
+    atexit.register(ours.close)  # runs before it: the last registered is called first
     return ours
 
 
@@ -126,11 +125,11 @@ def _parent() -> socket.socket:
 
 
 def _serve(door: socket.socket) -> list[str]:
-    """Fork for whoever asks. Returns in each of the forked, with its arguments."""
+    """Fork for each request. Returns in each child, with its arguments."""
     for name in LIBRARIES:
         import_module(name)
-    gc.freeze()  # a collection would write to, and so copy, the pages that all share
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are waited for by nobody
+    gc.freeze()  # a collection would write to shared pages, and so copy them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
     while True:
         told, fds, _, _ = socket.recv_fds(door, MAX_REQUEST, 4)
         if not told:
@@ -146,7 +145,7 @@ def _serve(door: socket.socket) -> list[str]:
 
 
 def _keep(status: int, standard: Sequence[int]) -> None:
-    """Fork again; the keeper stays in here until the other has ended."""
+    """Fork again; the keeper stays in this function until the child has ended."""
     pid = os.fork()
     if pid == 0:
         os.close(status)
@@ -156,7 +155,7 @@ def _keep(status: int, standard: Sequence[int]) -> None:
     os.write(status, _NUMBER.pack(pid))
     ended, looks = os.pidfd_open(pid), select.poll()
     looks.register(ended, select.POLLIN)
-    looks.register(status, 0)  # an error: whoever asked is gone
+    looks.register(status, 0)  # only errors: the caller is gone
     if (ended, select.POLLIN) not in looks.poll():
         os.kill(pid, signal.SIGKILL)
     _, code = os.waitpid(pid, 0)
@@ -170,7 +169,7 @@ def _become(told: bytes, standard: Sequence[int]) -> list[str]:
         os.dup2(fd, target)
         os.close(fd)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the one before is of another file
-    # Who runs the tests may ignore these: `nohup`, a shell's `&`.
+    # The tests' own process may ignore these: `nohup`, a shell's `&`.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
@@ -188,7 +187,7 @@ def _run() -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """As multiprocessing ends what it forked: taking libraries apart would copy all their pages."""
+    """As multiprocessing ends its children: tearing down libraries would copy all their pages."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A broker without a server, and what its tests ask of it."""
+"""A broker without a server, and the calls that its tests make."""
 
 import shutil
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class House:
             self.store.heal()
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
-        """What the broker does in the background has no call to await."""
+        """Wait for background work of the broker, which has no call to await."""
         until(condition, patience_s=timeout_s)
 
     def restart(self, **settings: object) -> Broker:
@@ -57,7 +57,7 @@ class House:
         return self.broker
 
     def copy_to(self, root: Path) -> Path:
-        """`root`, made with a copy of the data folder and the same bucket."""
+        """Make `root` with a copy of the data folder and the same bucket; return it."""
         shutil.copytree(self.root / "data", root / "data")
         (root / "bucket").symlink_to(self.root / "bucket")
         return root
@@ -77,8 +77,8 @@ class House:
     def fill(
         self, count: int, topic: str = "t", *, mark: bytes = b"record", partition: int = 0
     ) -> list[bytes]:
-        """Numbered records in batches of ten, of times that rise with their offsets; their values,
-        of some hundred bytes each.
+        """Append numbered records in batches of ten, with times that rise with their offsets;
+        return their values, of about a hundred bytes each.
         """
         start = self.broker.partition(topic, partition).offsets().log_end_offset
         values = [b"%s %d " % (mark, start + n) * 9 for n in range(count)]
@@ -87,26 +87,26 @@ class House:
         return values
 
     def offload(self, topic: str = "t") -> OffloadProgress:
-        """All that the topic has, the active segments too, is in the bucket behind it."""
+        """Afterwards the whole topic, including the active segments, is in the bucket."""
         progress = self.broker.offload(topic, wait_ms=20_000)
         assert progress.remaining_segments == 0
         return progress
 
     def claim(self) -> None:
-        """A round of what the copier does in the background, which begins with claims."""
+        """Run one round of the copier's background work, which begins with claims."""
         self.broker.chores.copy_round()
         assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
 
     def stop_copying(self) -> None:
-        """Nothing goes up any more but by a call, and what was on its way has ended: a topic that
-        was just made is being claimed, and what is sealed meanwhile would go along.
+        """From now on only calls upload, and uploads in progress have ended: a new topic is just
+        being claimed, and segments sealed meanwhile would be uploaded too.
         """
         self.broker.chores.copying.stop(10)
         assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
 
     def copy_sealed(self) -> Partition:
-        """What is sealed goes up, at once, also where nothing copies in the background. What fails
-        is left; gives the first partition of `t`.
+        """Upload sealed segments at once, even if nothing copies in the background. Failures are
+        ignored; returns the first partition of `t`.
         """
         copier = self.broker.chores.copier
         copier.hurry(self.broker.partitions())
@@ -115,7 +115,7 @@ class House:
         return self.broker.partition("t", 0)
 
     def produce_idempotent(self, *, sequence: int) -> AppendResult:
-        """One record of one producer to the first partition of `t`."""
+        """Produce one record of one producer to the first partition of `t`."""
         batch = encode_batch(
             [b"once"],
             timestamps=[1],
@@ -139,13 +139,13 @@ class House:
 
 
 def tidy(broker: Broker) -> None:
-    """The janitor's rounds."""
+    """Run the janitor's rounds."""
     broker.chores.janitor.disk_round()
     broker.chores.janitor.bucket_round()
 
 
 def copy_now(broker: Broker) -> None:
-    """What goes to the bucket, of all partitions and at once; what fails is left to the next."""
+    """Upload what is due of all partitions at once; failures are left to the next round."""
     chores = broker.chores
     with suppress(TierlogError, OSError):
         chores.copy_round()

@@ -1,8 +1,8 @@
-"""A client of Kafka's wire protocol, of the few calls that a comparison with a broker takes.
+"""A client of Kafka's wire protocol, with the few calls that a comparison with a broker needs.
 
-* One call at a time, in the last version before the compact encoding: what is asked and answered
-  is what stands in Kafka's message definitions, field by field.
-* Nothing is repeated and nothing is mended: the broker's error code is the answer.
+* One call at a time, in the last version before the compact encoding: requests and responses follow
+  Kafka's message definitions, field by field.
+* Nothing is repeated or corrected: the broker's error code is the answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fetched(NamedTuple):
     high_watermark: int
     last_stable_offset: int
     aborted: list[tuple[int, int]]  # (producer id, first offset)
-    records: bytes  # the last batch may be cut
+    records: bytes  # the last batch may be truncated
 
 
 class Wire:
@@ -86,7 +86,7 @@ class Wire:
         return Fetched(_error(error), high_watermark, stable, pairs, answer.bytes())
 
     def list_offset(self, topic: str, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of what is asked for; None where there is none."""
+        """(offset, timestamp) of what is asked for; None if there is none."""
         body = struct.pack(">ib", -1, 0)
         asked = struct.pack(">iq", 0, timestamp)
         answer = self._call(LIST_OFFSETS, 2, body + _array([_text(topic) + _array([asked])]))
@@ -129,14 +129,14 @@ class Wire:
                 assert not error, _error(error)
                 return
             assert time.monotonic() < deadline
-            time.sleep(0.01)  # the last one's markers are on their way
+            time.sleep(0.01)  # the previous transaction's markers are not written yet
 
     def end_transaction(self, transactional_id: str, producer: tuple[int, int], *, commit: bool):
         body = _text(transactional_id) + struct.pack(">qhb", *producer, commit)
         self._until_done(END_TXN, 0, body)
 
     def _until_done(self, key: int, version: int, body: bytes) -> _Answer:
-        """Calls that answer with a throttle time and an error."""
+        """For calls that answer with a throttle time and an error."""
         deadline = time.monotonic() + 60
         while True:
             answer = self._call(key, version, body)
@@ -171,7 +171,7 @@ class _Answer:
         return self._data[self._at - max(size, 0) : self._at]
 
     def topic(self) -> None:
-        """An array of one topic with an array of one partition: up to what is said of that."""
+        """An array of one topic with an array of one partition: read up to that one's fields."""
         topics, size = self.take("ih")
         self._at += size
         assert (topics, *self.take("i")) == (1, 1)

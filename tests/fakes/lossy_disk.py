@@ -4,9 +4,9 @@
   since, a crash keeps any, each whole or cut at a sector, in order.
 * A folder's names are safe as they were at its last `sync_folder`; of the changes since, a crash
   keeps the first few, as a journaling file system does.
-* `before_call` is told the name of each call that changes anything: a crash may come there.
-* What is changed by others than this disk (folders that are made, moved and removed, files that
-  nothing rests on) is safe at once.
+* `before_call` gets the name of each call that changes anything: a crash may come there.
+* What is changed other than by this disk (folders that are made, moved and removed, files that
+  nothing relies on) is safe at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECTOR = 512
 
 
 class Content:
-    """Bytes, and zeros behind them up to `size_bytes`: what was set aside may be large."""
+    """Bytes, then zeros up to `size_bytes`: preallocated space may be large."""
 
     def __init__(self, data: bytes, size_bytes: int) -> None:
         self.data, self.size_bytes = bytearray(data), size_bytes
@@ -35,7 +35,7 @@ class Content:
     def of(cls, path: Path) -> Content:
         with path.open("rb") as file:
             fd, size_bytes, end = file.fileno(), os.fstat(file.fileno()).st_size, 0
-            with suppress(OSError):  # behind the last that was written
+            with suppress(OSError):  # after the last that was written
                 while end < size_bytes:
                     end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
             return cls(os.pread(fd, end, 0).rstrip(b"\0"), size_bytes)
@@ -112,14 +112,14 @@ class File:
 
 
 class Named(NamedTuple):
-    """A name in a folder, and what it meant before."""
+    """A name in a folder, and the file that it named before."""
 
     name: str
     before: File | None
 
 
 class LossyDisk(Disk):
-    """Watches what is changed through it, wherever that lies. Thread-safe."""
+    """Records all changes made through it, wherever they are. Thread-safe."""
 
     def __init__(self) -> None:
         self.before_call: Callable[[str], None] = lambda call: None
@@ -196,13 +196,13 @@ class LossyDisk(Disk):
         return self._files[os.fstat(fd).st_ino]
 
     def _file_of(self, path: Path) -> File | None:
-        """None where nothing is there."""
+        """None if nothing is there."""
         try:
             stat = path.stat()
         except FileNotFoundError:
             return None
         file, found = self._files.get(stat.st_ino), Content.of(path)
-        if file is None or not file.now.is_like(found):  # an inode may be used again
+        if file is None or not file.now.is_like(found):  # an inode may be reused
             file = self._files[stat.st_ino] = File(found)
         return file
 
@@ -212,18 +212,18 @@ class LossyDisk(Disk):
     # --- the crash --------------------------------------------------------------------------------
 
     def crash_into(self, folder: Path, random: Random, *, of: Path) -> None:
-        """Make `folder` what a machine that lost its power here might find in place of `of`."""
+        """Make `folder` what a machine might find in place of `of` after losing power here."""
         with self._lock:
             self._copy(of, folder, random)
 
     def keep_into(self, folder: Path, *, of: Path) -> None:
-        """Make `folder` what a process that died here leaves in place of `of`: all that it did, and
-        nothing of that is safer than it was.
+        """Make `folder` what a process that died here leaves in place of `of`: everything it did,
+        none of it safer than before.
         """
         with self._lock:
             shutil.copytree(of, folder)
             for path in (folder, *folder.rglob("*")):
-                with suppress(FileNotFoundError):  # it went meanwhile, otherwise than by this disk
+                with suppress(FileNotFoundError):  # removed meanwhile, not through this disk
                     was, now = (of / path.relative_to(folder)).stat().st_ino, path.stat().st_ino
                     if path.is_dir():
                         self._names[now] = list(self._names.get(was, []))

@@ -21,7 +21,7 @@ class NoPages:
 
 
 def entry(base_offset: int, *, records: int = SEGMENT_RECORDS, **other: object) -> SegmentEntry:
-    """A segment of `records` offsets; `unique=` tells two uploads of it apart."""
+    """A segment of `records` offsets; `unique=` distinguishes two uploads of it."""
     unique = other.pop("unique", "a")
     epoch = other.get("leader_epoch", 0)
     stem = f"{KEYS.segments}{base_offset:020d}-{epoch}-{unique}"

@@ -8,7 +8,7 @@ NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
 
 
 def named_s3() -> dict[str, str]:
-    """What the environment says of the server, by these names; skips where it says none."""
+    """The server's settings in the environment, by these names; skips if there are none."""
     found = {name: os.environ.get(f"TIERLOG_TEST_S3_{name}", "") for name in NAMES}
     if not all(found.values()):
         pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")

@@ -1,7 +1,7 @@
-"""The OpenAPI document, held against every answer that a test gets: what it says must be so.
+"""The OpenAPI document, compared with every answer that a test gets.
 
-An answer of a call that the document has must have a status, a media type and a JSON body that the
-document says, and a problem's code must be among the codes that it names for the call.
+An answer of a documented call must have a status, a media type and a JSON body from the document,
+and a problem's code must be among the codes that it names for the call.
 """
 
 import re
@@ -26,7 +26,7 @@ class OpenApiDocument:
         return [(re.compile(re.sub(r"{\w+}", "[^/]+", path) + r"\Z"), path) for path in templates]
 
     def check(self, answer: httpx.Response) -> None:
-        """Assert that the document says what was answered."""
+        """Assert that the answer agrees with the document."""
         raw_path = answer.request.url.raw_path.decode().partition("?")[0]
         path = next((path for pattern, path in self._paths if pattern.match(raw_path)), None)
         if path is None:

@@ -39,7 +39,7 @@ def produced(*batches: bytes) -> ProducedBatches:
 
 
 def unchecked(batch: bytearray) -> ProducedBatches:
-    """One that no client may send, as a coordinator would: of a transaction."""
+    """A batch that no client may send, only a coordinator: of a transaction."""
     header = parse_header(batch)
     return ProducedBatches(batch, [header], [min_timestamp_of(batch, header)])
 
@@ -78,7 +78,7 @@ def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> B
 
 
 def first_offset(read: LogRead) -> int:
-    """Where the first batch of a read begins."""
+    """The base offset of a read's first batch."""
     return parse_header(read.slices[0].read()).base_offset
 
 
@@ -123,7 +123,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
-    """Opens `tmp_path/t-0` (or another folder); what is open at the end of the test is closed."""
+    """Opens `tmp_path/t-0` (or another folder); logs still open are closed after the test."""
     opened: list[PartitionLog] = []
 
     def _open(
@@ -148,7 +148,7 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
 
 
 def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> LogRead | None:
-    """None where a read that may not wait would have to."""
+    """Read without waiting; None if the read would have to wait."""
     try:
         return log.read(offset, max_bytes=max_bytes, waits=False)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""An object store in a dict, with faults on order: what the manifest needs of a bucket.
+"""An object store in a dict, with faults on demand: what the manifest needs of a bucket.
 
 * Exact: conditional create is atomic, LIST is in key order, everything is safe from any thread.
-* A fault is chosen per call by `faults(call, key)`; None means that the call goes well.
+* `faults(call, key)` chooses a fault for each call; None means that the call succeeds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from record_format.errors import (
 class Fault(Enum):
     """What goes wrong with one call."""
 
-    UNAVAILABLE = auto()  # nothing was changed, and the store says so
-    LOST_BEFORE = auto()  # the request never arrived, and nobody knows
-    LOST_AFTER = auto()  # it was done, but the answer is lost
+    UNAVAILABLE = auto()  # nothing is changed, and the store says so
+    LOST_BEFORE = auto()  # the request never arrives, and nobody knows
+    LOST_AFTER = auto()  # it is done, but the answer is lost
     CONFLICT = auto()  # 412 although nothing is there (a store that lost its own race)
-    CUT = auto()  # the first half of the body was kept, the connection broke
+    CUT = auto()  # the first half of the body is kept, the connection breaks
     DELAYED = auto()  # no answer; the request arrives when `deliver_delayed` is called
 
 
@@ -103,7 +103,7 @@ class PlainStore:
         raise error(f"{key}: no answer")
 
     def deliver_delayed(self) -> None:
-        """Requests that were on their way arrive now; their senders gave up on them."""
+        """Delayed requests arrive now; their senders have given up on them."""
         with self._lock:
             for key, body in self._delayed:
                 if key not in self.objects:

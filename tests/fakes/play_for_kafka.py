@@ -1,8 +1,8 @@
-"""The same play for a real Kafka and for us: what each topic is sent, what is asked about it then,
-and what Kafka answers.
+"""The same script for a real Kafka and for tierlog: what each topic is sent, what is then asked
+about it, and what Kafka answers.
 
-Nothing of it hangs on an answer, but for transactions, which Kafka's coordinator runs: those are
-played to Kafka alone.
+No step depends on an answer, except in transactions, which Kafka's coordinator runs: those are
+played only to Kafka.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPICS: dict[str, dict[str, object]] = {
     "random-stamped": {"index.interval.bytes": 200, **STAMPED},
     "random-gzip": {"compression.type": "gzip"},
 }
-# Kafka looks less closely at times that it overwrites, and at what it compresses anew.
+# Kafka checks less strictly times that it overwrites, and what it recompresses.
 DIFFERENT_THERE = {
     "odd-stamped": {"a time beyond 64 bits"},
     "odd-zstd": {f"{codec}: offset deltas 0, 2" for codec in ("gzip", "snappy", "lz4")},
@@ -47,19 +47,19 @@ REQUESTS, STEPS = 150, 120
 
 def requests_to(topic: str) -> list[tuple[str, bytes]]:
     if topic == "odd-different":
-        larger_than_a_segment = "size 4097"  # refused where it would have one to itself
+        larger_than_a_segment = "size 4097"  # refused if it would need a segment to itself
         return [(name, ODD[name]) for name in (*DIFFERENT, larger_than_a_segment)]
     if topic.startswith("odd"):
         left_out = DIFFERENT.keys() | DIFFERENT_THERE.get(topic, set())
         return [(name, batch) for name, batch in ODD.items() if name not in left_out]
     rng = random.Random(f"{SEED} {topic}")
-    # In small segments only what is taken: Kafka also rolls for a request that it then refuses.
+    # With small segments only accepted requests: Kafka also rolls for one that it then refuses.
     source = RandomRequests(rng, sound=topic == "random-sound")
     return [source.next() for _ in range(REQUESTS)]
 
 
 class Asked(NamedTuple):
-    """What a topic's requests were answered, and then the questions about it."""
+    """The answers to a topic's requests, and then to the questions about it."""
 
     appended: list[Any]
     by_time: dict[int, tuple[int, int] | None]
@@ -83,7 +83,7 @@ class Theirs(NamedTuple):
 
 
 def play(kafka: RealKafka, data: Path) -> Theirs:
-    """All of it, on a broker of its own in this folder."""
+    """Play everything to a new broker in this folder."""
     topics = {topic: as_kafka_has_it(config) for topic, config in TOPICS.items()}
     topics["transactions"] = as_kafka_has_it(SMALL)
     with kafka.broker(data, topics) as server:
@@ -96,7 +96,7 @@ def play(kafka: RealKafka, data: Path) -> Theirs:
 
 
 def as_kafka_has_it(config: dict[str, object]) -> dict[str, object]:
-    """Its public name for the size has a floor of 1 MiB."""
+    """The configuration for Kafka: its public name for the size has a minimum of 1 MiB."""
     known = {"segment.bytes": "internal.segment.bytes"}
     return {known.get(key, key): value for key, value in config.items()}
 
@@ -117,7 +117,7 @@ def ask_kafka(wire: Wire, topic: str) -> Asked:
 
 
 def times_to_ask(topic: str) -> list[int]:
-    """Around times that were sent; -1 and -2 would be other questions."""
+    """Times around those that were sent; -1 and -2 would ask something else."""
     if not topic.startswith("random"):
         return []
     times = {1, 2**62}
@@ -144,7 +144,7 @@ def ask_of_transactions(wire: Wire) -> Transactions:
 
 
 def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions") -> None:
-    """Three producers' transactions, across each other, and records outside of any."""
+    """Interleaved transactions of three producers, and records outside of any."""
     names = ["one", "two", "three"]
     producers = {name: wire.begin_producer(name) for name in names}
     sequences, is_open = dict.fromkeys(names, 0), set()
@@ -153,7 +153,7 @@ def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions
         step = rng.choice(("plain", *["send"] * 6, "end", "end", "begin anew"))
         if step == "plain":
             assert wire.produce(topic, a_batch(rng, number)).error == "NONE"
-        elif step == "begin anew":  # under the next epoch, which aborts what is open
+        elif step == "begin anew":  # the next epoch aborts what is open
             producers[name], sequences[name] = wire.begin_producer(name), 0
             is_open.discard(name)
         elif step == "end" and name in is_open:
@@ -186,8 +186,8 @@ def a_batch(rng: random.Random, number: int, **fields: Any) -> bytes:
 
 
 def read_committed(wire: Wire, topic: str, offset: int) -> list[int]:
-    """As Kafka's consumer does: batches of a producer are left out from the first offset of each
-    of its aborted transactions to the marker.
+    """Like Kafka's consumer: a producer's batches are left out from the first offset of each of its
+    aborted transactions to the marker.
     """
     found, at = [], offset
     while True:

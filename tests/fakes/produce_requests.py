@@ -1,7 +1,7 @@
-"""Produce requests for a comparison with Kafka: by hand, one for each way to be odd, and at random.
+"""Produce requests for a comparison with Kafka: handmade, one for each oddity, and random ones.
 
-`ODD` maps what is odd about a request to its bytes. `DIFFERENT` names those that one of the two
-brokers takes and the other refuses, each with the decision that says why.
+`ODD` maps an oddity to the bytes of a request. `DIFFERENT` names those that one of the two brokers
+takes and the other refuses, each with the decision that says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASE_TIME, MAX_TIME, PRODUCER, PRODUCER_EPOCH, SEQUENCE, COUNT = 27, 35, 43, 51,
 
 
 def with_field(batch: bytes, at: int, layout: str, value: int) -> bytes:
-    """Another value in the header, and the checksum put right."""
+    """The batch with another value in its header, and the checksum corrected."""
     changed = bytearray(batch)
     struct.pack_into(f">{layout}", changed, at, value)
     struct.pack_into(">I", changed, CRC, crc32c(bytes(changed[ATTRIBUTES:])))
@@ -41,7 +41,7 @@ def plain(count: int = 3, *, times: list[int] | None = None, **fields: int) -> b
 
 
 def around(records: bytes, *, count: int, codec: int = codecs.NONE) -> bytes:
-    """A batch with a sound header around these bytes."""
+    """A batch with a valid header around these bytes."""
     body = codecs.compress(codec, records) if codec else records
     return _with_body(plain(count), body, codec)
 
@@ -236,7 +236,7 @@ class RandomRequests:
     }
 
     def __init__(self, rng: random.Random, *, sound: bool = False) -> None:
-        """`sound`: only what is taken."""
+        """`sound`: only requests that are accepted."""
         self._rng, self._time_ms = rng, NOW_MS - 200 * HOUR_MS
         self._kinds = {kind: self.KINDS[kind] for kind in (SOUND if sound else self.KINDS)}
         begins = (0, 0, 0, MAX_SEQUENCE - 20)
@@ -263,7 +263,7 @@ class RandomRequests:
             epoch, sequence = epoch + rng.randint(1, 3), 0 if kind == "epoch above" else 7
         elif kind == "epoch below":
             epoch -= 1
-        elif kind == "forgotten":  # whose first request, as far as the log knows, has any number
+        elif kind == "forgotten":  # to the log its next request is its first, with any sequence
             producer = _Producer(rng.randrange(2**33, 2**34), sequence=rng.choice((0, 5)))
             self._producers[rng.randrange(len(self._producers))] = producer
             epoch, sequence = 0, producer.sequence

@@ -1,4 +1,4 @@
-"""uvicorn around one protocol and one application, in a thread of its own, on loopback."""
+"""uvicorn with one protocol and one application, in its own thread, on loopback."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ class ProtocolServer(NamedTuple):
 def serving_protocol(
     app: Any, protocol: type, bound: dict[str, Any], **config: Any
 ) -> Iterator[ProtocolServer]:
-    """`bound`: what the protocol's class is given, as `api.http.server` does it."""
+    """`bound`: attributes for the protocol's class, as in `api.http.server`."""
     given = uvicorn.Config(
         app,
         http=type("Bound", (protocol,), bound),
@@ -29,7 +29,7 @@ def serving_protocol(
         **config,
     )
     server = uvicorn.Server(given)
-    sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits its turn
+    sock = socket.create_server(("127.0.0.1", 0))  # listens: early connections wait
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     try:

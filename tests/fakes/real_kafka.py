@@ -1,8 +1,8 @@
 """A real Apache Kafka as the judge of our bytes: fetched once from Maven Central, run on loopback.
 
-* The jars go to `.cache/kafka-<version>/` of the project, which git does not know.
-* A tool's exit code says little (DumpLogSegments prints `isvalid: false` and exits 0): its text is
-  judged, by `complaints`.
+* The jars go to the project's `.cache/kafka-<version>/`, which git ignores.
+* A tool's exit code says little (DumpLogSegments prints `isvalid: false` and exits 0): `complaints`
+  judges its output.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _BAD = re.compile(
     r"|Exception|Non-consecutive|magic: (?!2 )",
     re.IGNORECASE,
 )
-# Of its storage module; that a new controller counts leader epochs from 0 is no fault of a file.
+# Of its storage module; a new controller counting leader epochs from 0 is not a file's fault.
 _WARNINGS = re.compile(
     r"^.* (?:WARN|ERROR|FATAL) (?!.*LeaderEpochFileCache)"
     r".*\((?:kafka\.log|org\.apache\.kafka\.storage)\..*$",
     re.MULTILINE,
 )
-# What the tool says of every log that does not begin at offset 0.
+# What the tool says about every log that does not begin at offset 0.
 _FALSE_ALARM = re.compile(
     r"Non-consecutive offsets in [^\n]*\n +-1 is followed by \d+\n(?! +\d+ is followed)"
 )
@@ -74,7 +74,7 @@ class Served(NamedTuple):
     committed: dict[str, list[Seen]]
     offsets: dict[str, tuple[int, int, int]]
     folder: Path  # the broker's data folder, as it left it
-    warnings: list[str]  # what it said of the files: its log has nothing else to complain about
+    warnings: list[str]  # what it said about the files: nothing else in its log is a complaint
 
 
 class RealKafka:
@@ -108,14 +108,14 @@ class RealKafka:
     # --- the dump tool ----------------------------------------------------------------------------
 
     def dump(self, files: Iterable[Path]) -> str:
-        """What DumpLogSegments says of the files, with deep iteration."""
+        """What DumpLogSegments says about the files, with deep iteration."""
         names = ",".join(map(str, files))
         done = self.run(
             "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", names
         )
         if done.returncode:
             return f"{done.stdout}\nException: exit {done.returncode}\n{done.stderr}"
-        return f"{done.stdout}\n{done.stderr}"  # mismatches and gaps go to the latter
+        return f"{done.stdout}\n{done.stderr}"  # mismatches and gaps go to stderr
 
     # --- a broker ---------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class RealKafka:
         topics: Mapping[str, Mapping[str, object]] | None = None,
         top_level: Path | None = None,
     ) -> Path:
-        """Make `data` a broker's folder that has these partitions (`<topic>-<partition>`), empty.
+        """Make `data` a broker's folder with these partitions (`<topic>-<partition>`), empty.
 
         `topics`: settings by topic. `top_level`: a data folder whose identity the broker gets.
         """
@@ -157,7 +157,7 @@ class RealKafka:
         clean: bool = True,
         cleaned_to: Mapping[str, int] | None = None,
     ) -> Served:
-        """Let a broker serve copies of the folders, by name, in a copy of what was prepared.
+        """Let a broker serve copies of the folders, by name, in a copy of the prepared folder.
 
         `top_level`: a data folder whose own files the broker gets too. `clean` False: it checks
         everything and makes the indexes anew. `cleaned_to`: wait until its cleaner has got so far.
@@ -268,7 +268,7 @@ class _Broker:
 
 
 def complaints(text: str, *, gaps_are_right: bool = False) -> list[str]:
-    """The lines of a dump that say that something is wrong. Compaction leaves gaps."""
+    """The lines of a dump that report something wrong. Compaction leaves gaps."""
     text = text.replace("Non-consecutive", "") if gaps_are_right else _FALSE_ALARM.sub("", text)
     return [line for line in text.splitlines() if _BAD.search(line)]
 
@@ -282,7 +282,7 @@ def _seen(path: Path) -> dict[str, list[Seen]]:
 
 
 def _put_in_place(folders: Mapping[str, Path], data: Path) -> None:
-    """The folders' files for the broker's own; the topic ids are the broker's, in our format."""
+    """Replace the broker's files by the folders'; topic ids are the broker's, in our format."""
     for name, folder in folders.items():
         target = data / name
         topic_id = parse_partition_metadata((target / "partition.metadata").read_bytes())

@@ -1,4 +1,4 @@
-"""Records out of batches, as a consumer that decodes them sees them."""
+"""Records from batches, as a consumer that decodes them sees them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def iter_records(
 ) -> Iterator[Record]:
     """The records of the whole batches in `buf` with from_offset <= offset < end_offset.
 
-    Control batches are stepped over. Raises CorruptBatch.
+    Control batches are skipped. Raises CorruptBatch.
     """
     for header in iter_headers(buf):
         if header.last_offset < from_offset or header.is_control:

@@ -3,7 +3,7 @@ rarely give.
 
     with scripted_s3([Say(503, code="SlowDown"), Say(200)]) as (endpoint, asked): ...
 
-The last answer is given again and again. A script may also be a function of a `Request`.
+The last answer is repeated. A script may also be a function of a `Request`.
 `tls` is a certificate and its key. `asked` holds (method, path, headers) of every request.
 """
 
@@ -40,7 +40,7 @@ class Say:
 
 @dataclass
 class HangUp:
-    """The request is read and the connection closed."""
+    """The request is read, then the connection is closed."""
 
 
 class Request(NamedTuple):

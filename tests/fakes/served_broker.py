@@ -29,7 +29,7 @@ def served_broker(
     tls: Tls | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
-    """`settings`: the broker's, but that it looks at no reserve of the machine's disk."""
+    """`settings`: the broker's, except that no reserve of the machine's disk is kept."""
     given = BrokerSettings(data_dir=data_dir, **{"disk_reserve_bytes": 0, **settings})
     broker = Broker.open(given, store=store)
     try:

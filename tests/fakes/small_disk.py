@@ -1,4 +1,4 @@
-"""A real file system that is small, and full when it is told to be: a tmpfs of its own."""
+"""A small real file system that can be filled on demand: a separate tmpfs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = 256
 
 
 def no_room(*_: object) -> NoReturn:
-    """In the place of a call that a full disk refuses."""
+    """Replaces a call that a full disk refuses."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -25,16 +25,16 @@ class SmallDisk:
         self.path, self._ballast = path, path / "ballast"
 
     def fill(self) -> None:
-        """Not a byte is left."""
+        """Leave not a byte free."""
         with self._ballast.open("wb", buffering=0) as file:
             _until_refused(lambda: file.write(bytes(4096)))
 
     def empty(self) -> None:
-        """What `fill` filled."""
+        """Undo `fill`."""
         self._ballast.unlink()
 
     def fill_with_files(self, *, but: int = 0) -> None:
-        """Not a name is left, or `but` so many."""
+        """Leave no file name free, or only `but`."""
         self._ballast.mkdir()
         names = (self._ballast / str(number) for number in range(2 * FILES))
         _until_refused(lambda: next(names).touch())
@@ -57,7 +57,7 @@ def small_disk(path: Path, *, size_bytes: int = 1 << 20) -> Iterator[SmallDisk]:
 
 @contextmanager
 def read_only(folder: Path, place: Path) -> Iterator[Path]:
-    """The folder once more at `place`, where nothing can be written."""
+    """The folder mounted again at `place`, read-only."""
     place.mkdir()
     mount = ["mount", "--bind", "-o", "ro", str(folder), str(place)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:

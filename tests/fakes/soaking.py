@@ -1,5 +1,5 @@
-"""What the long tests share: a broker on a real S3 server behind a line that can be cut, what goes
-wrong with the two, and a second broker out of the bucket alone.
+"""Shared by the long tests: a broker on a real S3 server behind a line that can be cut, faults of
+both, and a second broker restored from the bucket alone.
 """
 
 import os
@@ -32,7 +32,7 @@ def told_seed() -> int:
 
 @contextmanager
 def soaked(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
-    """A broker that serves, and the line to its store. It has ended afterwards."""
+    """A running broker, and the line to its store. Afterwards it has ended."""
     s3 = named_s3()
     with CutLine(s3["ENDPOINT"]) as line:
         broker = BrokerProcess(
@@ -51,7 +51,7 @@ def soaked(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
 
 @contextmanager
 def restored(broker: BrokerProcess) -> Iterator[BrokerProcess]:
-    """A second broker, on a folder made out of the bucket alone."""
+    """A second broker, on a folder restored from the bucket alone."""
     other = BrokerProcess(broker.root / "second", *broker.flags, store=broker.store, **broker.env)
     other.root.mkdir()
     command = [sys.executable, "-m", "tierlog.cli.main", "storage", "restore"]
@@ -64,7 +64,7 @@ def restored(broker: BrokerProcess) -> Iterator[BrokerProcess]:
 
 
 def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
-    """One thing that goes wrong, and is put right again."""
+    """Cause one fault, and end it again."""
     kind = dice.choice(("kill", "kill", "stop", "freeze", "cut", "cut and kill"))
     if kind == "freeze":
         broker.process.send_signal(signal.SIGSTOP)
@@ -85,5 +85,5 @@ def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
 
 
 def client_of(broker: BrokerProcess) -> tierlog.Client:
-    """One that outlasts whatever happens."""
+    """A client that retries through whatever happens."""
     return tierlog.Client(broker.url, retries=PATIENT, timeout_s=20)

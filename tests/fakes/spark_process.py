@@ -1,4 +1,4 @@
-"""A Spark in a process of its own, and what every Spark of a test's starts with."""
+"""A Spark in its own process, and the environment of every Spark in a test."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from tests.fakes import quick_java
 
 
 def environment() -> dict[str, str]:
-    """Nothing of who runs the tests: a JVM that starts fast, and this machine alone."""
+    """Nothing from the environment of the tests: a JVM that starts fast, and only this machine."""
     known = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
     java = {"JAVA_HOME": str(ensure_java(dict(os.environ))), **quick_java.ENVIRONMENT}
     return known | java | {"SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def run_python(code: str, *arguments: str, cwd: Path, **more: str) -> list[Any]:
-    """What it printed: lines of JSON. `more`: of its environment."""
+    """What it printed: lines of JSON. `more`: additions to its environment."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         env=environment() | more,

@@ -1,4 +1,4 @@
-"""What is known of a topic, from its creation to its deletion, while many write and read it."""
+"""What is known about a topic, from its creation to its deletion, while many write and read it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -28,12 +28,12 @@ class Page(Protocol):
 
 
 def once(producer_id: int, number: int, filling: bytes) -> bytes:
-    """The value of an idempotent producer's record number so many."""
+    """The value of record number `number` of an idempotent producer."""
     return b"once %d %d " % (producer_id, number) + filling
 
 
 class PartitionLife:
-    """What was acknowledged, and what was shown, by offset. `compacts`: for some of the time."""
+    """What was acknowledged, and what was shown, by offset. `compacts`: for part of the time."""
 
     def __init__(self, name: str, *, compacts: bool) -> None:
         self.name, self.compacts = name, compacts
@@ -59,8 +59,8 @@ class PartitionLife:
             self.see(record.offset, record.value)
 
     def check(self, log_start: Callable[[], int], read: Callable[[int], Page]) -> None:
-        """What was acknowledged before this is there, or a later record of its key, while more is
-        written; and each idempotent producer's records are there in order, each once.
+        """While more is written: what was acknowledged before is there, or a later record of its
+        key; and each idempotent producer's records are there in order, each once.
         """
         wanted, read_offsets, newest = set(self.acknowledged), set(), {}
         counts: dict[bytes, int] = {}
@@ -91,7 +91,7 @@ class PartitionLife:
         assert not lost, f"{self.name}: lost {lost[:9]}"
 
     def _count(self, counts: dict[bytes, int], value: bytes) -> None:
-        """One by one from the oldest that is left; compaction takes some."""
+        """They follow one another from the oldest left; compaction removes some."""
         if not value.startswith(b"once "):
             return
         _, producer, number, _ = value.split(b" ", 3)

@@ -1,4 +1,4 @@
-"""A broker with its HTTP server, on real files, some of whose log is in a bucket."""
+"""A broker with its HTTP server, on real files, with part of its log in a bucket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Written(NamedTuple):
 
 
 class TwoTiers:
-    """What was written, by partition, and where it can be read."""
+    """The records written, by partition, and where to read them."""
 
     def __init__(self, broker: Broker, url: str, store_url: str) -> None:
         self.broker, self.url, self.store_url = broker, url, store_url
@@ -44,7 +44,7 @@ class TwoTiers:
             self.written[topic, partition] = []
 
     def produce(self, topic: str, records: int) -> None:
-        """`records` to each partition, in batches of 50, with times in no order."""
+        """Produce `records` to each partition, in batches of 50, with times in no order."""
         for (name, partition), written in self.written.items():
             if name != topic:
                 continue
@@ -80,7 +80,7 @@ class TwoTiers:
 
 @contextmanager
 def two_tiers(root: Path, *, adopted: Sequence[Path] = ()) -> Iterator[TwoTiers]:
-    """`adopted`: partition folders of a Kafka's, to begin with."""
+    """`adopted`: Kafka's partition folders, to begin with."""
     store_url = f"file://{root / 'bucket'}"
     data = root / "data"
     for folder in adopted:

@@ -1,4 +1,4 @@
-"""Waits for what another thread does: what does not come to pass fails the test, and hangs none."""
+"""Wait for what another thread does: if it does not happen the test fails, and does not hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 30  # two cores, and other tests on them
 
 
 def until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
-    """Look until `holds()` is true."""
+    """Wait until `holds()` is true."""
     deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, f"it did not come to pass within {patience_s} s"
@@ -19,7 +19,7 @@ def until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> Non
 
 
 def until_waiting(metrics: Callable[[], str], *, least: int = 1) -> None:
-    """Until so many requests wait in the broker whose `/metrics` this gives."""
+    """Wait until `least` requests are waiting in the broker, by its `/metrics`."""
 
     def waiting() -> bool:
         found = re.search(r"^tierlog_http_waiting_requests (\d+)", metrics(), re.MULTILINE)
