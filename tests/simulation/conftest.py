@@ -12,9 +12,9 @@ from tests.simulation.worn_disk import wear  # noqa: F401
 
 @pytest.fixture(autouse=True)
 def what_was_killed_is_closed(tmp_path: Path) -> Iterator[None]:
-    """As the system does it for a process: a whole run left over a thousand files open."""
+    """As the system does for a process: otherwise a whole run leaves over a thousand files open."""
     yield
-    gc.collect()  # what closes itself must not do so later, to a descriptor that is another's then
+    gc.collect()  # not later, when the descriptor may belong to something else
     for held in list(Path("/proc/self/fd").iterdir()):
         with suppress(FileNotFoundError):
             if held.readlink().is_relative_to(tmp_path):

@@ -1,4 +1,4 @@
-"""What a Kafka with transactional producers left of a partition, and the model of that."""
+"""A partition left by a Kafka with transactional producers, and the model of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def encoded(numbers: list[int], lines: list[Line], **fields: object) -> bytearra
 
 
 def left_by_kafka(folder: Path, new_lines: NewLines, random: Random, now_ms: int) -> TopicModel:
-    """Transactions that are interleaved, aborted, and (seldom) open still."""
+    """Transactions that are interleaved, aborted, and (rarely) still open."""
     log = _Log(new_lines, random, now_ms)
     segments, start = {}, 0
     for _ in range(random.randrange(60)):
@@ -63,7 +63,7 @@ class _Log:
     def _write(self, producer_id: int) -> None:
         numbers, lines = self._new_lines(self._random.randint(1, 3))
         for offset, (number, line) in enumerate(zip(numbers, lines, strict=True), self.end):
-            self.model.sent[number] = line._replace(aborted=True)  # till it is committed
+            self.model.sent[number] = line._replace(aborted=True)  # until it is committed
             self.model.acknowledge(number, offset)
         self.open.setdefault(producer_id, []).extend(numbers)
         sequence = self._sequences[producer_id]

@@ -1,6 +1,7 @@
-"""How a simulation goes: steps that its world's seed draws, and what must hold after each.
+"""How a simulation runs: steps drawn by its world's seed, and what must hold after each.
 
-A world has `random`; `check`, for after a step; `finish`, for what must hold in the end; `close`.
+A world has `random`; `check`, called after a step; `finish`, for what must hold at the end; and
+`close`.
 """
 
 import os
@@ -18,7 +19,7 @@ class World(Protocol):
 
 
 def seeds(count: int) -> Sequence[int]:
-    """`TIERLOG_SEED`'s alone where it is set."""
+    """Only `TIERLOG_SEED` if it is set."""
     one = os.environ.get("TIERLOG_SEED")
     return range(count) if one is None else [int(one)]
 

@@ -1,12 +1,12 @@
 """Seeded steps on a whole broker: topics of every policy, made, altered, trimmed, deleted and made
 again under the same names; groups; transactions of a log that Kafka left; a clock that steps back.
 
-What goes wrong meanwhile, at any call that changes the disk: the process dies, the power fails, the
-disk is full, or fails. The store fails calls, loses answers, and gives wrong bytes. Files rot that
-another copy remains of. The folder is restored out of the bucket, with the old one's tail or not.
+Meanwhile, at any call that changes the disk, the process dies, the power fails, or the disk is full
+or fails. The store fails calls, loses answers, and returns wrong bytes. Files go bad of which there
+is another copy. The folder is restored from the bucket, with or without the old one's tail.
 
-After each step every topic is what its `TopicModel` says, and groups are where they were. In the
-end all of it is in order for `verify --deep` too, and in a folder restored out of the bucket alone.
+After each step every topic is what its `TopicModel` says, and groups are where they were. At the
+end `verify --deep` finds nothing either, nor in a folder restored from the bucket alone.
 The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
@@ -100,7 +100,7 @@ STORE_FAULTS = [
 
 @dataclass
 class Producer:
-    """`last`: its last acknowledged request. `is_unsure`: the one after that had no answer."""
+    """`last`: its last acknowledged request. `is_unsure`: the next one had no answer."""
 
     producer_id: int
     sequence: int = 0
@@ -110,7 +110,7 @@ class Producer:
 
 @dataclass
 class Known:
-    """What is known of a live topic, and who writes to it."""
+    """What is known about a live topic, and its producers."""
 
     topic_id: str
     model: TopicModel
@@ -118,8 +118,8 @@ class Known:
 
 
 class World:
-    """`topics`: by name. `unsure`: names of which a step that broke off may have made, altered or
-    deleted the topic. `committed`: by group and topic, what it may be at.
+    """`topics`: by name. `unsure`: names of topics that an interrupted step may have made, altered
+    or deleted. `committed`: by group and topic, the offsets it may have.
     """
 
     def __init__(self, seed: int, root, wear: Wear) -> None:
@@ -148,7 +148,7 @@ class World:
             disk_reserve_bytes=0,
             restore_offset_gap=GAP,
             log_cleaner_dedupe_buffer_bytes=1 << 20,
-            offload_concurrency=1,  # a seed goes one way
+            offload_concurrency=1,  # so that a seed is reproducible
             append_threads=1,
         )
         broker = Broker.open_idle(settings, store=store, clock=lambda: self.now_ms)
@@ -181,7 +181,7 @@ class World:
         self.committed = {key: may for key, may in self.committed.items() if key[1] != name}
 
     def _one(self):
-        """A topic that is there, by name; and its partition."""
+        """The name of an existing topic, and its partition."""
         if not self.topics:
             self.create()
         name = self.random.choice(sorted(self.topics))
@@ -356,7 +356,7 @@ class World:
         offline = [one.log for one in self.broker.partitions() if one.log.offline]
         if any(not log.config.compacts for log in offline):
             raise Wrong("a full disk took a log offline")
-        if offline:  # in the midst of a swap
+        if offline:  # in the middle of a swap
             self._start_again(power_fails=False)
         else:
             self._settle_topics()
@@ -415,21 +415,21 @@ class World:
         self._settle()
 
     def _lose_process(self, *, power_fails: bool) -> None:
-        """The folder is as a process that died, or a machine, left it."""
+        """Leave the folder as a process that died, or a machine, would."""
         died, broker = self.folder, self.broker
         self.folder = self._new_folder()
         self.wear.crash_broker(died, self.folder, self.random, power_fails=power_fails)
         self._end(broker)
 
     def _end(self, broker: Broker) -> None:
-        """Nothing that it does any more reaches the bucket, or matters to the disk."""
+        """Nothing it still does reaches the bucket, or matters to the disk."""
         broker.bucket.store.go_down()
         self.wear.heal()
         with suppress(TierlogError, OSError):
             broker.close()
 
     def _settle(self) -> None:
-        """After a start."""
+        """Learn what survived, after a start."""
         self._settle_topics()
         for known in self.topics.values():
             known.producers = [one for one in known.producers if not one.is_unsure]
@@ -438,7 +438,7 @@ class World:
             known.model.settle()
 
     def _settle_topics(self) -> None:
-        """What became of what broke off."""
+        """Find out what became of interrupted steps."""
         live = {topic.name: topic.topic_id for topic in self.broker.list_topics()}
         for name, configs in list(self.unsure.items()):
             known = self.topics.get(name)
@@ -465,7 +465,7 @@ class World:
         self._settle()
 
     def restore(self) -> None:
-        """All that the bucket has not, is lost; groups may be where they were at any time."""
+        """Lose whatever is not in the bucket; groups may be where they were at any time."""
         self._bring_up_to_date()
         ends = self._bucket_ends()
         self.committed.clear()
@@ -474,14 +474,14 @@ class World:
             self.topics[name].model.begin_line(ends[name])
             self.topics[name].producers.clear()
         self._restore(tail=False)
-        for name in local_only:  # the topic is there, and empty
+        for name in local_only:  # the topic exists, and is empty
             self._know(name)
         self._settle()
 
     def _bring_up_to_date(self) -> None:
         self.store.heal()
         self.copy()
-        self.retain()  # a log start that the bucket was not told of
+        self.retain()  # a log start that had not reached the bucket
 
     def _bucket_ends(self) -> dict[str, int | None]:
         found = {}
@@ -500,12 +500,12 @@ class World:
         )
         report = restore(open_store(self.bucket), options)
         for one in report.partitions:
-            is_known = one.topic in self.topics  # else its creation was refused half way
+            is_known = one.topic in self.topics  # else its creation was refused halfway
             assert one.tail is None or one.tail.whole or not is_known, one
         self.open()
 
     def look_at_the_bucket_alone(self) -> None:
-        """A folder restored out of a copy of it has all that the manifests in force end below."""
+        """A folder restored from a copy of it has everything below the ends of the manifests."""
         self._bring_up_to_date()
         ends = self._bucket_ends()
         shown = {
@@ -536,8 +536,8 @@ class World:
             raise Wrong(f"the bucket of {name} (end {end}) lacks {missing}, and has {more}")
 
     def rot(self) -> None:
-        """A bit flips, in a file that there is another copy of, or that can be made anew: it is
-        found, nothing else is, and repair brings it back.
+        """Flip a bit in a file of which there is another copy, or that can be rebuilt: exactly that
+        is found, and repair brings it back.
         """
         self._bring_up_to_date()
         name, _, partition = self._one()
@@ -558,7 +558,7 @@ class World:
         self.verify()
 
     def _begin_again(self) -> None:
-        """Nothing can be said of a log before it is repaired."""
+        """Nothing can be said about a log before it is repaired."""
         if self.random.random() < 0.5:
             self.broker.close()
         else:
@@ -566,7 +566,7 @@ class World:
         self.open()
 
     def _with_another_copy(self, partition) -> list[tuple[int, Path]]:
-        """By the base offset of the segment, files of either tier."""
+        """(base offset of the segment, file), from either tier."""
         if partition.cold is None or not partition.log.sealed.mirrored:
             return []
         found, entries = [], list(partition.cold.entries(partition.log.log_start_offset))

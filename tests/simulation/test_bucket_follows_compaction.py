@@ -1,8 +1,8 @@
 """A compacted topic in two tiers under a store that fails, rounds that meet, and crashes.
 
-After each commit the bucket is what a lost disk would leave. So, of each key: what was once there
-is there in that or a newer value, or its tombstone came; and what a tombstone took does not come
-back. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+After each commit the bucket is what a lost disk would leave. So for each key: what was once there
+is still there with that or a newer value, or its tombstone came; and what a tombstone deleted does
+not come back. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 import shutil
@@ -24,7 +24,7 @@ CONFIG = {**COMPACT, "segment.bytes": 1500, "min.cleanable.dirty.ratio": 0.0}
 
 
 class Wrong(AssertionError):
-    """The bucket says what it must not."""
+    """The bucket contains what it must not."""
 
 
 class World(House):
@@ -133,7 +133,7 @@ class World(House):
         self.wear.crash_broker(
             died, self.folder, self.random, power_fails=self.random.random() < 0.6
         )
-        self.store.go_down()  # nothing that it does any more reaches the bucket
+        self.store.go_down()  # nothing it still does reaches the bucket
         broker.close()
         self.store.heal()
         shutil.rmtree(died)

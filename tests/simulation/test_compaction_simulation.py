@@ -1,8 +1,8 @@
 """Seeded steps on a compacted log beside a plain list of all that was ever appended.
 
-Whatever was compacted and wherever the power failed: each record that is read is the one that was
-appended at its offset, offsets rise, and of each key the last flushed record is there, unless it is
-a tombstone whose time is over. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+Whatever was compacted and wherever the power failed: each record read is the one that was appended
+at its offset, offsets rise, and the last flushed record of each key is there, unless it is a
+tombstone past its time. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Lose the process: what it wrote is all there, and no safer than it was."""
+        """Lose the process: everything it wrote is there, and no safer than before."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.recovery_point = len(self.lines)
@@ -123,7 +123,7 @@ class World:
         del self.lines[end:]
         there = {record.offset for record in records_of(self.log)}
         for offset in range(flushed, end):
-            if offset not in there:  # a later file was kept, an earlier one's end was not
+            if offset not in there:  # a later file was kept, but not the end of an earlier one
                 self.lines[offset] = None
         self.flushed = self.recovery_point = end
         known = self.log._state.producers.get(9)
@@ -176,7 +176,7 @@ def test_a_compacted_log_keeps_the_last_record_of_each_key(seed, tmp_path):
 
 
 def test_the_simulation_notices_old_segments_that_go_too_early(tmp_path, monkeypatch):
-    """The planted bug: the new segment has its name, and is not synced, before the old are gone."""
+    """The planted bug: the new segment gets its name unsynced, before the old ones are gone."""
 
     def publish(state, cleaned):
         for suffix in cleaned.suffixes:

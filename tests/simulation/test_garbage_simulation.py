@@ -1,9 +1,9 @@
 """Seeded steps on one partition's manifest: uploads, retention, trims, compaction, repairs, pins,
-and collections, some of which the store breaks off.
+and collections, some of which the store interrupts.
 
-After each step all that the manifest in force names is in the bucket, and all that a pin names but
-for what a trim has passed. In the end, without pins and after every grace, nothing else is there.
-The seed is in the test's name; `TIERLOG_SEED` runs that one.
+After each step everything that the manifest in force names is in the bucket, and everything that a
+pin names except what a trim has passed. At the end, without pins and after every grace, nothing
+else is there. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SMALL: Final = {
 
 
 class Named(NamedTuple):
-    """An object, and the last offset of what it holds."""
+    """An object, and the last offset in it."""
 
     key: str
     last_offset: int
@@ -63,7 +63,7 @@ class World:
         self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
 
     def restart(self) -> None:
-        """Nothing is in memory."""
+        """Forget everything in memory."""
         self.manifests = manifest_store(self.store, clock=self.clock, writer=self.name())
         self.pins = Pins(self.manifests, clock=self.clock)
 

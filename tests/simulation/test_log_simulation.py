@@ -1,8 +1,7 @@
 """Seeded steps on a log, and the same steps on a plain list; they must agree after each.
 
-A crash may lose whatever was not synced. What was flushed stays, at its offset, and what else is
-left is a prefix of what was appended. The seed is in the test's name;
-`TIERLOG_SEED` runs that one.
+A crash may lose whatever was not synced. What was flushed stays, at its offset, and everything left
+is a prefix of what was appended. The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class World:
         count = random.randint(1, 5)
         values = [random.randbytes(random.choice((0, 10, 300))) for _ in range(count)]
         times = [NOW_MS + random.randint(0, 3000) for _ in values]
-        # One producer an append: sequences in one call would depend on one another.
+        # One producer per append: sequences in one call would depend on one another.
         producer = random.choice((-1, 1 << 40 | len(self.lines) | random.getrandbits(20) << 41))
         fields = (
             {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0}
@@ -115,7 +114,7 @@ class World:
         return Append(produced(data)), lines
 
     def repeat(self) -> None:
-        """Send again what an idempotent producer sent before, and what would leave a gap."""
+        """Repeat an idempotent producer's request, and send one that would leave a gap."""
         known = [n for n, line in enumerate(self.lines) if line.producer >= 0 and line.first]
         known = [n for n in known if n >= self.log.local_log_start_offset]
         if not known:
@@ -198,7 +197,7 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Lose the process: what it wrote is all there, and no safer than it was."""
+        """Lose the process: everything it wrote is there, and no safer than before."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.checkpoint = len(self.lines)
@@ -217,7 +216,7 @@ class World:
         self._check_records(max(self.log_start, self.log.local_log_start_offset))
 
     def crash_within(self) -> None:
-        """As `crash`, at a call to the disk in the middle of a step. The log itself goes on."""
+        """As `crash`, at a call to the disk in the middle of a step. The log itself continues."""
         step = self.random.choice((World.append, World.flush, World.roll, World.delete))
         crashed = self.folder / "crashed"
         flushed, calls = self.flushed, self.random.randint(0, 12)
@@ -285,7 +284,7 @@ def test_the_log_agrees_with_a_plain_list(seed, tmp_path):
 
 
 class ForgetfulDisk(LossyDisk):
-    """Says that it synced, and did not: the planted bug."""
+    """Claims to sync, but does not: the planted bug."""
 
     def sync_bytes(self, fd: int) -> None:
         pass

@@ -1,19 +1,19 @@
 """Seeded steps on one partition whose data folder changes: it crashes, is copied, is lost and
-restored out of the bucket, and the broker before it may live on as a zombie, on the same bucket:
-also in the midst of what it did there, before any call.
-The store fails calls and loses answers; trims, retention and collections go on meanwhile.
+restored from the bucket, and the previous broker may live on as a zombie on the same bucket, even
+in the middle of an operation there, before any call.
+The store fails calls and loses answers; trims, retention and collections continue meanwhile.
 
 After each step:
 
-* no offset was ever acknowledged, by whichever owner, with two different values;
-* the owner serves each record that was acknowledged and that it must have, and its value. After a
-  restore without the old folder, or a take-over with an older copy, it must have what the bucket
-  had; otherwise all. No log start passes a record that no trim passed.
+* no offset was ever acknowledged with two different values, by any owner;
+* the owner serves each acknowledged record that it must have, with its value. After a restore
+  without the old folder, or a take-over with an older copy, it must have what the bucket had;
+  otherwise everything. No log start passes a record that no trim passed.
 
-In the end all of it is in order for `verify --deep` too.
+At the end `verify --deep` finds nothing either.
 
-Not seen: an older copy after which the original committed twice at most (decision 0173); each
-copy here is started after more. What a power cut takes from a disk is `test_log_simulation`'s.
+Not seen: an older copy after which the original committed at most twice (decision 0173); each
+copy here is started after more. For what a power cut takes from a disk see `test_log_simulation`.
 The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
@@ -50,11 +50,11 @@ FAULTS = [
 
 
 class Wrong(AssertionError):
-    """An offset was given twice, or a record is lost."""
+    """An offset was assigned twice, or a record is lost."""
 
 
 class Owner(House):
-    """A data folder, and its broker on the bucket that all of them share."""
+    """A data folder, and its broker on the bucket that all owners share."""
 
     def __init__(self, folder: Path, bucket: str, *, take_over: bool = False) -> None:
         self.folder, self.alive = folder, True
@@ -82,13 +82,13 @@ class Owner(House):
         self.copy()
 
     def held(self) -> dict[int, bytes | None]:
-        """What it serves, by offset. Faults that are planned are not met by it."""
+        """What it serves, by offset. Planned faults do not hit this."""
         with self.store.faultless():
             start = self.partition.offsets().log_start_offset
             return {record.offset: record.value for record in self.records("t", offset=start)}
 
     def die(self) -> None:
-        """Nothing reaches the bucket any more. A folder copied before this one is of a crash."""
+        """Nothing reaches the bucket any more. A folder copied before this is that of a crash."""
         if self.alive:
             self.set_down(True)
             self.broker.close()
@@ -96,7 +96,7 @@ class Owner(House):
 
 
 class World:
-    """`acknowledged`: by offset, also by who is none of the present line. `owed`: the offsets that
+    """`acknowledged`: by offset, also by owners outside the present line. `owed`: the offsets that
     the present owner must have.
     """
 
@@ -150,7 +150,7 @@ class World:
         tidy(self.owner.broker)
 
     def let_go(self) -> None:
-        """Off the local disk goes all that the bucket has."""
+        """Delete from the local disk everything that the bucket has."""
         partition = self.owner.partition
         partition.log.delete_local(removable_end(partition))
         partition.log.reap(0, at_once=True)
@@ -170,7 +170,7 @@ class World:
             self.owner.partition.cold.collect(policy)
 
     def fail(self) -> None:
-        """Some of the calls to come, the next one or a later one."""
+        """Fail some of the calls to come, the next one or a later one."""
         for call, fault in self.random.choices(FAULTS, k=2):
             passed = iter(range(self.random.randint(0, 4)))
             self.owner.store.fail(
@@ -212,8 +212,8 @@ class World:
         self._begin_line(in_bucket)
 
     def _commit_enough(self) -> None:
-        """For an older copy to be known: see "Not seen". Some pass the copy's end, some do not."""
-        self.owner.copy()  # before the claim no trim is committed
+        """So that an older copy is recognised: see "Not seen". Some pass the copy's end."""
+        self.owner.copy()  # no trim is committed before the claim
         cold, by_trims = self.owner.partition.cold, self.random.choice((True, False))
         enough = cold.manifest.version + 4
         while cold.manifest.version < enough:
@@ -259,11 +259,11 @@ class World:
             self.owner.die()
 
     def _begin_line(self, in_bucket: set[int]) -> None:
-        """What more the owner begins with it is to keep, too."""
+        """Whatever else the owner begins with, it must keep too."""
         self.owed = in_bucket | (self.owner.held().keys() & self.acknowledged.keys())
 
     def act_as_zombie(self) -> None:
-        """Until it asked the bucket it goes on: what it acknowledges is on its own disk alone."""
+        """It continues until it asks the bucket: what it acknowledges is only on its own disk."""
         if self.zombie is None:
             return
         with suppress(FencedError):
@@ -277,7 +277,7 @@ class World:
             self.zombie = self._is_fenced(Owner(self.zombie.folder, self.bucket))
 
     def stop_in_a_call(self) -> None:
-        """The process stands still before it asks the store, and goes on once another folder has
+        """The process is stopped before a call to the store, and continues once another folder has
         taken over.
         """
         stopped, passed = self.owner, iter(range(self.random.randint(0, 6)))

@@ -1,10 +1,10 @@
-"""What a partition must hold, by what was sent to it: each record carries a number of its own.
+"""What a partition must hold, by what was sent to it: each record carries a unique number.
 
 * A record that was acknowledged, or seen below the high watermark, stays at its offset with its
   bytes until the log start passes it, or compaction may have dropped it for a newer one.
 * The log start never moves back, and passes only what a trim passed, or what retention may delete.
-* One that was refused, or lost for good, never comes (back).
-* Who reads committed records alone gets all but the aborted, up to the last stable offset.
+* A record that was refused, or lost for good, never comes (back).
+* A reader of committed records gets all but the aborted, up to the last stable offset.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Numbered = tuple[tuple[str, bytes], ...]
 
 
 class Wrong(AssertionError):
-    """A record is lost, or one that is shown is wrong."""
+    """A record is lost, or a shown one is wrong."""
 
 
 class Line(NamedTuple):
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """`number`: None of a control record."""
+    """`number`: None for a control record."""
 
     offset: int
     number: int | None
@@ -47,8 +47,8 @@ def headers_of(number: int) -> Numbered:
 
 @dataclass
 class TopicModel:
-    """`sent`: by number. `placed`: numbers by offset, of what has to be there. `gone`: numbers that
-    may not be shown any more. `compactable_end`: compaction may have worked below it.
+    """`sent`: by number. `placed`: numbers by offset, of what must be there. `gone`: numbers that
+    must not be shown any more. `compactable_end`: compaction may have worked below it.
     """
 
     config: LogConfig
@@ -81,12 +81,12 @@ class TopicModel:
             raise Wrong(f"offset {offset} is given to {number}, and is {self.placed[offset]}'s")
 
     def begin_line(self, in_bucket_end: int) -> None:
-        """What was acknowledged above is given up; it may still be found on the old disk alone."""
+        """Give up what was acknowledged above; it may still be found, only on the old disk."""
         for offset in [one for one in self.placed if one >= in_bucket_end]:
             self.gone.add(self.placed.pop(offset))
 
     def settle(self) -> None:
-        """After a start: what was under way and is not there never comes."""
+        """After a start: what was in progress and is not there never comes."""
         known = set(self.placed.values())
         self.gone |= self.sent.keys() - known
 
@@ -183,7 +183,7 @@ class TopicModel:
 def read(
     partition: Partition, end_offset: int, random: Random, *, committed: bool = False
 ) -> list[Shown]:
-    """From the log start on, in fetches of any size; control records too."""
+    """Read from the log start on, in fetches of any size; control records too."""
     offset, found = partition.offsets().log_start_offset, []
     while offset < end_offset:
         limit = random.choice((1, 1000, 1 << 20, 1 << 20))

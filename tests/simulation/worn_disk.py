@@ -43,7 +43,7 @@ class Wear(LossyDisk):
             self.keep_into(image, of=died)
         shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
         owner = image / "tierlog" / "owner"
-        if owner.exists():  # it is the same folder for all that matters
+        if owner.exists():  # it counts as the same folder
             owner_id, stat = owner.read_text().partition(" ")[0], image.stat()
             owner.write_text(f"{owner_id} {stat.st_dev}:{stat.st_ino}")
 
@@ -52,7 +52,7 @@ class Wear(LossyDisk):
             return
         self._after -= 1
         if -self._times <= self._after < 0:
-            raise type(self._error)(*self._error.args)  # each has a traceback of its own
+            raise type(self._error)(*self._error.args)  # each has its own traceback
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def wear(monkeypatch, tmp_path):
 
 
 def _below(root: Path, worn: Callable, *, otherwise: Callable) -> Callable:
-    """Brokers that other tests have left running in this process keep a disk that is sound."""
+    """`worn` below `root`; brokers that other tests left running here keep a sound disk."""
 
     def call(place: Path | int, *more: Any) -> Any:
         path = Path(f"/proc/self/fd/{place}").readlink() if isinstance(place, int) else place
