@@ -41,7 +41,7 @@ async def append(
     if acks is Acks.NONE:
         _refuse_where_nothing_is_taken(futures.values())
         for number, future in futures.items():
-            future.add_done_callback(_Unawaited(name, number))
+            _leave(context, f"{name}-{number}", appends[number], future)
         return json_answer(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await Ended(futures.values())
@@ -122,20 +122,22 @@ def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult
     )
 
 
-class _Unawaited:
-    """Nobody waits for an append with acks=0: its failure is logged."""
+def _leave(
+    context: Context, partition: str, produced: ProducedBatches, future: Future[AppendResult]
+) -> None:
+    """Nobody waits for an append with acks=0: its bytes count until it is written, and its failure
+    is logged.
+    """
+    inflight, size_bytes = context.inflight, len(produced.body)
 
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic, self.partition = topic, partition
-
-    def __call__(self, future: Future[AppendResult]) -> None:
-        error = None if future.cancelled() else future.exception()
+    def ended(future: Future[AppendResult]) -> None:
+        inflight.give_back(size_bytes)
+        error = future.exception()
         if error is not None:
-            log.warning(
-                "append with acks=0 failed",
-                partition=f"{self.topic}-{self.partition}",
-                error=str(error),
-            )
+            log.warning("append with acks=0 failed", partition=partition, error=str(error))
+
+    inflight.keep(size_bytes)
+    future.add_done_callback(ended)
 
 
 def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -41,19 +42,26 @@ _WINDOW_MAX: Final = 128 << 20
 
 
 class InflightBytes:
-    """How much all requests hold. Used only on the event loop."""
+    """How much all requests hold, and what they left to be written. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self._limit, self._lock = limit_bytes, threading.Lock()
         self.held = 0
 
     def take(self, size_bytes: int) -> None:
-        if self.held and self.held + size_bytes > self._limit:
-            raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
-        self.held += size_bytes
+        with self._lock:
+            if self.held and self.held + size_bytes > self._limit:
+                raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
+            self.held += size_bytes
+
+    def keep(self, size_bytes: int) -> None:
+        """As `take`, of what can no longer be refused."""
+        with self._lock:
+            self.held += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        self.held -= size_bytes
+        with self._lock:
+            self.held -= size_bytes
 
 
 class _Share:

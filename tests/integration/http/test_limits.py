@@ -123,6 +123,21 @@ def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_pat
         assert client.get("/healthz").status_code == 200
 
 
+def test_appends_that_nobody_awaits_are_held_until_they_are_written(tmp_path: Path) -> None:
+    with (
+        served_broker(tmp_path / "data", http=HttpSettings(inflight_max_bytes=100_000)) as one,
+        httpx.Client(base_url=one.server.url, timeout=20) as client,
+    ):
+        one.broker.create_topic("t")
+        body = {"records": [{"value": "x" * 20_000}]}
+        inflight, params = one.app.state.context.inflight, {"acks": "0"}
+        with one.broker.partition("t", 0).log._state.lock:  # a disk that hangs
+            answers = [client.post(records_path("t"), json=body, params=params) for _ in range(9)]
+        assert [answer.status_code for answer in answers] == [202] * 4 + [429] * 5
+        until(lambda: inflight.held == 0)
+        assert client.post(records_path("t"), json=body, params=params).status_code == 202
+
+
 def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: Path) -> None:
     released = threading.Event()
     with (
