@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, overload
 
@@ -12,6 +13,7 @@ Time = int | str | datetime
 MAX_TIME: Final = 2**63 - 1
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LEAP_SECOND: Final = re.compile(r"(?<=[Tt ]\d\d:\d\d:)60")
 
 
 @overload
@@ -54,9 +56,19 @@ def _parse(text: str) -> int | datetime:
     try:
         if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
             return int(text)
+        if _LEAP_SECOND.search(text):
+            return _after_leap_second(text)
         return datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidRequest(
             f"{text!r} is no time: milliseconds since the epoch, or RFC 3339 text "
             "as in 2013-06-01T12:00:00Z"
         ) from None
+
+
+def _after_leap_second(text: str) -> datetime:
+    """The second after it, as the broker reads it: an epoch has no leap seconds."""
+    after = datetime.fromisoformat(_LEAP_SECOND.sub("59", text)) + timedelta(seconds=1)
+    if after.tzinfo and after.astimezone(UTC).strftime("%T") != "00:00:00":
+        raise ValueError("RFC 3339 has them at the end of a day of UTC alone")
+    return after
