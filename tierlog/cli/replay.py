@@ -117,8 +117,11 @@ def _to_topic(
 
 
 def _url(folder: str) -> str:
-    """Make a local path a full URL: Spark would look in its own default file system."""
-    return folder if "://" in folder else Path(folder).absolute().as_uri()
+    """Make a local path a full URL: Spark would look in its own default file system.
+
+    Without percent-encoding, which Hadoop would take for part of the name.
+    """
+    return folder if "://" in folder else f"file://{Path(folder).absolute()}"
 
 
 def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> str | None:

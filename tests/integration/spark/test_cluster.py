@@ -38,7 +38,7 @@ with job_session("cluster", master=sys.argv[1], config=few) as session:
 
 @pytest.mark.spark
 def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_path):
-    drawn, out = tmp_path / "stats.svg", tmp_path / "out"
+    drawn, out = tmp_path / "stats.svg", tmp_path / "für Spark"
     store = ("--store", tiers.store_url)
     commands = [
         ("replay", "flights", *store, "--server", tiers.url, "--to-parquet", str(out)),
