@@ -31,4 +31,5 @@ def _shown(found: Problem) -> Problem:
     """A local file as other problems show one: without this machine's paths."""
     if found.file is None:
         return found
-    return replace(found, file=shown_path(found.file), detail=public(found.detail))
+    file = shown_path(found.file)
+    return replace(found, file=file, detail=public(found.detail.replace(found.file, file)))
