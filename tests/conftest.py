@@ -4,6 +4,7 @@ long to start stays together, and so do the tests of one file. And where brokers
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -46,14 +47,6 @@ def short_race() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_proxy_on_this_machine() -> Iterator[None]:
-    """The tests' own clients, such as boto3, would ask one even for a server on loopback."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("no_proxy", "127.0.0.1,localhost")
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def s3_described_once() -> Iterator[None]:
     """botocore parses its description of S3 for each store that is opened, a sixth of a second."""
     parsed = cache(JSONFileLoader().load_file)
@@ -63,6 +56,8 @@ def s3_described_once() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Of a proxy, boto3, curl and other clients of the tests would ask what is on this machine.
+    os.environ["no_proxy"] = "127.0.0.1,localhost"
     if config.getoption("capture") != "no":
         factory = structlog.PrintLoggerFactory(ShownWithItsTest())  # type: ignore[arg-type]
         structlog.configure(logger_factory=factory)

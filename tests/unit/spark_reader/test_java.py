@@ -61,10 +61,12 @@ def test_without_a_folder_for_the_packaged_java_the_way_out_is_named(tmp_path):
         ensure_java({"PATH": "/nowhere", "HOME": str(tmp_path / "home")})
 
 
-def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_path):
+def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/opt/this/python3")
     environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
     prepare(environment)
-    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert environment["PYSPARK_PYTHON"] == "/opt/this/python3"
+    assert environment["PYSPARK_DRIVER_PYTHON"] == "/opt/this/python3"
     environment["PYSPARK_PYTHON"] = "/opt/chosen/python"
     prepare(environment)
     assert environment["PYSPARK_PYTHON"] == "/opt/chosen/python"

@@ -1,7 +1,6 @@
 """Flags over environment over file; every refusal names the setting, the value and the limit."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -159,15 +158,15 @@ def test_names_flags_and_variables_are_unique():
 def test_the_file_is_utf_8_whatever_the_locale_says(tmp_path):
     file = tmp_path / "t.toml"
     file.write_bytes('data.dir = "Müller"'.encode())
-    code = f"""
+    code = """
+import sys, warnings
 from pathlib import Path
 from tierlog import settings
-print(ascii(str(settings.load({{}}, {{}}, Path({str(file)!r})).broker.data_dir)))
+warnings.simplefilter("error", EncodingWarning)
+print(ascii(str(settings.load({}, {}, Path(sys.argv[1])).broker.data_dir)))
 """
-    of_old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | of_old,
+        [sys.executable, "-X", "warn_default_encoding", "-c", code, file],
         capture_output=True,
         text=True,
         check=False,
