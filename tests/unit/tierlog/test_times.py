@@ -1,3 +1,5 @@
+"""Times as the client takes them: text as the broker reads it."""
+
 import pytest
 
 from api.http.request.times import parse_time
