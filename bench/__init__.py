@@ -1,1 +1,1 @@
-"""Benchmarks, one file a claim. `README.md` beside this file says how to read them."""
+"""Benchmarks, one file per claim. `README.md` beside this file says how to read them."""

@@ -1,9 +1,9 @@
-"""Claim: a broker is there at once, whatever it has to look after.
+"""Claim: a broker is ready at once, however much it has to look after.
 
-* Measured on an empty folder: from the start of the process until /readyz is 200, and the memory it
-  has then and once its native kernels are loaded.
-* Measured after kill -9 with 2 GB in 10 partitions, of which no checkpoint says that anything was
-  flushed, so that every batch is checked: until ready, for batches of 1 MiB and of 16 KiB.
+* Measured on an empty folder: from the start of the process until /readyz is 200, and its memory
+  then and once its native kernels are loaded.
+* Measured after kill -9 with 2 GB in 10 partitions, with no checkpoint that anything was flushed,
+  so that every batch is checked: until ready, for batches of 1 MiB and of 16 KiB.
 * Measured with 1,000 partitions, started after kill -9: until ready, memory and threads.
 
 Memory is the resident set. Files are in the page cache, as after a crash of the process.
@@ -143,7 +143,7 @@ def _until_ready(child: subprocess.Popen[bytes], url: str, began: float) -> floa
 
 
 def _until_kernels_are_loaded(broker: _Broker) -> None:
-    """The library of numba is mapped, and memory has come to rest."""
+    """Wait until numba's library is mapped and memory no longer changes."""
     deadline, last = time.monotonic() + KERNELS_S, -1.0
     while time.monotonic() < deadline:
         now = broker.resident_mb()

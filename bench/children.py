@@ -1,7 +1,7 @@
 """Servers as child processes on loopback, on ports that the system picks.
 
-* Each is a context: leaving it stops the child by its own pid, and kills it where it will not stop.
-* Ours is `tierlog serve` as a user starts it, with its defaults but for what a claim names.
+* Each is a context manager: leaving it stops the child by its pid, and kills it if it does not.
+* Ours is `tierlog serve` as a user starts it, with its defaults except for what a claim names.
 * A peer that is not installed raises MissingPeer, which names the package that has it.
 """
 
@@ -27,7 +27,7 @@ _PACKAGES: Final = {
 
 
 class MissingPeer(Exception):
-    """A program that is compared with, or that measures, is not installed."""
+    """A peer, or a measuring program, is not installed."""
 
 
 class Server(NamedTuple):
@@ -49,7 +49,7 @@ def program(name: str) -> str:
 
 
 def peer_program(name: str, variable: str, install: str) -> str:
-    """Path of a peer that no distribution packages, as `variable` names it or from PATH."""
+    """Path of a peer that no distribution packages, from `variable` or PATH."""
     found = shutil.which(os.environ.get(variable) or name)
     if found is None:
         raise MissingPeer(f"{name} is not installed: `{install}`, or name it in {variable}")

@@ -1,11 +1,11 @@
 """Claim: a record costs a Python program no more through our client than through Kafka's.
 
-* Measured: CPU of the program a record, and records a second, for records of 100 bytes with a key,
-  one partition: `send` of each and a flush at the end (acks=all), the same with asyncio, and
+* Measured: CPU of the program per record, and records a second, for records of 100 bytes with a
+  key, one partition: `send` of each and a flush at the end (acks=all), the same with asyncio, and
   reading them all record by record.
-* Peers: kafka-python and aiokafka, which are Python as ours is, and confluent-kafka, which is C
-  behind a thin face; all on Apache Kafka 4.3.1, with the same batches and the same time to linger.
-* The two brokers have the other core; theirs is not counted.
+* Peers: kafka-python and aiokafka, which are Python like ours, and confluent-kafka, a thin layer
+  over C; all on Apache Kafka 4.3.1, with the same batches and the same linger time.
+* The two brokers use the other core; their CPU is not counted.
 
 `python -m bench client_records`; takes a minute, the Kafka of the tests, and
 `pip install kafka-python aiokafka confluent-kafka`.

@@ -1,18 +1,18 @@
-"""Claim: the cold tier is read about as fast as the bucket gives it, by one reader or a hundred.
+"""Claim: the cold tier is read about as fast as the bucket delivers, by one reader or a hundred.
 
 * Measured through the broker: the first sequential read of a topic that is only in the bucket; the
   second; requests for one record; memory with 100 readers at once; the first read again with 50 ms
   added to each request to the store.
-* The first read is taken with the chunk cache full of another topic, as it is on a broker that has
-  run for a while, so that each new chunk takes the pages of an old one. It is taken also into an
-  empty cache: on a virtual machine whose free memory goes back to the host, a page that nobody has
-  touched costs more than all the rest, and the peer that writes files shows how much.
+* The first read is measured with the chunk cache full of another topic, as on a broker that has run
+  for a while, so that each new chunk takes the pages of an old one. It is also measured into an
+  empty cache: on a virtual machine that returns free memory to its host, an untouched page costs
+  more than everything else, and the peer that writes files shows how much.
 * Measured in this process: fetches of chunks, 50 ms away, where 2% of the GETs wait 2 s.
 * Peer of the first read: a loop of 8 MiB ranged GETs by boto3 with as many in flight, nothing
   written; and the same loop into files. Of the second: the same bytes hot. One versitygw on
   loopback for all.
-* Through a broker each byte makes one more way, on the cores that store and reader work on too:
-  where they are busy, the ratio of the speeds is that of the CPU of all three, shown beside it.
+* Through a broker each byte is moved once more, on the cores that store and reader use too: if they
+  are busy, the ratio of the speeds is that of the CPU of all three, shown beside it.
 
 `python -m bench cold_read`; takes about three minutes.
 """
@@ -48,7 +48,7 @@ from cold_tier.read_ahead import WINDOW_MAX
 from record_format.batch import parse_header
 
 ROUNDS: Final = 3
-RE_READS: Final = 20  # of 200 MB: in less than a second the machine counts more than we do
+RE_READS: Final = 20  # of 200 MB: in less than a second the machine's noise counts more than we do
 CHUNK_BYTES: Final = 8 * MIB
 READERS: Final = 100
 READERS_S: Final = 8.0
@@ -108,8 +108,8 @@ def _round(folder: Path, bucket: Bucket, key: str) -> Round:
 
 
 def _bare(bucket: Bucket, key: str, folder: str = "") -> Pass:
-    """Ranged GETs of the same size in order, as many in flight; the bodies are thrown away, or
-    written to a new file each in `folder`.
+    """Ranged GETs of the same size in order, as many in flight; the bodies are discarded, or each
+    written to a new file in `folder`.
     """
     client: Any = s3.client(bucket)
 
@@ -179,7 +179,7 @@ def _add_passes(report: Report, seen: Sequence[Round]) -> None:
 
 
 def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
-    """GETs for one record: of a broker that has read nothing, and once more in another chunk."""
+    """GETs for one record: by a broker that has read nothing, and again in another chunk."""
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
     proxy = SlowProxy(bucket, lambda _: 0.0)
     with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
@@ -277,7 +277,7 @@ def _late_answers(report: Report, bucket: Bucket, key: str) -> None:
 def _fetches(
     bucket: Bucket, key: str, delay_s: Callable[[int], float]
 ) -> tuple[list[float], float]:
-    """Milliseconds of each fetch of a chunk, one after the other, and the share of hedges."""
+    """Milliseconds of each fetch of a chunk, one after another, and the share of hedges."""
     proxy = SlowProxy(bucket, delay_s)
     store = open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)
     hedging, taken = Hedging(), []

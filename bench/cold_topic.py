@@ -1,7 +1,7 @@
 """A topic that is only in the bucket, a broker with nothing of it cached, and a reader of batches.
 
-* Each topic is of the same size and filled with the same batch. The last segment is active, hence
-  local: COLD_BYTES of it are cold.
+* All topics have the same size and are filled with the same batch. The last segment is active,
+  hence local: COLD_BYTES of it are cold.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Pass(NamedTuple):
 
     size_bytes: int
     seconds: float
-    cpu_s: float  # of who serves, or of who reads where nobody does
-    all_cpu_s: float = 0.0  # of everybody: reader, broker, store
+    cpu_s: float  # of the server, or of the reader if there is none
+    all_cpu_s: float = 0.0  # of all: reader, broker, store
 
     @property
     def mb_per_s(self) -> float:
@@ -71,7 +71,7 @@ def fill(folder: Path, *flags: str) -> None:
 def broker(
     folder: Path, *flags: str, cache_bytes: int = ROOMY_BYTES
 ) -> AbstractContextManager[Server]:
-    """A broker whose cache is empty."""
+    """A broker with an empty cache."""
     shutil.rmtree(folder / "data" / "tierlog" / "cache", ignore_errors=True)
     return children.broker(folder, *flags, "--cache-bytes", str(cache_bytes))
 
@@ -95,7 +95,7 @@ def _cpu_seconds_of_others(store_pid: int) -> float:
 
 
 def settle(server: Server) -> None:
-    """Wait until what a start brings with it (kernels, the probe) is over."""
+    """Wait until the work of a start (kernels, the probe) is over."""
     before = -1.0
     while cpu_seconds_of(server.pid) - before > 0.02:
         before = cpu_seconds_of(server.pid)
@@ -117,7 +117,7 @@ def read_all(server: Server, topic: str, *, times: int = 1, fetch_bytes: int = F
 
 
 class Reader:
-    """Raw batches from one offset on, over one connection; the bytes are thrown away."""
+    """Raw batches from one offset on, over one connection; the bytes are discarded."""
 
     def __init__(self, server: Server, topic: str) -> None:
         self._wire = Wire(server)

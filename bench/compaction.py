@@ -1,9 +1,9 @@
 """Claim: compaction keeps up with a disk on one core, and ten million keys need one round.
 
-* Measured: one round over 512 MiB of 1 KiB records in batches of 16 KiB, each of 100,000 keys there
-  about five times: bytes of log a CPU second, with what is left written, synced and swapped in.
-* Measured: ten million keys, each there once and a tenth of them twice, in small records: how many
-  rounds a table of 128 MiB takes (`log.cleaner.dedupe.buffer`), and bytes a CPU second.
+* Measured: one round over 512 MiB of 1 KiB records in batches of 16 KiB, each of 100,000 keys about
+  five times: bytes of log per CPU second, including writing, syncing and swapping in the rest.
+* Measured: ten million keys once, and a tenth of them twice, in small records: how many rounds a
+  table of 128 MiB takes (`log.cleaner.dedupe.buffer`), and bytes per CPU second.
 * Peer: a bare loop that reads the same files twice, as compaction has to, and writes what is left.
 
 `python -m bench compaction`; takes about two minutes and 3 GB of disk.
@@ -52,7 +52,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
         source = folder / name.replace(" ", "-")
         size = _fill(source, batches)
         cleaned, bare = [], []
-        for number in range(rounds + 1):  # the first is thrown away
+        for number in range(rounds + 1):  # the first is discarded
             copy = folder / f"round-{number}"
             shutil.copytree(source, copy)
             done = _clean(copy)

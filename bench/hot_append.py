@@ -1,7 +1,7 @@
 """Claim: the log costs little over the write itself.
 
 * Measured: `PartitionLog.append`, which is acks=1 without HTTP: batches checked as a producer's
-  are, stamped, written; bytes a second for 1 MiB batches, appends a second of CPU for 16 KiB ones.
+  are, stamped, written; bytes per second for 1 MiB batches, appends per CPU second for 16 KiB ones.
 * Peer: a bare loop that `writev`s the same bytes to one file.
 
 `python -m bench hot_append`; takes half a minute.

@@ -1,10 +1,10 @@
 """Claim: many producers that wait for the disk share its flushes.
 
-* Measured: `GroupCommit`, acks=all: 64 coroutines of one event loop, as the server's requests are,
+* Measured: `GroupCommit`, acks=all: 64 coroutines of one event loop, like the server's requests,
   each of which waits for its append of a 16 KiB batch before it sends the next; appends a second.
-* Peers: the same log with one flush an append; and a bare group commit of the same coroutines and
-  futures, of one file, one `writev` and one `fdatasync` for all that wait.
-* The same with 64 threads, for whoever embeds a log: each hand-over is then one of the
+* Peers: the same log with one flush per append; and a bare group commit with the same coroutines
+  and futures, one file, one `writev` and one `fdatasync` for all that wait.
+* The same with 64 threads, for programs that embed a log: each hand-over is then one of the
   interpreter's lock, ours and the peer's.
 
 Where a flush costs next to nothing (many virtual disks), the first ratio is small: the row with
@@ -101,7 +101,7 @@ def _one_by_one(folder: Path, body: bytes) -> float:
 
 
 def _of_threads(submit: Submit, body: bytes) -> float:
-    """Appends a second of all producers, each with one in flight."""
+    """Appends per second of all producers, each with one in flight."""
     counts = [0] * PRODUCERS
     end = time.perf_counter() + DURATION_S
 
@@ -139,7 +139,7 @@ def _of_a_loop(submit: Submit, body: bytes) -> float:
 
 
 class _BareCommit:
-    """What group commit cannot do without: a list, a thread, one write, one flush, the answers."""
+    """The least that group commit needs: a list, a thread, one write, one flush, the answers."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT)

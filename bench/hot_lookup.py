@@ -1,9 +1,9 @@
 """Claim: a lookup costs microseconds however many segments a partition has.
 
-* Measured: where a random offset lies in a partition of 10,000 segments, once its indexes have
-  been seen and at its first touch; the same by timestamp; how long that partition takes to open
-  after a clean stop, and the memory it then holds.
-* Peer: the least it could be, a bisection in one sorted list of every batch in memory.
+* Measured: looking up a random offset in a partition of 10,000 segments, with its indexes already
+  used and for the first time; the same by timestamp; how long that partition takes to open after a
+  clean stop, and the memory it then holds.
+* Peer: the least possible, a bisection in one sorted list of every batch in memory.
 
 Ours answers with an open slice of the right file, the peer with a position.
 

@@ -1,8 +1,8 @@
 """A real Kafka as a peer: one broker on loopback, with the JVM's defaults and 1 GiB of heap.
 
-* Its jars are those that the tests judge our files with (`make test` fetches them, with Maven). The
-  one with its store in a local folder is fetched when it is first wanted.
-* Load comes from Kafka's own tools, in a JVM of their own: only the broker's CPU is counted.
+* Its jars are those with which the tests judge our files (`make test` fetches them, with Maven).
+  The one with its store in a local folder is fetched when it is first needed.
+* Load comes from Kafka's own tools, in a separate JVM: only the broker's CPU is counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kafka(NamedTuple):
     server: str
 
     def tool(self, name: str, *arguments: str) -> None:
-        """Run one of Kafka's tools to its end. Raises RuntimeError with what it said."""
+        """Run one of Kafka's tools to its end. Raises RuntimeError with its output."""
         command = [*_java("WARN"), f"org.apache.kafka.tools.{name}"]
         command += ["--bootstrap-server", self.server, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ class Kafka(NamedTuple):
 
 @contextmanager
 def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Kafka]:
-    """A broker on an empty folder, which makes a topic of one partition when it is first named."""
+    """A broker on an empty folder; it creates a topic, of one partition, when it is first named."""
     if not (_HOME / "ready").exists():
         raise MissingPeer(
             f"Kafka {VERSION} is not in .cache: `make test` fetches it, with Maven and a JDK"

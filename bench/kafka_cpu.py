@@ -1,10 +1,10 @@
 """Claim: a broker in Python spends no more CPU on a gigabyte than Kafka's does.
 
-* Measured: CPU of the broker process a GB, one partition, records of 1 KiB: produced in batches of
-  1 MiB (ours flushed before each answer, one in flight; Kafka's `acks=1`, not flushed), then
+* Measured: CPU of the broker process per GB, one partition, records of 1 KiB: produced in batches
+  of 1 MiB (ours flushed before each answer, one in flight; Kafka's `acks=1`, not flushed), then
   consumed hot in fetches of 1 MiB.
 * Peer: Apache Kafka 4.3.1 under its own ProducerPerformance and ConsumerPerformance. Its figure
-  includes what its clients make it do beside the bytes: metadata, a group, its offsets.
+  includes its clients' other requests: metadata, a group, its offsets.
 
 `python -m bench kafka_cpu`; takes about two minutes, and the Kafka of the tests.
 """
@@ -54,7 +54,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _spent(pid: int, run: Callable[[], None]) -> Callable[[], float]:
-    """CPU seconds a GB of the process while `run` moves TOTAL_BYTES."""
+    """CPU seconds per GB of the process while `run` moves TOTAL_BYTES."""
 
     def measured() -> float:
         before = cpu_seconds_of(pid)

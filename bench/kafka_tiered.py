@@ -1,13 +1,13 @@
 """Claim: a first read of the cold tier costs no more CPU than Kafka's read of its remote tier.
 
-* Measured: CPU of the broker process a GB, one partition, records of 1 KiB in batches of 16 KiB,
-  one reader, nothing of the topic cached, fetches of 1 and of 8 MiB; from an S3 server, as it is
-  meant, and from a local folder, as Kafka's.
+* Measured: CPU of the broker process per GB, one partition, records of 1 KiB in batches of 16 KiB,
+  one reader, nothing of the topic cached, fetches of 1 and of 8 MiB; from an S3 server, the usual
+  case, and from a local folder, like Kafka's.
 * Peer: Apache Kafka 4.3.1 under its own ConsumerPerformance, with its own LocalTieredStorage: a
   local folder without an S3 client, hence about the least that its remote tier can cost. It checks
-  nothing of what it reads; we check a CRC-32C of every chunk, and write it to the cache on disk.
-  Its JVM has read the topic a few times before it is measured: the first reads cost five times as
-  much, until their code is compiled.
+  nothing that it reads; we check a CRC-32C of every chunk, and write it to the cache on disk. Its
+  JVM has read the topic a few times before it is measured: the first reads cost five times as much,
+  until their code is compiled.
 
 `python -m bench kafka_tiered`; takes about three minutes, and the Kafka of the tests.
 """
@@ -28,7 +28,7 @@ from bench.rounds import cpu_seconds_of, interleave
 
 ROUNDS: Final = 5
 RECORDS: Final = TOPIC_BYTES // 1024
-COLD_RECORDS: Final = COLD_BYTES // 1100  # of 1 KiB and what a record and its batch add
+COLD_RECORDS: Final = COLD_BYTES // 1100  # of 1 KiB plus the overhead of record and batch
 FETCHES_BYTES: Final = (MIB, 8 * MIB)
 WARM_UP_READS: Final = 4
 MOVED_TIMEOUT_S: Final = 120
@@ -66,7 +66,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _fill(peer: Kafka, data: Path) -> None:
-    """A topic as ours: what is rolled is in the remote tier alone."""
+    """A topic like ours: rolled segments are only in the remote tier."""
     config = {"remote.storage.enable": "true", "local.retention.bytes": 1, "retention.ms": -1}
     config["segment.bytes"] = SEGMENT_BYTES
     flags = [word for name, value in config.items() for word in ("--config", f"{name}={value}")]

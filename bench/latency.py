@@ -1,16 +1,15 @@
-"""Claim: one small request at a time is answered in the time of the disk and little more, and does
-not wait behind large ones.
+"""Claim: one small request at a time takes little more than the disk's time, and does not wait
+behind large ones.
 
 * Measured: a produce of one 1 KiB record, `acks=all`, one at a time; its peer is a bare append and
-  `fdatasync` of the same bytes in the same round, and the figure with a target is the median beyond
+  `fdatasync` of the same bytes in the same round, and the figure with a target is the median above
   the peer's.
-* Measured: a fetch of one record, while 8 connections drain ranges of 16 MiB of a sealed segment
-  as fast as they can; its peer is the same fetch with nobody else there. And the produce, while 8
-  connections fetch one record each as fast as they can.
+* Measured: a fetch of one record, while 8 connections download ranges of 16 MiB of a sealed segment
+  as fast as they can; its peer is the same fetch alone. And the produce, while 8 connections fetch
+  one record each as fast as they can.
 * That produce waits for turns of the event loop, in each of which 8 fetches are answered (1.7 ms):
-  until its head is read, until its task begins, and until the task hears that a thread wrote it.
-  Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms until it is written) has much part
-  in it.
+  until its head is read, until its task begins, and until the task learns that a thread wrote it.
+  Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms until it is written) matters much.
 
 `python -m bench latency`; takes about a minute, and wrk.
 """

@@ -1,7 +1,7 @@
-"""Load by wrk: one thread, a few connections, every request taken from a list made beforehand.
+"""Load by wrk: one thread, a few connections, all requests from a list made beforehand.
 
-What comes back is counted by wrk, the server's CPU by the kernel. A run with an answer that is no
-success is an error: a refusal is fast, and would look like a good figure.
+wrk counts the answers, the kernel the server's CPU. A run with an unsuccessful answer is an error:
+a refusal is fast, and would look like a good figure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ end
 
 
 class Load(NamedTuple):
-    """What one run of wrk saw. `cpu_s` is the server's."""
+    """The figures of one run of wrk. `cpu_s` is the server's."""
 
     requests: int
     bytes: int
@@ -65,7 +65,7 @@ class Load(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Lines `METHOD PATH NAME=VALUE…`, sent in turn, and the body that all of them carry."""
+    """Lines `METHOD PATH NAME=VALUE…`, sent in turn, and the body that they all carry."""
 
     lines: Sequence[str]
     body: Path | None = None
@@ -79,7 +79,7 @@ def run(
     duration_s: int,
     connections: int = 8,
 ) -> Load:
-    """Send for `duration_s`. Raises MissingPeer without wrk, RuntimeError on answers that fail."""
+    """Send for `duration_s`. Raises MissingPeer without wrk, RuntimeError on failed answers."""
     script, listed = folder / "load.lua", folder / "requests.txt"
     script.write_text(_SCRIPT)
     listed.write_text("".join(f"{line}\n" for line in requests.lines))

@@ -1,4 +1,4 @@
-"""Claim: over HTTP and in Python, and still ahead of the other small logs that one would run.
+"""Claim: over HTTP and in Python, tierlog is still ahead of other small logs that one might run.
 
 * Measured: records of 1 KiB, one at a time and in requests of 100 and 1,000, from one client and
   from eight, all into one partition, `acks=all`; and a read from the start. Ours as JSON and as raw
@@ -6,13 +6,13 @@
 * Peers: s2-lite on a local folder, its JSON against our JSON, and the faster of its JSON and its
   protobuf against our raw batches; NATS JetStream with `sync_interval: always`, which flushes as we
   do, and as it comes, which acknowledges before a flush (ours with `acks=1` stands beside it too).
-* Beside our batches also the disk alone: the same bytes written by as many threads to one file, all
-  that wait flushed by one `fdatasync`.
+* Beside our batches also the disk alone: the same bytes written by as many threads to one file, one
+  `fdatasync` for all that wait.
 * Reads ask for as much as the log gives at once: ours 8 MiB, NATS streams, s2 1,000 records.
-* All of them by prepared requests over plain sockets, threads of one process: the client is the
-  same, and does nothing with what it reads but count.
+* All use prepared requests over plain sockets, from threads of one process: the client is the same,
+  and only counts what it reads.
 
-A client here takes its share of two cores. An answer that is no success ends the run.
+The client takes its share of two cores. An unsuccessful answer ends the run.
 
 `python -m bench log_peers`; takes about two minutes, nats-server and s2 (from PATH, or named by
 BENCH_NATS and BENCH_S2), and root for s2.
@@ -53,7 +53,7 @@ DISK: Final = "the disk alone"
 
 
 class Shape(NamedTuple):
-    """Who appends: so many clients, so many records a request."""
+    """How many clients append, and how many records per request."""
 
     name: str
     clients: int
@@ -69,7 +69,7 @@ SHAPES: Final = (
 
 
 class Appends(Protocol):
-    """Who appends. Logs are named `append` and `read`."""
+    """What can be appended to. Logs are named `append` and `read`."""
 
     def renew(self, log: str, /) -> None: ...
     def appender(
@@ -102,7 +102,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _contenders(stack: ExitStack, folder: Path, report: Report) -> dict[str, Log]:
-    """Ours, and the peers that are installed. Raises MissingPeer where none is."""
+    """Ours, and the peers that are installed. Raises MissingPeer if none is."""
     logs: dict[str, Log] = {}
     missing = []
     try:
@@ -142,7 +142,7 @@ def _latencies(log: Log) -> float:
 
 
 def _appends(shape: Shape) -> Callable[[Appends], float]:
-    """Records a second of all clients together."""
+    """Records per second of all clients together."""
     values = _values(shape.records)
 
     def run(log: Appends) -> float:
@@ -159,7 +159,7 @@ def _appends(shape: Shape) -> Callable[[Appends], float]:
 
 
 def _repeat_together(appends: Sequence[Callable[[], None]], *, until: float) -> int:
-    """Each in a thread of its own until then; how often in all. Raises what one of them raised."""
+    """Repeat each in its own thread until then; how often in all. Raises what one of them does."""
     counts, errors = [0] * len(appends), []
 
     def repeat(number: int) -> None:
@@ -188,7 +188,7 @@ def _fill(log: Log) -> None:
 
 
 def _read(log: Log) -> float:
-    """Records a second, from the start again and again: once is 20 ms for the fastest."""
+    """Records per second, from the start again and again: once is 20 ms for the fastest."""
     reads, began = 0, time.perf_counter()
     while (elapsed_s := time.perf_counter() - began) < SECONDS:
         log.read("read", READ_RECORDS)
@@ -211,8 +211,8 @@ def _add_latencies(report: Report, seen: Mapping[str, Sequence[float]]) -> None:
 
 
 def _add_rates(report: Report, what: str, seen: Mapping[str, Sequence[float]]) -> None:
-    """Our JSON is to be ahead of s2 and of durable NATS, our batches of all, of s2 by five times.
-    NATS pushes bytes as they lie and knows no JSON: a read of it is compared with raw alone.
+    """Our JSON should be ahead of s2 and of durable NATS, our batches of all, of s2 by five times.
+    NATS pushes stored bytes and has no JSON: a read of it is compared only with raw batches.
     """
     seen = _with_best_of_s2(seen)
     compared: list[tuple[str, str, float | None]] = [("JSON", "s2 JSON", 1.0), ("raw", "s2", 5.0)]
@@ -236,8 +236,8 @@ def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[
 
 
 class BareDisk:
-    """No log: a file, and who appends to it. A new one each time, and the old ones stay, as a log's
-    segments do: a file that was just deleted leaves its pages in memory to the next.
+    """No log: only a file to append to. A new one each time, and the old ones stay, like a log's
+    segments: a file that was just deleted leaves its pages in memory to the next.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -39,6 +39,6 @@ def opened(folder: Path, **config: Any) -> Iterator[PartitionLog]:
 
 
 def produced(body: bytes | bytearray) -> ProducedBatches:
-    """Checked as a producer's batches are. A bytearray is taken as it is, and stamped in place."""
+    """Check batches like a producer's. A bytearray is used as it is, and stamped in place."""
     taken = body if isinstance(body, bytearray) else bytearray(body)
     return check_produced(taken, ProduceLimits(max_message_bytes=1 << 30, now_ms=START_MS))

@@ -1,10 +1,10 @@
 """Claim: a partition with a million segments opens, commits and is looked up like a small one.
 
-* Measured in a process of its own, over one versitygw on loopback: open (the newest version found,
-  read, checked) and the memory that this and a first lookup take; commits of one segment each, the
-  requests and bytes of which are counted; a lookup of any offset in a loaded page.
-* Enough commits that some write a page. Small pages become large ones in a step of the janitor's,
-  of which no commit is a part (docs/decisions/0041); a unit test counts around it.
+* Measured in a separate process, over one versitygw on loopback: open (the newest version found,
+  read, checked) and the memory that this and a first lookup take; commits of one segment each, with
+  their requests and bytes; a lookup of any offset in a loaded page.
+* Enough commits that some write a page. The janitor merges small pages into large ones in a step
+  outside all commits (docs/decisions/0041); a unit test counts that.
 
 `python -m bench manifest`; takes about half a minute.
 """

@@ -1,7 +1,7 @@
 """NATS JetStream as a peer: one server on loopback, a stream in a file, its text protocol by hand.
 
-* Two of it: as it comes, where an acknowledgement says "in the page cache" (a flush every two
-  minutes), and with `sync_interval: always`, where it says "on disk" as ours does.
+* In two forms: by default, where an acknowledgement means "in the page cache" (a flush every two
+  minutes), and with `sync_interval: always`, where it means "on disk", like ours.
 * A request of N records is N prepared PUB lines in one write, and N acknowledgements awaited: what
   its clients call an asynchronous publish with a window of N.
 * Reads are pushed by a consumer that acknowledges nothing, its fastest way.
@@ -103,7 +103,7 @@ class _Connection:
             raise RuntimeError(f"{subject}: {answer[:500]!r}")
 
     def await_marks(self, mark: bytes, count: int) -> None:
-        """Receive until `mark` came `count` times; what is between is thrown away."""
+        """Receive until `mark` came `count` times; discard what is in between."""
         buffer = bytearray(_RECEIVE_BYTES)
         kept, view = b"", memoryview(buffer)
         while count > 0:

@@ -1,13 +1,13 @@
-"""Claim: a segment goes to the bucket nearly as fast as boto3 alone uploads the file.
+"""Claim: a segment is offloaded nearly as fast as boto3 alone uploads the file.
 
 * Measured: `SegmentUploader.upload` of a segment of 128 MiB, everything included: every batch
   checked, chunk table and index bundle made, both objects uploaded and confirmed; with batches of
   1 KiB, 16 KiB and 1 MiB.
 * Peer: boto3's `upload_file` of the same file, with as many parts of the same size in flight.
 * Both to one versitygw on loopback, from this process; CPU is this process's.
-* Each upload begins on a disk that has nothing to write, and its objects are deleted behind it: the
-  pages of the next ones are those of the last. Else the medians of one run and the next are far
-  apart, by what the machine's disk and its host's memory do.
+* Each upload begins on a disk with nothing to write, and its objects are deleted afterwards, so
+  that the next ones reuse their pages. Otherwise the medians of two runs are far apart, because of
+  the machine's disk and its host's memory.
 
 `python -m bench offload`; takes about two minutes.
 """

@@ -1,4 +1,4 @@
-"""`docs/figures.md` out of what was measured last: every row of every claim, missed and met."""
+"""`docs/figures.md`, made from the last measurements: every row of every claim, missed and met."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Claim: JSON is no toll gate: records posted as JSON reach the disk at the rate of batches.
+"""Claim: JSON is not a bottleneck: records posted as JSON reach the disk at the rate of batches.
 
-* Measured: 1,000 records a request, `acks=all`, 8 connections by wrk with a body made beforehand:
-  records a second, and records a second of the server's CPU (what one core does); raw batches of
-  1 MiB, `acks=1`, likewise in MB.
+* Measured: 1,000 records per request, `acks=all`, 8 connections by wrk with a body made beforehand:
+  records per second, and records per second of the server's CPU (what one core does); raw batches
+  of 1 MiB, `acks=1`, likewise in MB.
 * Peer: a bare loop in one process, without HTTP and without a log: for JSON it parses the body into
   typed records, writes the body and flushes it; for batches it writes them.
 
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Units a second of the clock, and of CPU."""
+    """Units per second of wall time, and of CPU."""
 
     by_clock: float
     by_cpu: float

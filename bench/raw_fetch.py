@@ -1,9 +1,9 @@
-"""Claim: raw bytes leave the broker about as a static file server sends them, from either tier.
+"""Claim: raw bytes leave the broker about as fast as from a static file server, from either tier.
 
-* Measured: throughput, and CPU of the server a gigabyte, of ranges of a sealed segment
+* Measured: throughput, and CPU of the server per gigabyte, of ranges of a sealed segment
   (`/segments/0` with `Range`) and of whole batches (`/records`, raw), of 64 KiB, 1 MiB and 16 MiB
   at random aligned places; hot, and cold from cached chunks.
-* Peer: nginx, one process, sendfile on, the same bytes out of the same page cache.
+* Peer: nginx, one process, sendfile on, the same bytes from the same page cache.
 * Both under wrk, 8 connections. Batches are of 16 KiB, so that ranges and batches end together.
 
 `python -m bench raw_fetch`; takes about three minutes, and nginx and wrk.
@@ -37,7 +37,7 @@ RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Way(NamedTuple):
-    """One way to the bytes: where they are asked for."""
+    """One way to the bytes: the path to request."""
 
     name: str
     topic: str

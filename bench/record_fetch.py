@@ -1,10 +1,10 @@
 """Claim: records leave as text about as fast as they can be written as text.
 
 * Measured: fetches of NDJSON (and of a JSON document, and of values that are JSON) of a topic of
-  100-byte records, 1 MiB a request, 4 connections: records a second of the clock and of the
-  server's CPU, which is what one core does.
-* Peer: a bare loop in one process, without HTTP and without a log, that writes records as lines by
-  msgspec out of columns which are there already.
+  100-byte records, 1 MiB per request, 4 connections: records per second of wall time and of the
+  server's CPU (what one core does).
+* Peer: a bare loop in one process, without HTTP and without a log, that writes records as lines
+  with msgspec from existing columns.
 
 `python -m bench record_fetch`; takes about half a minute, and wrk.
 """

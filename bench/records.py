@@ -14,7 +14,7 @@ _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789     "
 
 
 def texts(count: int, size_bytes: int, *, seed: int = 1) -> list[bytes]:
-    """ASCII that compresses about as text does."""
+    """ASCII that compresses about like text."""
     rng = random.Random(seed)
     words = ["".join(rng.choices(_ALPHABET, k=rng.randint(3, 9))) for _ in range(4000)]
     made = []

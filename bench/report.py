@@ -1,10 +1,10 @@
-"""What a benchmark says: rows of figures, printed as a table and kept as JSON.
+"""A benchmark's result: rows of figures, printed as a table and kept as JSON.
 
-* A figure is the median of several rounds; its spread (best and worst round) stands beside it.
+* A figure is the median of several rounds; its spread (best and worst round) is shown beside it.
 * A ratio is taken within each round, ours over the peer's, and the median of the ratios is shown:
   the two were measured seconds apart, whatever else the machine was doing.
-* A target is shown beside its figure and nothing is asserted: a figure below it is marked, and the
-  program still ends well.
+* A target is shown beside its figure, but nothing is asserted: a figure that misses it is marked,
+  and the program still succeeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a figure is to reach. `of_ratio`: the ratio to the peer, else our own figure."""
+    """What a figure should reach. `of_ratio`: the ratio to the peer, else our own figure."""
 
     value: float
     at_most: bool = False
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure, ours and a peer's, a value a round. `peer` is empty where there is none."""
+    """One figure, ours and a peer's, one value per round. `peer` is empty if there is none."""
 
     what: str
     unit: str
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """None where there is nothing to say."""
+        """None if there is no target."""
         figures = self.ratios if self.target and self.target.of_ratio else self.ours
         if self.target is None or not figures:
             return None

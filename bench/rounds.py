@@ -1,7 +1,7 @@
-"""Interleaved rounds: every contender once a round, in turn, so that what else the machine does
-falls on all of them.
+"""Interleaved rounds: every contender once per round, in turn, so that other load on the machine
+affects all of them.
 
-The first round only warms (page cache, compiled kernels, lazily made files) and is thrown away.
+The first round is a warm-up (page cache, compiled kernels, lazily made files) and is discarded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def cpu_seconds_of_tree(pid: int) -> float:
-    """As `cpu_seconds_of`, of a process, of all that it started and lives, and of their dead."""
+    """As `cpu_seconds_of`, of a process and all its descendants, including those that ended."""
     parents, spent = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

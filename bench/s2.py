@@ -1,9 +1,9 @@
 """s2-lite as a peer: its server on a local folder, by its own HTTP API.
 
-* It listens on all addresses, so it runs in a network namespace of its own (root, `unshare` and
-  `ip`); a client's socket is opened by a thread that entered that namespace, and used anywhere.
+* It listens on all addresses, so it runs in its own network namespace (root, `unshare` and `ip`); a
+  client's socket is opened by a thread that entered that namespace, and used anywhere.
 * JSON against our JSON; its protobuf, the fastest form of one request, against our raw batches.
-* It takes at most 1,000 records and 1 MiB a request.
+* It takes at most 1,000 records and 1 MiB per request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Wires:
         self._server = Server(pid, "127.0.0.1", _PORT)
 
     def open(self) -> Wire:
-        """Raises OSError where nobody listens there."""
+        """Raises OSError if nobody listens there."""
         with ThreadPoolExecutor(1) as entered:
             return entered.submit(self._open_inside).result()
 
@@ -89,7 +89,7 @@ class S2Log:
         self._renewed = 0
 
     def renew(self, log: str) -> None:
-        """An empty stream: a new one, since a deleted one goes slowly."""
+        """An empty stream: a new one, because deletion is slow."""
         self._renewed += 1
         body = json.dumps({"stream": self._stream(log)}).encode()
         with self._wires.open() as wire:
@@ -126,7 +126,7 @@ class S2Log:
         return b"".join(_field(1, _field(3, value)) for value in values)
 
     def _records(self, body: bytes) -> int:
-        """How many records an answer has, found by what precedes each body of 1,024 bytes."""
+        """How many records an answer has, counted by what precedes each body of 1,024 bytes."""
         return body.count(b'"body":"' if self._form == _JSON else b"\x22\x80\x08")
 
 

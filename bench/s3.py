@@ -1,9 +1,9 @@
 """A real S3 server for claims about the bucket, and a proxy that makes it slow.
 
 * versitygw, built once by `localstack/s3_server.py`; without it, and without Go, skipped.
-* The proxy passes bytes through as they are and holds each request's head back for as long as it is
-  told: what is slow is the way to the answer, not the line. It counts the GETs of segments and
-  their indexes: manifests are asked for by who guards them, too, whatever is read.
+* The proxy passes bytes through unchanged and holds each request's head back for the given time:
+  the answer is late, the line is not slow. It counts the GETs of segments and their indexes, not of
+  manifests, which are also requested without reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SETTINGS: Final = {
     "AWS_ACCESS_KEY_ID": "tierlog",
     "AWS_SECRET_ACCESS_KEY": "tierlog-secret",
     "AWS_REGION": "us-east-1",
-    "VGW_KEEP_ALIVE": "true",  # as AWS and MinIO do; its default is a connection a request
+    "VGW_KEEP_ALIVE": "true",  # as AWS and MinIO do; its default is one connection per request
 }
 _READY_S: Final = 60
 _PIECE: Final = 256 << 10
@@ -49,7 +49,7 @@ class Bucket(NamedTuple):
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[Bucket]:
-    """The server on a port of its own with an empty bucket, and its settings in the environment."""
+    """The server on a free port with an empty bucket, and its settings in the environment."""
     built = list((ROOT / ".cache" / "s3").glob("versitygw-*/versitygw"))
     if not built and shutil.which("go") is None:
         raise MissingPeer("versitygw is not built: localstack/s3_server.py builds it, with Go")
@@ -68,7 +68,7 @@ def versitygw(folder: Path) -> Iterator[Bucket]:
 
 
 def client(bucket: Bucket) -> object:
-    """boto3's own, as it comes."""
+    """boto3's own, with its defaults."""
     config = Config(s3={"addressing_style": "path"}, max_pool_connections=32)
     return boto3.client("s3", endpoint_url=bucket.endpoint, config=config)
 
@@ -103,8 +103,8 @@ class SlowProxy:
             threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, to_store: bool) -> None:
-        """One way of a connection, until its source ends. A store may answer, and close, before it
-        has read all: what it does not take goes by, or its answer would be lost.
+        """One direction of a connection, until its source ends. A store may answer and close before
+        it has read everything: what it does not take is dropped, or its answer would be lost.
         """
         buffer, is_taken = memoryview(bytearray(_PIECE)), True
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Claim: who reads the tail does not wait for who reads old data from a slow disk.
+"""Claim: readers of the tail do not wait for readers of old data on a slow disk.
 
 * Measured: a fetch of the one record at the end of a topic, while 8 connections read 512 MiB of
   another topic, dropped from the page cache, in raw batches of 1 MiB, from a disk that gives the
-  broker 50 MB/s; its peer is the same fetch with nobody else there.
+  broker 50 MB/s; its peer is the same fetch alone.
 * The disk is throttled by the kernel (cgroup v1, `blkio.throttle.read_bps_device`), for the
   broker's process alone. That needs root and such a controller; without them the claim is skipped.
 
@@ -96,7 +96,7 @@ def _fill(broker: Server) -> list[str]:
 
 @contextmanager
 def _throttled(broker: Server, log: Path) -> Iterator[None]:
-    """Let the broker read at most so much a second from the disk that holds `log`."""
+    """Limit the broker's reads per second from the disk with `log`."""
     group = _BLKIO / f"tierlog-bench-{os.getpid()}"
     try:
         group.mkdir()
@@ -114,7 +114,7 @@ def _throttled(broker: Server, log: Path) -> Iterator[None]:
 
 
 def _drop(log: Path) -> None:
-    """Out of the page cache. What is dirty stays, so it is written first."""
+    """Drop it from the page cache. Dirty pages would stay, so it is written first."""
     fd = os.open(log, os.O_RDWR)
     try:
         os.fsync(fd)

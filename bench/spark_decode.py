@@ -1,9 +1,9 @@
 """Claim: batches become Arrow about as fast as their bytes can be expanded and checked at all.
 
-* Measured: records a second of CPU, one thread, from batches in memory to Arrow record batches: all
-  columns, values alone, offsets alone; CRC-32C and codec included.
-* Peer: the least that any reader has to do: CRC-32C and decompression of the same batches, and
-  nothing of the records.
+* Measured: records per CPU second, one thread, from batches in memory to Arrow record batches: all
+  columns, only values, only offsets; CRC-32C and codec included.
+* Peer: the least that any reader has to do: CRC-32C and decompression of the same batches, without
+  looking at the records.
 
 A million records of 16-byte keys and values of about 130 bytes, in batches of 1 MiB (none, lz4,
 zstd) and of 16 KiB (lz4, zstd).
@@ -70,7 +70,7 @@ def measure(_: Path, *, rounds: int) -> Report:
 
 
 def _log(batch_bytes: int, codec: int) -> bytes:
-    """What a segment holds: batch after batch."""
+    """A segment's contents: batch after batch."""
     rng = random.Random(7)
     parts: list[bytes] = []
     step = 50_000

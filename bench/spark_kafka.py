@@ -1,12 +1,12 @@
 """Claim: a job that moves from Spark's Kafka source reads the same records several times as fast.
 
 * Four million records of 16-byte keys and values of about 130 bytes in lz4 batches of 1 MiB, in
-  four partitions and in one. Ours lie in a `file://` bucket and are read without a broker; the
-  peer's are the same rows, written by Spark's own Kafka sink into Apache Kafka 4.3.1 on loopback.
-* Measured: a count, the summed length of the values, all columns into the noop sink; one session,
-  local[2], in turn: rows a second, and rows a second of CPU, of the session and of Kafka's broker.
-  Each source with its defaults and the schema that its guide says: ours prunes columns
-  (`offset bigint`, `value binary`), Kafka's cannot. "count, all columns" is without.
+  four partitions and in one. Ours are in a `file://` bucket and are read without a broker; the
+  peer's are the same rows, written by Spark's own Kafka sink to Apache Kafka 4.3.1 on loopback.
+* Measured: a count, the summed length of the values, all columns to the noop sink; one session,
+  local[2], in turn: rows per second, and rows per CPU second, of the session and of Kafka's broker.
+  Each source with its defaults and the schema from its guide: ours prunes columns
+  (`offset bigint`, `value binary`), Kafka's cannot. "count, all columns" does not prune.
 * Kafka's source is Spark's newest in Maven Central. Its companion for delegation tokens is not
   there: three classes in `spark_kafka_tokens/` stand in for it and pass settings on.
 
@@ -60,7 +60,7 @@ _SINK: Final = {
 
 
 class Topic(NamedTuple):
-    """Its partitions, and how many times as fast a count or sum, and all columns, are to be."""
+    """Its partitions, and how many times as fast a count or sum, and all columns, should be."""
 
     name: str
     partitions: int
@@ -119,7 +119,7 @@ def _connector() -> list[Path]:
 
 
 def _copy(spark: SparkSession, folder: Path, peer: Kafka, topic: Topic) -> None:
-    """Our rows, partition by partition, into a topic of the same name at the peer."""
+    """Copy our rows, partition by partition, to a topic of the same name at the peer."""
     name, partitions = topic.name, str(topic.partitions)
     peer.tool("TopicCommand", "--create", "--topic", name, "--partitions", partitions)
     rows = cold(spark, folder, "key binary, value binary, partition int", topic=name)

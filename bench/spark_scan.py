@@ -2,8 +2,8 @@
 
 * Measured: wall time, and CPU of the whole session (JVM, driver and workers), of queries over a
   topic of which nothing is hot, the broker stopped, straight from a `file://` bucket: a count, a
-  count by offsets (`schema("offset bigint")`), the summed length of the values, all columns into
-  the noop sink, and all columns written anew as Parquet.
+  count by offsets (`schema("offset bigint")`), the summed length of the values, all columns to the
+  noop sink, and all columns rewritten as Parquet.
 * Peer: Parquet (zstd) of the same rows, written from the topic itself by the same session.
 * One Spark session, local[2], the queries in turn.
 
@@ -141,7 +141,7 @@ _CITIES: Final = (b"Aarhus", b"Bergen", b"Coimbra", b"Dresden", b"Evora", b"Fuku
 def session(
     folder: Path, *, cores: int = 2, class_path: Sequence[Path] = ()
 ) -> Iterator[SparkSession]:
-    """A session in a JVM of its own, which ends with it."""
+    """A session in its own JVM, which ends with it."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
@@ -171,7 +171,7 @@ def session(
 
 
 def _end_jvm(context: type[SparkContext]) -> None:
-    """PySpark keeps it for the next session, with the cores and class path of the first."""
+    """Else PySpark keeps it for the next session, with the first one's cores and class path."""
     gateway = context._gateway  # noqa: SLF001
     context._gateway = context._jvm = None  # noqa: SLF001
     assert gateway is not None
@@ -191,7 +191,7 @@ def cold(
 
 
 def _runs(spark: SparkSession, folder: Path, parquet: Path) -> dict[str, Callable[[], Spent]]:
-    """Each query over both, by name; the frame is made anew each time, as a job would."""
+    """Each query over both, by name; the frame is created each time, as in a job."""
     whole = lambda: cold(spark, folder)  # noqa: E731
     large = lambda: cold(spark, folder, splitBytes="128m")  # noqa: E731
     values = lambda: cold(spark, folder, "value binary")  # noqa: E731

@@ -3,7 +3,7 @@ reads little.
 
 * One topic of one partition, 4 million records over 30 days, lz4 batches, all of it in a `file://`
   bucket, no broker.
-* Measured: the same query (all columns into the noop sink) on one core of the machine, to which the
+* Measured: the same query (all columns to the noop sink) on one core of the machine, to which the
   whole session is bound, and on two; the target is 0.85 of twice as fast.
 * Measured: CPU of the Python workers for one more task, from runs over everything in splits of
   64 MiB and of 8 MiB; the workers' largest resident set with splits of 64 MiB; bytes that the
@@ -189,5 +189,5 @@ def _peak_resident_bytes(pid: int) -> float:
 
 
 def _read_bytes(pid: int) -> float:
-    """What it asked of read(2) and its like, from wherever."""
+    """Bytes it got from read(2) and similar calls, from any source."""
     return float(Path(f"/proc/{pid}/io").read_text().split()[1])

@@ -1,7 +1,7 @@
-"""One keep-alive connection that sends ready-made requests: for latencies, where a client library
+"""One keep-alive connection that sends prepared requests: for latencies, where a client library
 would be most of what is measured.
 
-Only what our own server answers is understood: `Content-Length`, and chunks of event streams.
+It understands only our own server's answers: `Content-Length`, and chunks of event streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Timed(NamedTuple):
 
 
 class Wire:
-    """A context; leaving it closes the connection."""
+    """A context manager; leaving it closes the connection."""
 
     def __init__(self, server: Server) -> None:
         self._host = f"{server.host}:{server.port}"
@@ -41,7 +41,7 @@ class Wire:
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
     def timed(self, request: bytes) -> Timed:
-        """Send it and read the whole answer. Raises RuntimeError where it is no success."""
+        """Send it and read the whole answer. Raises RuntimeError unless it is a success."""
         began = time.perf_counter()
         self.sock.sendall(request)
         answer = self._receive()
@@ -52,8 +52,8 @@ class Wire:
         return Timed(seconds, body)
 
     def drain(self, request: bytes, buffer: memoryview) -> tuple[bytes, int]:
-        """Send it and throw the body away: the answer's head, and the body's bytes. As cheap as a
-        client can be. Raises RuntimeError where it is no success.
+        """Send it and discard the body: the answer's head, and the body's bytes. As cheap as a
+        client can be. Raises RuntimeError unless it is a success.
         """
         self.sock.sendall(request)
         head, _, body = self._head_and_more().partition(b"\r\n\r\n")
@@ -69,7 +69,7 @@ class Wire:
         return head, size
 
     def start_stream(self, request: bytes) -> None:
-        """Send a request for events, and read up to the first of its body."""
+        """Send a request for events, and read up to the start of the body."""
         self.sock.sendall(request)
         seen = b""
         while b"\r\n\r\n" not in seen or not seen.endswith(b"\n\r\n"):
@@ -109,6 +109,6 @@ def _content_length(head: bytes) -> int:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of them lie."""
+    """The value below which `share` of them are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
