@@ -176,11 +176,6 @@ class PartitionLog:
         return self._state.flushed.offset
 
     @property
-    def last_stable_offset(self) -> int:
-        """Below it no transaction is open; never above the high watermark."""
-        return self.offsets.last_stable_offset
-
-    @property
     def leader_epoch(self) -> int:
         return self._state.leader_epoch
 

@@ -59,7 +59,9 @@ class Flushed(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """How far the log reaches; `local_log_start_offset` is of the local disk."""
+    """How far the log reaches; `local_log_start_offset` is of the local disk. Below
+    `last_stable_offset` no transaction is open; it is never above the high watermark.
+    """
 
     log_start_offset: int
     local_log_start_offset: int

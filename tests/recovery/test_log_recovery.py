@@ -520,7 +520,7 @@ def test_all_producers_come_back_as_they_were(open_log, make_batch, monkeypatch,
     after = [producer._replace(seen_ms=0) for producer in log._state.producers]
     assert sorted(after) == sorted(before)
     assert len(after) == 5
-    assert log.last_stable_offset < log.log_end_offset
+    assert log.offsets.last_stable_offset < log.log_end_offset
 
 
 def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folder):

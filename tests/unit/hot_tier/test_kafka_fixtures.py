@@ -82,7 +82,7 @@ def test_a_folder_of_kafka_s_serves_what_its_consumer_saw(name, clean, open_fixt
         assert first_offset(read) <= one["offset"] < read.next_offset
     assert log.log_start_offset == expected["log_start_offset"]
     assert log.high_watermark == expected["high_watermark"]
-    assert log.last_stable_offset == expected["last_stable_offset"]
+    assert log.offsets.last_stable_offset == expected["last_stable_offset"]
     for timestamp, offset, found, _ in expected["offset_for_timestamp"]:
         assert (log.offset_for_timestamp(timestamp) or (-1, -1)) == (offset, found)
 
@@ -152,7 +152,7 @@ def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tie
 
     monkeypatch.setattr("hot_tier.log_reader.read_entries", deleted_first)
     with pytest.raises(OffsetTrimmed, match="was deleted"):
-        log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
+        log.aborted_transactions(log.log_start_offset, log.offsets.last_stable_offset)
 
 
 def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
@@ -160,7 +160,7 @@ def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
     for index in (tmp_path / "t-0").glob("*.txnindex"):
         index.unlink()
     with pytest.raises(CorruptDataError, match=r"txnindex: is missing"):
-        log.aborted_transactions(log.log_start_offset, log.last_stable_offset)
+        log.aborted_transactions(log.log_start_offset, log.offsets.last_stable_offset)
 
 
 def test_aborted_transactions_are_left_to_who_may_wait(open_fixture):
@@ -178,11 +178,11 @@ def test_what_is_committed_ends_within_a_log_that_was_trimmed_past_an_open_trans
 ):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
     partition = Partition(log, None, None, check_room=lambda: None)
-    begun, start = log.last_stable_offset, log.high_watermark - 1
+    begun, start = log.offsets.last_stable_offset, log.high_watermark - 1
     assert begun < start
     log.trim(start)
-    assert log.last_stable_offset == start
-    fetched = partition.read(log.last_stable_offset, max_bytes=1 << 20, committed=True)
+    assert log.offsets.last_stable_offset == start
+    fetched = partition.read(log.offsets.last_stable_offset, max_bytes=1 << 20, committed=True)
     assert (fetched.slices, fetched.next_offset) == ((), start)
 
 
@@ -217,7 +217,7 @@ def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
 def test_read_committed_sees_what_kafka_s_consumer_saw(name, clean, open_fixture, batches_of):
     recovery_point = expected_offsets(name)["high_watermark"]
     log = open_fixture(name, clean=clean, recovery_point=recovery_point)
-    end = log.last_stable_offset
+    end = log.offsets.last_stable_offset
     aborted = log.aborted_transactions(log.log_start_offset, end)
     offsets = []
     for header, records in batches_of(log, end_offset=end):

@@ -150,7 +150,7 @@ def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, cloc
     log.append([Append(unchecked(batch))])
     log.flush()
     assert log.expire_producers(seen_before_ms=clock() + 1) == 0
-    assert log.last_stable_offset == 0
+    assert log.offsets.last_stable_offset == 0
 
 
 def test_a_marker_of_a_higher_epoch_begins_the_sequences_anew(open_log, send, make_batch, tmp_path):
