@@ -32,7 +32,6 @@ async def append(
 ) -> Answer:
     """The batches of each partition are one append. Raises what refused one."""
     name = request.topic.record.name
-    warnings = _warnings(request, appends, context.settings.clock())
     acks = _acks_to_await(request, appends)
     futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
@@ -50,6 +49,7 @@ async def append(
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_answer(Accepted(name, count), status=202)
+    warnings = _warnings(request, appends, context.settings.clock())
     return json_answer(Produced(name, results, warnings))
 
 
