@@ -95,7 +95,7 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
         size_bytes=entry.size_bytes,
         records=entry.record_count,
         min_timestamp=entry.min_timestamp,
-        max_timestamp=_known(entry.max_timestamp),
+        max_timestamp=entry.known_max_timestamp,
         tier="cold",
         active=False,
         object_key=object_key,
@@ -115,7 +115,7 @@ def _local_listing(
         size_bytes=view.size_bytes,
         records=facts.records,
         min_timestamp=facts.min_timestamp,
-        max_timestamp=_known(facts.max_timestamp),
+        max_timestamp=facts.max_timestamp if facts.max_timestamp >= 0 else None,
         tier="both" if entry is not None else "hot",
         active=view.active,
         object_key=object_key,
@@ -145,10 +145,6 @@ def _known_facts(_: Partition, view: SegmentView, entry: SegmentEntry | None) ->
     if same is not None and view.record_count is None:
         return _LocalFacts(same.record_count, same.min_timestamp, same.max_timestamp, crc32c)
     return _LocalFacts(view.record_count, view.min_timestamp, view.max_timestamp, crc32c)
-
-
-def _known(timestamp: int) -> int | None:
-    return timestamp if timestamp >= 0 else None
 
 
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:

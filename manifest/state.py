@@ -50,6 +50,10 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.log_key, self.indexes_key
 
     @property
+    def known_max_timestamp(self) -> int | None:
+        return self.max_timestamp if self.max_timestamp >= 0 else None
+
+    @property
     def age_timestamp(self) -> int:
         """The time that retention uses; -1 if nothing is known."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.modified_ms

@@ -46,9 +46,7 @@ def chunk_ref(piece: ChunkPiece) -> ChunkRef:
 
 def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
     """Whether a segment may hold a row of the time range."""
-    # -1: no record has a time, or it is not known.
-    max_timestamp = None if entry.max_timestamp == -1 else entry.max_timestamp
-    return cut.may_hold(entry.min_timestamp, max_timestamp)
+    return cut.may_hold(entry.min_timestamp, entry.known_max_timestamp)
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:

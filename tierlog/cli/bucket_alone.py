@@ -80,7 +80,7 @@ class Bucket:
             size_bytes=entry.size_bytes,
             records=entry.record_count,
             min_timestamp=entry.min_timestamp,
-            max_timestamp=entry.max_timestamp if entry.max_timestamp >= 0 else None,
+            max_timestamp=entry.known_max_timestamp,
             tier="cold",
             object_key=self.store.full_key(entry.log_key),
             crc32c=f"{entry.log_crc32c:08x}",
