@@ -136,6 +136,8 @@ class Groups:
 
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
+        if (topic := self._topic_or_none(TOPIC)) is not None:
+            home_of(group, topic).check_leadership()  # whoever took it over has newer ones
         with self._offsets.lock:
             return sorted(self._offsets.known.groups.get(group, {}).items())
 

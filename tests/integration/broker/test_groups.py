@@ -14,6 +14,7 @@ from hot_tier.append import Acks
 from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
 from record_format.errors import (
+    FencedError,
     InvalidPartitionCount,
     InvalidRequest,
     StoreUnavailable,
@@ -23,6 +24,7 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.produced import build_produced
+from tests.fakes.house import House
 
 
 @pytest.fixture
@@ -290,6 +292,19 @@ def test_groups_wait_for_a_store_that_is_down_and_nothing_else_does(house, topic
         house.broker.groups.group("g")
     house.set_down(False)
     assert offsets_of(house, "g") == {("t", 0): 1}
+
+
+def test_who_lost_the_offsets_to_another_broker_shows_none(house, topic, tmp_path):
+    commit(house, "g", t0=5)
+    house.claim()
+    copy = House(house.copy_to(tmp_path / "copy"))
+    copy.claim()
+    house.broker.chores.fences.look()
+    with pytest.raises(FencedError):
+        house.broker.groups.group("g")
+    with pytest.raises(FencedError):
+        list(house.broker.groups.all_groups())
+    copy.broker.close()
 
 
 def test_a_restore_brings_groups_back_and_their_lag_leaves_its_gap_out(house, topic, tmp_path):
