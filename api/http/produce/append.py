@@ -35,8 +35,6 @@ async def append(
     acks = _acks_to_await(request, appends)
     futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
-    context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appends.values()))
-    context.metrics.produced_records.inc(count)
     if acks is Acks.NONE:
         _refuse_where_nothing_is_taken(futures.values())
         for number, future in futures.items():
@@ -46,6 +44,8 @@ async def append(
     await Ended(futures.values())
     timings.took("broker", began_s)
     outcomes = [future.exception() or future.result() for future in futures.values()]
+    for produced, outcome in zip(appends.values(), outcomes, strict=True):
+        _count(context, produced, outcome)
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_answer(Accepted(name, count), status=202)
@@ -133,11 +133,21 @@ def _leave(
     def ended(future: Future[AppendResult]) -> None:
         inflight.give_back(size_bytes)
         error = future.exception()
+        _count(context, produced, error or future.result())
         if error is not None:
             log.warning("append with acks=0 failed", partition=partition, error=str(error))
 
     inflight.keep(size_bytes)
     future.add_done_callback(ended)
+
+
+def _count(
+    context: Context, produced: ProducedBatches, outcome: AppendResult | BaseException
+) -> None:
+    """Neither what was refused nor a repeat has been produced."""
+    if isinstance(outcome, AppendResult) and not outcome.duplicate:
+        context.metrics.produced_bytes.inc(len(produced.body))
+        context.metrics.produced_records.inc(produced.record_count)
 
 
 def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:

@@ -10,6 +10,7 @@ from prometheus_client.utils import floatToGoString
 from structlog.testing import capture_logs
 
 from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
 FOREIGN = ("process_", "python_")  # the client library's own
@@ -64,6 +65,18 @@ def test_names_and_units_are_prometheus_own() -> None:
         if metric.kind == "histogram":
             assert metric.name.endswith("_seconds")
         assert "_ms" not in metric.name
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_what_was_refused_counts_as_no_record_produced(api: Api, acks: str) -> None:
+    topic, name = api.topic(), "tierlog_produced_records_total"
+    body, before = {"records": [{"value": "a"}, {"value": "b"}]}, value(api, name)
+    for expected_offset in ("7", "0"):
+        headers = {"If-Offset-Match": expected_offset}
+        api.post(records_path(topic), json=body, headers=headers, params={"acks": acks})
+    assert value(api, name) == before + 2
+    api.post(records_path(topic), json=body, params={"acks": acks})
+    until(lambda: value(api, name) == before + 4)
 
 
 def test_records_are_counted_in_and_out_by_tier(api: Api) -> None:
