@@ -66,6 +66,8 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 NOT_IN_THE_WAY = frozenset({"lost+found", ".lock", "tierlog"})
+# Below `tierlog/`, of a broker that was refused before it had a topic: this bucket is another's.
+LEFT_BY_A_START = frozenset({"cache", "manifests", "owner", "restoring.tmp"})
 
 
 class RestoreOptions(NamedTuple):
@@ -125,11 +127,13 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
 
 
 def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> RestoreReport:
-    _check_empty(options.data_dir)
+    _check_empty(options.data_dir)  # before a lock would lie in somebody's folder
     with folder_lock(options.data_dir):
+        _check_empty(options.data_dir)  # a broker may have gone on until now
         unfinished = options.data_dir / RESTORING
         unfinished.parent.mkdir(exist_ok=True)
         write_durably(unfinished, b"")
+        (options.data_dir / "meta.properties").unlink(missing_ok=True)
         _clear(options.data_dir)
         (unfinished.parent / "manifests").mkdir()
         old = OldFolder(options.tail, cluster_id=cluster_id) if options.tail else None
@@ -145,17 +149,17 @@ def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> Res
 
 def _check_empty(data_dir: Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
-    if (data_dir / "meta.properties").exists():
+    found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
+    ours = data_dir / "tierlog"
+    begun = {path.name for path in ours.iterdir()} if ours.exists() else set()
+    if found <= {"meta.properties"} and begun <= LEFT_BY_A_START:
+        return
+    if "meta.properties" in found:
         raise ConfigurationError(
             f"data folder {data_dir} is not empty but a broker's: serve it, or restore into a new "
             "one"
         )
-    if (data_dir / RESTORING).exists():
-        return
-    found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
-    ours = data_dir / "tierlog"
-    begun = {path.name for path in ours.iterdir()} if ours.exists() else set()
-    if found or begun - {"restoring.tmp"}:
+    if not (data_dir / RESTORING).exists():
         raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
 
 

@@ -2,10 +2,12 @@
 
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from broker.broker import Broker
 from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
 from broker.groups.requests import NewOffset
 from broker.mending import restore as restoring
@@ -901,6 +903,20 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_pat
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
     restore(store_of(lost), options)
+    with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
+        restore(store_of(lost), options)
+
+
+def test_the_folder_of_a_start_that_the_bucket_refused_is_restored_into(lost, tmp_path):
+    settings = replace(lost.broker.settings, data_dir=tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="belongs to cluster"):
+        Broker.open(settings, store=store_of(lost))
+    assert (tmp_path / "new" / "meta.properties").exists()
+    options = RestoreOptions(data_dir=tmp_path / "new", gap=GAP, clock=lambda: 0)
+    restore(store_of(lost), options)
+    broker = Broker.open(settings, store=store_of(lost))
+    assert broker.partition("t", 0).log.log_end_offset == 80 + GAP
+    broker.close()
     with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
         restore(store_of(lost), options)
 
