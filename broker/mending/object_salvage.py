@@ -15,6 +15,7 @@ from cold_tier.ranged_reader import read_range
 from hot_tier.batch_walk import CheckedBatch
 from hot_tier.salvage import Lost, Pieces, without_lost
 from manifest.state import SegmentEntry
+from record_format.errors import CorruptDataError
 
 
 class ObjectSalvage:
@@ -38,9 +39,17 @@ class ObjectSalvage:
         return bool(self._epochs)
 
     def batches(self) -> Iterator[bytes]:
-        """The log without what is bad: empty batches have the offsets that are lost."""
-        for batch in without_lost(self._pieces(), epoch_of=self._epoch_of):
+        """The log without what is bad: empty batches have the offsets that are lost. Raises
+        CorruptDataError if more is bad by now.
+        """
+        for batch in without_lost(self._no_more_lost(), epoch_of=self._epoch_of):
             yield bytes(batch.body)
+
+    def _no_more_lost(self) -> Iterator[CheckedBatch | Lost]:
+        for piece in self._pieces():
+            if isinstance(piece, Lost) and piece not in self.lost:
+                raise CorruptDataError("reads differently each time", file=self._entry.log_key)
+            yield piece
 
     def _epoch_of(self, offset: int) -> int:
         """That of the good batch before it, or else of the first."""

@@ -271,7 +271,7 @@ class Repair:
     ) -> None:
         salvage = self._salvage(entry, problems)
         if salvage is None or salvage.lost != planned.lost:
-            raise CorruptDataError("the store gives other bytes each time", file=entry.log_key)
+            raise CorruptDataError("reads differently each time", file=entry.log_key)
         bundle = indexes_of(self._store, entry)
         self._put_up(repairs.keep_readable, planned, entry, salvage.batches(), bundle=bundle)
 

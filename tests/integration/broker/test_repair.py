@@ -7,11 +7,13 @@ import pytest
 
 from broker.broker import Broker
 from broker.mending import repair
+from broker.mending.object_salvage import ObjectSalvage
 from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
+from record_format.errors import CorruptDataError
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -159,8 +161,19 @@ def test_bytes_that_differ_from_read_to_read_are_not_dropped(filled, monkeypatch
     monkeypatch.setattr(repair, "check_segment", rots_on)
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", False)
-    assert "other bytes each time" in step.detail
+    assert "reads differently each time" in step.detail
     assert entry in entries(filled)
+
+
+def test_a_batch_that_turns_bad_while_the_others_are_read_is_not_dropped_with_those(filled):
+    entry = entries(filled)[1]
+    path = path_of(filled, entry.log_key)
+    flip(path, 99)
+    salvage = ObjectSalvage(filled.store, entry, size_bytes=entry.size_bytes)
+    assert len(list(salvage.batches())) == 3
+    flip(path, -9)
+    with pytest.raises(CorruptDataError, match="reads differently"):
+        list(salvage.batches())
 
 
 def test_a_transaction_stays_aborted_where_its_marker_is_lost(tmp_path):
