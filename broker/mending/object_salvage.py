@@ -40,24 +40,27 @@ class ObjectSalvage:
 
     def batches(self) -> Iterator[bytes]:
         """The log without what is bad: empty batches have the offsets that are lost. Raises
-        CorruptDataError if more is bad by now.
+        CorruptDataError in the end if something else is bad by now.
         """
-        for batch in without_lost(self._no_more_lost(), epoch_of=self._epoch_of):
+        for batch in without_lost(self._as_before(), epoch_of=self._epoch_of):
             yield bytes(batch.body)
 
-    def _no_more_lost(self) -> Iterator[CheckedBatch | Lost]:
+    def _as_before(self) -> Iterator[CheckedBatch | Lost]:
+        lost = []
         for piece in self._pieces():
-            if isinstance(piece, Lost) and piece not in self.lost:
-                raise CorruptDataError("reads differently each time", file=self._entry.log_key)
+            if isinstance(piece, Lost):
+                lost.append(piece)
             yield piece
+        if lost != self.lost:
+            raise CorruptDataError("reads differently each time", file=self._entry.log_key)
 
     def _epoch_of(self, offset: int) -> int:
         """That of the good batch before it, or else of the first."""
         number = bisect_right(self._epochs, offset, key=lambda epoch: epoch[0])
         return self._epochs[max(0, number - 1)][1]
 
-    def _pieces(self) -> Iterator[CheckedBatch | Lost]:
-        yield from Pieces(
+    def _pieces(self) -> Pieces:
+        return Pieces(
             _ObjectBytes(self._store, self._entry.log_key, self._size_bytes),
             size_bytes=self._size_bytes,
             start_offset=self._entry.base_offset,

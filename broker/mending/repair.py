@@ -26,13 +26,12 @@ rotted have their own table (`rotten_segments`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import structlog
-from crc32c import crc32c as crc32c_of
 
 from broker.mending.bucket_check import CheckOptions, check_partition
 from broker.mending.object_salvage import ObjectSalvage
@@ -51,7 +50,6 @@ from broker.partition import Partition
 from cold_tier.index_bundle import ParsedBundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
-from hot_tier.salvage import Lost
 from manifest import repairs
 from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
@@ -80,8 +78,8 @@ class Planned(NamedTuple):
     before: SegmentEntry | None = None
     loses: bool = False
     """It gives up what might be read still."""
-    lost: Sequence[Lost] = ()
-    """By `drop-batches` of an object."""
+    salvage: ObjectSalvage | None = None
+    """Of an object that is there, and bad."""
 
 
 class Repair:
@@ -168,7 +166,7 @@ class Repair:
     def _planned(
         self, entry: SegmentEntry, problems: list[Problem], before: SegmentEntry | None
     ) -> Planned:
-        log_key, loses, lost = self._store.full_key(entry.log_key), False, list[Lost]()
+        log_key, loses, salvage = self._store.full_key(entry.log_key), False, None
         kinds = ", ".join(sorted({problem.kind for problem in problems}))
         if not self._is_log_bad(entry, problems):
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
@@ -180,8 +178,8 @@ class Repair:
                 f"{kinds}: what compaction made of it goes up in its place",
             )
         elif (salvage := self._salvage(entry, problems)) and salvage.has_good_batches:
-            action, loses, lost = Action.DROP_BATCHES, True, salvage.lost
-            detail = f"{kinds}: offsets {spans_of(lost)} are lost, all else stays"
+            action, loses = Action.DROP_BATCHES, True
+            detail = f"{kinds}: offsets {spans_of(salvage.lost)} are lost, all else stays"
         else:
             action, loses = Action.DROP, salvage is not None
             spans = f"offsets {entry.base_offset} to {entry.last_offset}"
@@ -194,7 +192,7 @@ class Repair:
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
-        return Planned(step, entry, before, loses, lost)
+        return Planned(step, entry, before, loses, salvage)
 
     def _salvage(self, entry: SegmentEntry, problems: list[Problem]) -> ObjectSalvage | None:
         """None where the object is gone."""
@@ -255,25 +253,19 @@ class Repair:
             if step.action is Action.DROP:
                 self._change(repairs.drop_lost, entry)
             else:
-                self._put_up_what_is_left(planned, entry, again.problems)
-        elif step.action is Action.UPLOAD_AGAIN:
-            pieces = vouched_for(self._local(entry), entry)
-            self._put_up(repairs.swap_objects, planned, entry, pieces)
+                self._put_up_what_is_left(planned, entry)
         else:
-            pieces = object_pieces(self._store, entry)
+            local = step.action is Action.UPLOAD_AGAIN
+            pieces = self._local_pieces(entry) if local else object_pieces(self._store, entry)
             self._put_up(repairs.swap_objects, planned, entry, pieces)
         done = step.carried_out()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
 
-    def _put_up_what_is_left(
-        self, planned: Planned, entry: SegmentEntry, problems: list[Problem]
-    ) -> None:
-        salvage = self._salvage(entry, problems)
-        if salvage is None or salvage.lost != planned.lost:
-            raise CorruptDataError("reads differently each time", file=entry.log_key)
-        bundle = indexes_of(self._store, entry)
-        self._put_up(repairs.keep_readable, planned, entry, salvage.batches(), bundle=bundle)
+    def _put_up_what_is_left(self, planned: Planned, entry: SegmentEntry) -> None:
+        assert planned.salvage is not None, "what is dropped was found by reading the object"
+        pieces, bundle = planned.salvage.batches(), indexes_of(self._store, entry)
+        self._put_up(repairs.keep_readable, planned, entry, pieces, bundle=bundle)
 
     def _put_up(
         self,
@@ -310,13 +302,15 @@ class Repair:
 
     def _is_local(self, entry: SegmentEntry) -> bool:
         """Whether local disk has exactly the bytes that the manifest vouches for."""
-        crc = 0
         try:
-            for piece in self._local(entry):
-                crc = crc32c_of(piece, crc)
+            for _ in self._local_pieces(entry):
+                pass
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return False
-        return crc == entry.log_crc32c
+        return True
+
+    def _local_pieces(self, entry: SegmentEntry) -> Iterator[bytes]:
+        return vouched_for(self._local(entry), entry)
 
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset

@@ -115,6 +115,9 @@ def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 30 to 39 are lost, all else stays; --accept-loss does it" in step.detail
     assert entry.log_key in [one.log_key for one in entries(filled)]
+    flip(path_of(filled, entry.log_key), 99)
+    assert filled.records("t") == before
+    flip(path_of(filled, entry.log_key), 99)
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert (step.done, "--accept-loss" in step.detail) == (True, False)
     assert filled.broker.verify("t", deep=True).ok
