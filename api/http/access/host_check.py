@@ -6,13 +6,13 @@ A page of a foreign site whose name was made to resolve to 127.0.0.1 still sends
 
 from __future__ import annotations
 
-import ipaddress
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from api.http.exchange import Exchange
 from api.http.refusals import ForeignHost
 from api.http.settings import HttpSettings
+from record_format.loopback import is_loopback
 
 
 def check_host(exchange: Exchange, settings: HttpSettings) -> None:
@@ -42,11 +42,4 @@ def _name_of(url: str) -> str:
 @lru_cache(maxsize=256)  # the same few come with every request
 def _is_allowed(url: str, allowed_hosts: tuple[str, ...]) -> bool:
     name = _name_of(url)
-    if name in ("127.0.0.1", "localhost") or name in allowed_hosts:
-        return True
-    if name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name in allowed_hosts or name.endswith(".localhost") or is_loopback(name)
