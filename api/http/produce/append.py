@@ -44,8 +44,7 @@ async def append(
     await Ended(futures.values())
     timings.took("broker", began_s)
     outcomes = [future.exception() or future.result() for future in futures.values()]
-    for produced, outcome in zip(appends.values(), outcomes, strict=True):
-        _count(context, produced, outcome)
+    _count(context, zip(appends.values(), outcomes, strict=True))
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_answer(Accepted(name, count), status=202)
@@ -133,7 +132,7 @@ def _leave(
     def ended(future: Future[AppendResult]) -> None:
         inflight.give_back(size_bytes)
         error = future.exception()
-        _count(context, produced, error or future.result())
+        _count(context, [(produced, error or future.result())])
         if error is not None:
             log.warning("append with acks=0 failed", partition=partition, error=str(error))
 
@@ -142,12 +141,16 @@ def _leave(
 
 
 def _count(
-    context: Context, produced: ProducedBatches, outcome: AppendResult | BaseException
+    context: Context, outcomes: Iterable[tuple[ProducedBatches, AppendResult | BaseException]]
 ) -> None:
     """Neither what was refused nor a repeat has been produced."""
-    if isinstance(outcome, AppendResult) and not outcome.duplicate:
-        context.metrics.produced_bytes.inc(len(produced.body))
-        context.metrics.produced_records.inc(produced.record_count)
+    appended = [
+        produced
+        for produced, outcome in outcomes
+        if isinstance(outcome, AppendResult) and not outcome.duplicate
+    ]
+    context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appended))
+    context.metrics.produced_records.inc(sum(produced.record_count for produced in appended))
 
 
 def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:
