@@ -66,9 +66,9 @@ class Gathering:
             error.args = (_IN_A_REQUEST.sub(in_the_input, str(error)), *error.args[1:])
             raise
 
-    def patience_s(self) -> float | None:
+    def patience_ms(self) -> float | None:
         """How long what is held may wait for more; None if nothing is held."""
-        return max(0.0, self._due_s - time.monotonic()) if self._held else None
+        return max(0.0, self._due_s - time.monotonic()) * 1000 if self._held else None
 
 
 class LiveInput(io.RawIOBase):
@@ -84,14 +84,10 @@ class LiveInput(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
         # Also if nothing is held: a pipe that does not block would seem to be at its end.
-        while not self._more.poll(self._patience_ms()):
+        while not self._more.poll(self._gathering.patience_ms()):
             self._gathering.send()
         return self._source.readinto(buffer)
 
     def close(self) -> None:
         self._source.close()
         super().close()
-
-    def _patience_ms(self) -> float | None:
-        patience_s = self._gathering.patience_s()
-        return None if patience_s is None else patience_s * 1000

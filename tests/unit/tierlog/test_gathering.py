@@ -15,7 +15,7 @@ def test_a_pipe_that_does_not_block_is_not_at_its_end_while_nothing_comes():
     sent = []
 
     class Due(Gathering):
-        def patience_s(self) -> float | None:
+        def patience_ms(self) -> float | None:
             if not sent:
                 return 0.0
             os.write(write, b"more")  # once what was held has gone out
