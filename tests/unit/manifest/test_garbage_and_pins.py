@@ -5,7 +5,7 @@ from typing import Self
 
 import pytest
 
-from manifest.garbage import Collector, GarbagePolicy, _AskedOnce, due_versions
+from manifest.garbage import Collector, GarbagePlan, GarbagePolicy, _AskedOnce, due_versions
 from manifest.pins import Pins
 from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore
@@ -271,13 +271,19 @@ def test_a_plan_made_by_an_older_version_deletes_nothing() -> None:
     assert bench.segments() == [0, 100, 200]
 
 
-def test_a_pin_that_came_after_the_plan_keeps_its_objects() -> None:
+def two_expired() -> tuple[Bench, int, GarbagePlan]:
+    """The version that still named all four segments, and the plan that collects two."""
     bench = Bench(4, grace_ms=DAY_MS // 4)
-    pinned = bench.state.version
+    whole = bench.state.version
     bench.expire(200)
     bench.clock.now_ms += DAY_MS // 4
     plan = bench.collector.plan(bench.state, now_ms=bench.clock())
-    bench.pins.create("backfill", pinned)
+    return bench, whole, plan
+
+
+def test_a_pin_that_came_after_the_plan_keeps_its_objects() -> None:
+    bench, whole, plan = two_expired()
+    bench.pins.create("backfill", whole)
     bench.state = bench.collector.apply(bench.state, plan)
     assert bench.segments() == [0, 100, 200, 300]
     bench.collect()
@@ -319,17 +325,13 @@ def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(4, grace_ms=DAY_MS // 4)
-    pinned = bench.state.version
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS // 4
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    bench, whole, plan = two_expired()
     delete = bench.store.delete
 
     def pinned_first(keys: Sequence[str]) -> None:
         monkeypatch.undo()
         with pytest.raises(MissingObject, match="no longer whole"):
-            bench.pins.create("backfill", pinned)
+            bench.pins.create("backfill", whole)
         delete(keys)
 
     monkeypatch.setattr(bench.store, "delete", pinned_first)
@@ -341,16 +343,12 @@ def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatc
 def test_a_pin_that_comes_just_before_its_objects_are_forgotten_keeps_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = Bench(4, grace_ms=DAY_MS // 4)
-    pinned = bench.state.version
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS // 4
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    bench, whole, plan = two_expired()
     put = bench.store.put
 
     def pinned_first(key: str, body: bytes, **options: bool) -> object:
         monkeypatch.undo()
-        bench.pins.create("backfill", pinned)
+        bench.pins.create("backfill", whole)
         return put(key, body, **options)
 
     monkeypatch.setattr(bench.store, "put", pinned_first)
