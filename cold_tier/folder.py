@@ -11,7 +11,7 @@
 * It keeps no checksums: whoever must be sure reads the object back.
 * If the folder went away (an unmounted disk), no object counts as missing: nothing can be said
   about any. `.tierlog-tmp`, which is created when the store is opened and stays, tells the
-  difference.
+  difference. Whoever may only read does without, as in a copy that is mounted read-only.
 * Several processes may share the folder. Temp files older than a day are swept when it is opened.
 """
 
@@ -72,9 +72,11 @@ class FolderStore:
             self._temp.mkdir(parents=True, exist_ok=True)
             _sweep(self._temp)
         except OSError as error:
-            raise ConfigurationError(
-                f"store {self.url}: the folder cannot be used: {error.strerror}"
-            ) from error
+            if error.errno not in _NO_PERMISSION or not self._root.is_dir():
+                raise ConfigurationError(
+                    f"store {self.url}: the folder cannot be used: {error.strerror}"
+                ) from error
+        self._stays = self._temp if self._temp.is_dir() else self._root
 
     @property
     def url(self) -> str:
@@ -231,7 +233,7 @@ class FolderStore:
 
     def _check_there(self) -> None:
         """Raises OSError where it is the whole store that is gone, not an object."""
-        if not self._temp.is_dir():
+        if not self._stays.is_dir():
             raise OSError(errno.ENOENT, "the store's folder is gone; is its disk mounted?")
 
     def _stat(self, key: str, path: Path) -> ObjectStat:
@@ -242,6 +244,8 @@ class FolderStore:
 
     @contextmanager
     def _temp_file(self) -> Iterator[tuple[Path, int]]:
+        if self._stays != self._temp:
+            raise OSError(errno.EROFS, "the store may only be read")
         temp = self._temp / secrets.token_hex(12)
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -401,9 +405,10 @@ def _sync_folder(folder: Path) -> None:
 def _sweep(temp: Path) -> None:
     """Remove what writers left behind that ended in the middle."""
     oldest = time.time() - SWEEP_AFTER_S
-    for entry in os.scandir(temp):
-        try:
-            if entry.stat().st_mtime < oldest:
-                Path(entry.path).unlink(missing_ok=True)
-        except FileNotFoundError:
-            continue
+    with os.scandir(temp) as entries:
+        for entry in entries:
+            try:
+                if entry.stat().st_mtime < oldest:
+                    Path(entry.path).unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue

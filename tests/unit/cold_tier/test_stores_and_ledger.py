@@ -21,6 +21,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
+from tests.fakes.small_disk import read_only
 
 
 def test_nothing_appears_under_a_key_before_it_is_whole(tmp_path, monkeypatch):
@@ -119,6 +120,25 @@ def test_two_openings_of_one_folder_are_one_store(tmp_path):
     with pytest.raises(ObjectExists):
         two.put("k", b"y", if_absent=True)
     assert two.url == tmp_path.as_uri()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_who_may_only_read_a_folder_reads_it(tmp_path, copied):
+    FolderStore(tmp_path / "store").put("a/k", b"body")
+    temp = tmp_path / "store" / ".tierlog-tmp"
+    if copied:
+        temp.rmdir()  # most tools leave empty folders out
+    else:
+        (temp / "left").write_bytes(b"")
+        os.utime(temp / "left", (0, 0))
+    with read_only(tmp_path / "store", tmp_path / "archive") as archive:
+        store = FolderStore(archive, must_exist=True)
+        assert store.get("a/k", max_bytes=9) == b"body"
+        assert [one.key for one in store.list("", limit=9)] == ["a/k"]
+        assert store.head("a/other") is None
+        for write in (lambda: store.put("new", b"x"), lambda: store.delete(["a/k"])):
+            with pytest.raises(ConfigurationError, match=r"no permission to .*[Rr]ead"):
+                write()
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path):
