@@ -28,7 +28,10 @@ app = typer.Typer()
 DAY_MS = 86_400_000
 
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="1 to 128 characters of [a-zA-Z0-9._-].")
+    str,
+    typer.Argument(
+        metavar="NAME", help="1 to 128 of the characters a-z, A-Z, 0-9, dot, underscore and dash."
+    ),
 ]
 
 
