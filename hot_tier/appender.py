@@ -113,7 +113,7 @@ class _Group:
             if last:
                 first, copies = first or last, copies + 1
             else:
-                seen[header.producer_id] = after_batch(known, header, now_ms=self._now_ms)
+                seen[header.producer_id] = after_batch(known, header)
         if not first or not last or copies < len(headers):
             if copies:
                 raise OutOfOrderSequence("some batches of the request were already appended")
@@ -158,7 +158,7 @@ class _Group:
             header = header.assigned(offset, leader_epoch=leader_epoch)
             if header.producer_id >= 0:
                 known = self._producer(header.producer_id)
-                entry = after_batch(known, header, now_ms=self._now_ms)
+                entry = after_batch(known, header)
                 self._producers[header.producer_id] = entry
             stamped.append(header)
             offset = header.next_offset

@@ -42,6 +42,7 @@ from hot_tier.segment_views import SegmentFacts, SegmentView, facts_of, views_of
 from hot_tier.start_at import start_at
 from hot_tier.steady import steady
 from record_format.checkpoint_files import EpochEntry
+from record_format.clock import monotonic_ms
 from record_format.errors import ConfigurationError
 from record_format.index_layouts import AbortedTxn
 
@@ -88,6 +89,7 @@ class PartitionLog:
         jitter_seed: int | str | None = None,
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
+        steady_clock: Clock = monotonic_ms,
     ) -> PartitionLog:
         """Open the folder, recover it after an unclean stop, or make it.
 
@@ -105,6 +107,7 @@ class PartitionLog:
             name=f"{topic}-{partition}",
             config=config,
             clock=clock,
+            steady_clock=steady_clock,
             disk=disk,
             files=open_files or OpenFiles(),
             jitter_seed=jitter_seed,
@@ -282,10 +285,10 @@ class PartitionLog:
             self._state.config = config
             self._state.active.config = config
 
-    def expire_producers(self, *, seen_before_ms: int) -> int:
-        """Forget idempotent producers that were idle since then; how many."""
+    def expire_producers(self, *, idle_ms: int) -> int:
+        """Forget idempotent producers that were idle for so long; how many."""
         with self._state.lock:
-            return self._state.producers.expire(seen_before_ms=seen_before_ms)
+            return self._state.producers.expire(idle_ms=idle_ms)
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -91,18 +91,19 @@ class LogState:
         name: str,
         config: LogConfig,
         clock: Clock,
+        steady_clock: Clock,
         disk: Disk,
         files: OpenFiles,
         jitter_seed: int | str | None,
     ) -> None:
         self.folder, self.name, self.config, self.clock = folder, name, config, clock
-        self.disk, self.files = disk, files
+        self.steady_clock, self.disk, self.files = steady_clock, disk, files
         self._jitter_seed = f"{jitter_seed}-{name}"
         self.lock = threading.RLock()
         self.segments = Segments((), ())
         self.active: ActiveSegment
         self.epochs: LeaderEpochs
-        self.producers = ProducerStates()
+        self.producers = ProducerStates(steady_clock)
         self.leader_epoch = 0
         self.log_start_offset = 0
         self.flushed = Flushed(0, 0, 0)

@@ -25,6 +25,7 @@ from hot_tier.producer_state import (
 )
 from hot_tier.replay import replay, take_batch
 from record_format.batch import BatchHeader
+from record_format.clock import monotonic_ms
 from record_format.errors import CorruptSnapshot, UnknownFormatVersion
 from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
@@ -80,7 +81,7 @@ def load_newest(
     `offsets` are those of the snapshots in the folder. Bad ones are removed, from the folder and
     from `offsets`.
     """
-    states = ProducerStates()
+    states = ProducerStates(state.steady_clock)
     for offset in sorted(offsets, reverse=True):
         if not at_least <= offset <= at_most:
             continue
@@ -90,23 +91,23 @@ def load_newest(
             state.disk.unlink(path)
             offsets.discard(offset)
             continue
-        _put_entries(states, entries, offset, now_ms=state.clock())
+        _put_entries(states, entries, offset)
         return states
     states.end_offset = at_least
     return states
 
 
-def snapshot_before(folder: Path, offset: int, *, now_ms: int) -> bytes:
+def snapshot_before(folder: Path, offset: int) -> bytes:
     """The producers before `offset`, of a log that nobody has open: by its newest good snapshot up
     to there and the batches after that one. Raises CorruptBatch.
     """
-    states = ProducerStates()
+    states = ProducerStates(monotonic_ms)
     found = [name for path in folder.iterdir() if (name := parse_file_name(path.name))]
     names = sorted(name for name in found if name.offset <= offset and not name.stage)
     for name in reversed(names):
         path = path_of(folder, name.offset, SNAPSHOT)
         if name.suffix == SNAPSHOT and (entries := _read(path)) is not None:
-            _put_entries(states, entries, name.offset, now_ms=now_ms)
+            _put_entries(states, entries, name.offset)
             break
     bases = [name.offset for name in names if name.suffix == LOG]
     for base, following in pairwise([*bases, offset]):
@@ -114,15 +115,13 @@ def snapshot_before(folder: Path, offset: int, *, now_ms: int) -> bytes:
         for header in headers_of(log) if following > states.end_offset else ():
             if states.end_offset <= header.base_offset < offset:
                 data = batch_of(log, header) if header.is_control else b""
-                take_batch(states, header, data, now_ms=now_ms)
+                take_batch(states, header, data)
     return format_snapshot(map(_to_entry, states))
 
 
-def _put_entries(
-    states: ProducerStates, entries: Iterable[ProducerEntry], offset: int, *, now_ms: int
-) -> None:
+def _put_entries(states: ProducerStates, entries: Iterable[ProducerEntry], offset: int) -> None:
     for entry in entries:
-        states.put(_from_entry(entry, seen_ms=now_ms))
+        states.put(_from_entry(entry))
     states.end_offset = offset
 
 
@@ -159,7 +158,7 @@ def _to_entry(producer: Producer) -> ProducerEntry:
     )
 
 
-def _from_entry(entry: ProducerEntry, *, seen_ms: int) -> Producer:
+def _from_entry(entry: ProducerEntry) -> Producer:
     batch = ProducerBatch(
         entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp
     )
@@ -170,5 +169,4 @@ def _from_entry(entry: ProducerEntry, *, seen_ms: int) -> Producer:
         coordinator_epoch=entry.coordinator_epoch,
         transaction_first_offset=entry.current_txn_first_offset,
         last_timestamp=entry.timestamp,
-        seen_ms=seen_ms,
     )

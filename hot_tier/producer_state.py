@@ -8,15 +8,16 @@ gap.
   they also replay the log.
 * The first offset of a producer's open transaction is kept here too: the least of them is the last
   stable offset.
-* A producer is forgotten after `producer.id.expiration.ms` without a batch, by this process's clock
-  (Kafka goes by the records' timestamps; a producer of old events would be forgotten at once).
+* A producer is forgotten after `producer.id.expiration.ms` without a batch, by a clock that never
+  jumps: a repeat of one that was forgotten too soon would be appended again. (Kafka goes by the
+  records' timestamps; a producer of old events would be forgotten at once.)
 
 Not thread-safe: the log's lock guards it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
@@ -53,7 +54,6 @@ class Producer(NamedTuple):
     coordinator_epoch: int
     transaction_first_offset: int
     last_timestamp: int
-    seen_ms: int
 
     @property
     def last_sequence(self) -> int:
@@ -94,7 +94,7 @@ def _out_of_order(header: BatchHeader, *, expected: int) -> OutOfOrderSequence:
     )
 
 
-def after_batch(producer: Producer | None, header: BatchHeader, *, now_ms: int) -> Producer:
+def after_batch(producer: Producer | None, header: BatchHeader) -> Producer:
     """The producer once one of its data batches is in the log. `header` holds the assigned
     offset.
     """
@@ -117,17 +117,18 @@ def after_batch(producer: Producer | None, header: BatchHeader, *, now_ms: int) 
         coordinator_epoch=coordinator_epoch,
         transaction_first_offset=first_offset,
         last_timestamp=header.max_timestamp,
-        seen_ms=now_ms,
     )
 
 
 class ProducerStates:
     """All producers of one log."""
 
-    __slots__ = ("_producers", "end_offset", "open_transactions")
+    __slots__ = ("_clock", "_producers", "_seen_ms", "end_offset", "open_transactions")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
         self._producers: dict[int, Producer] = {}
+        self._seen_ms: dict[int, int] = {}  # when each was put here
         self.end_offset = 0  # in a replay: what is below was already taken in
         self.open_transactions: dict[int, int] = {}  # first offset by producer
 
@@ -142,21 +143,20 @@ class ProducerStates:
 
     def put(self, producer: Producer) -> None:
         self._producers[producer.producer_id] = producer
+        self._seen_ms[producer.producer_id] = self._clock()
         if producer.transaction_first_offset != NO_TRANSACTION:
             self.open_transactions[producer.producer_id] = producer.transaction_first_offset
         elif self.open_transactions:
             self.open_transactions.pop(producer.producer_id, None)
 
-    def take_data_batch(self, header: BatchHeader, *, now_ms: int) -> None:
+    def take_data_batch(self, header: BatchHeader) -> None:
         """Take in a data batch that lies in the log."""
         if header.producer_id >= 0:
             known = self._producers.get(header.producer_id)
-            self.put(after_batch(known, header, now_ms=now_ms))
+            self.put(after_batch(known, header))
         self.end_offset = header.next_offset
 
-    def take_marker(
-        self, header: BatchHeader, marker: EndMarker, *, now_ms: int
-    ) -> AbortedTxn | None:
+    def take_marker(self, header: BatchHeader, marker: EndMarker) -> AbortedTxn | None:
         """Take in a commit or abort marker; the transaction that it aborts, if it had a record."""
         self.end_offset = header.next_offset
         known = self._producers.get(header.producer_id)
@@ -170,7 +170,6 @@ class ProducerStates:
                 coordinator_epoch=marker.coordinator_epoch,
                 transaction_first_offset=NO_TRANSACTION,
                 last_timestamp=header.max_timestamp,
-                seen_ms=now_ms,
             )
         )
         if marker.committed or first_offset == NO_TRANSACTION:
@@ -185,14 +184,14 @@ class ProducerStates:
         """
         return min(tuple(self.open_transactions.values()), default=None)
 
-    def expire(self, *, seen_before_ms: int) -> int:
-        """Forget producers idle since then, except for those in a transaction; how many."""
+    def expire(self, *, idle_ms: int) -> int:
+        """Forget producers idle for so long, except for those in a transaction; how many."""
+        until_ms = self._clock() - idle_ms
         idle = [
-            producer.producer_id
-            for producer in self._producers.values()
-            if producer.seen_ms < seen_before_ms
-            and producer.transaction_first_offset == NO_TRANSACTION
+            producer_id
+            for producer_id, seen_ms in self._seen_ms.items()
+            if seen_ms <= until_ms and producer_id not in self.open_transactions
         ]
         for producer_id in idle:
-            del self._producers[producer_id]
+            del self._producers[producer_id], self._seen_ms[producer_id]
         return len(idle)

@@ -149,7 +149,7 @@ class Recovery:
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
-        self._late.take_in(now_ms=state.clock())
+        self._late.take_in()
         if not reason and limit is not None and self._tail_is_lost(next_offset, limit):
             reason = f"the segment ends in offset {next_offset - 1}, the next begins at {limit}"
         self._report.checked_bytes += position
@@ -172,14 +172,14 @@ class Recovery:
         self._late.note(run)
 
     def _take(self, plan: IndexPlan, checked: CheckedBatch) -> AbortedTxn | None:
-        header, now_ms = checked.header, self._state.clock()
+        header = checked.header
         plan.take(header, position=header.position)
         self._state.epochs.note(header.leader_epoch, header.base_offset)
         data = b""
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
-        self._late.take_in(now_ms=now_ms)
-        return take_batch(self._state.producers, header, data, now_ms=now_ms)
+        self._late.take_in()
+        return take_batch(self._state.producers, header, data)
 
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
         """Whether a segment lacks its end: a crash can keep a later file and lose the end of an

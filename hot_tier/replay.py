@@ -23,26 +23,24 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
         for header in segment.headers(state.files):
             if states.end_offset <= header.base_offset < end_offset:
                 data = log.read(header.size_bytes, header.position) if header.is_control else b""
-                if (abort := take_batch(states, header, data, now_ms=state.clock())) is not None:
+                if (abort := take_batch(states, header, data)) is not None:
                     aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)
     return aborted
 
 
-def take_batch(
-    states: ProducerStates, header: BatchHeader, data: bytes, *, now_ms: int
-) -> AbortedTxn | None:
+def take_batch(states: ProducerStates, header: BatchHeader, data: bytes) -> AbortedTxn | None:
     """Take in one batch; `data` is its bytes if it is a control batch. Returns the transaction that
     it aborts.
     """
     if not header.is_control:
-        states.take_data_batch(header, now_ms=now_ms)
+        states.take_data_batch(header)
         return None
     marker = end_marker_of(data, parse_header(data))
     if marker is None:
         states.end_offset = header.next_offset
         return None
-    return states.take_marker(header, marker, now_ms=now_ms)
+    return states.take_marker(header, marker)
 
 
 class LateProducers:
@@ -63,11 +61,11 @@ class LateProducers:
             headers[producer_id] = newer
         self._states.end_offset = run.next_offset
 
-    def take_in(self, *, now_ms: int) -> None:
+    def take_in(self) -> None:
         """Take them in, before anything else is done with the states."""
         end_offset = self._states.end_offset
         for own in self._headers.values():
             for header in own:
-                self._states.take_data_batch(parse_header(header), now_ms=now_ms)
+                self._states.take_data_batch(parse_header(header))
         self._states.end_offset = end_offset
         self._headers.clear()

@@ -34,5 +34,5 @@ def start_at(state: LogState, offset: int) -> None:
             raise disk_error(state, error) from error
         state.folder_changed = False
         state.segments = Segments.of((state.active.segment,))
-        state.producers = ProducerStates()
+        state.producers = ProducerStates(state.steady_clock)
         state.flushed = Flushed(offset, offset, 0)

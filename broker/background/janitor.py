@@ -102,8 +102,7 @@ class Janitor:
         self._finish_deletion(partition)
         self._retain_local(partition)
         self._reap(partition)
-        idle_ms = self._settings.producer_id_expiration_ms
-        partition.log.expire_producers(seen_before_ms=self._clock() - idle_ms)
+        partition.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
         if partition.cold is None:
             self._retain(partition)
 

@@ -237,7 +237,7 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
     begins = copied[0] if copied else end_offset
     if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty
         with suppress(CorruptDataError):
-            snapshot = snapshot_before(source, begins, now_ms=target.clock())
+            snapshot = snapshot_before(source, begins)
     if not copied:
         parting.start_empty(target.folder, end_offset, snapshot=snapshot)
     elif snapshot:

@@ -129,7 +129,7 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     def _open(
         folder: Path | None = None, *, config: dict[str, Any] | None = None, **arguments: Any
     ):
-        arguments = {"clean": True, "topic_id": TOPIC_ID, **arguments}
+        arguments = {"clean": True, "topic_id": TOPIC_ID, "steady_clock": clock, **arguments}
         log = PartitionLog.open(
             folder or tmp_path / "t-0",
             topic="t",

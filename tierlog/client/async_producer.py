@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, Self, TypeVar
 
-from record_format.clock import wall_clock_ms
+from record_format.clock import monotonic_ms, wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import TierlogError
 from tierlog.client.answers import TopicDescription
@@ -21,7 +21,6 @@ from tierlog.client.batching import (
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.partitioner import Partitioner
-from tierlog.client.producer import steady_ms
 from tierlog.client.records import GivenHeaders, Value
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
@@ -50,7 +49,7 @@ class AsyncProducer:
         client: AsyncRunner,
         batching: Batching | None = None,
         *,
-        clock: Callable[[], int] = steady_ms,
+        clock: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._client = client
         self._batching = batching or Batching()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections.abc import Callable
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
-from record_format.clock import wall_clock_ms
+from record_format.clock import monotonic_ms, wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import Throttled, TierlogError
 from tierlog.client.answers import TopicDescription
@@ -52,11 +51,6 @@ class Runner(Protocol):
     def describe_topic(self, topic: str) -> TopicDescription: ...
 
 
-def steady_ms() -> int:
-    """For waiting: if a wall clock were set back, records would wait longer."""
-    return time.monotonic_ns() // 1_000_000
-
-
 class Producer:
     """Gathers records into batches and sends them, each exactly once; a context manager.
 
@@ -71,7 +65,7 @@ class Producer:
         batching: Batching | None = None,
         *,
         room_timeout_s: float = 60.0,
-        clock: Callable[[], int] = steady_ms,
+        clock: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._client = client
         self._batching = batching or Batching()

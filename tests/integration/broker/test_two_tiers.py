@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -406,6 +407,10 @@ def test_an_idle_producer_is_forgotten_by_the_janitor(house):
         send(5)
     now_ms, idle_ms = janitor._clock(), janitor._settings.producer_id_expiration_ms
     janitor._clock = lambda: now_ms + idle_ms + 60_000
+    janitor.disk_round()
+    with pytest.raises(OutOfOrderSequence):  # only the wall clock jumped
+        send(5)
+    janitor._settings = replace(janitor._settings, producer_id_expiration_ms=0)
     janitor.disk_round()
     assert send(5).base_offset == 1
 
