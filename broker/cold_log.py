@@ -26,6 +26,7 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
+from manifest.paging import mergeable
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore
@@ -75,7 +76,9 @@ class ColdLog(ColdReads):
 
     @contextmanager
     def going_up(self, base_offset: int) -> Iterator[None]:
-        """Within this, what is uploaded of the segment but not committed yet is not garbage."""
+        """Within this, what is uploaded of the segment, or page, but not committed yet is not
+        garbage.
+        """
         self._going_up.append(base_offset)
         try:
             yield
@@ -134,10 +137,11 @@ class ColdLog(ColdReads):
 
     def merge_pages(self) -> None:
         """Merge small pages of the manifest now and then, so that no commit has to."""
-        if self.ownership.claimed and self.manifest is not None:
-            merging = self._manifests.merging(self.manifest)
-            if merging is not None:
-                self.commit(merging)
+        if not self.ownership.claimed or self.manifest is None:
+            return
+        if run := mergeable(self.manifest):
+            with self.going_up(run[0].base_offset):  # which names the page that they make
+                self.commit(self._manifests.merging(run))
 
     @property
     def pages(self) -> transitions.PageSource:

@@ -7,7 +7,7 @@ them.
 | the same, dropped by a trim           | `grace_ms` after that, pinned or not                    |
 | an object that no manifest ever named | `grace_ms` after it was written                         |
 | an upload in parts that nobody ended  | `grace_ms` after it was begun                           |
-| either of a segment that is going up  | not now, whatever its age: clocks jump                  |
+| what is going up of a segment or page | not now, whatever its age: clocks jump                  |
 | a version                             | `keep_ms` after its successor came, `keep_min` newer    |
 |                                       | ones exist, and it is not pinned                        |
 | a pin                                 | when it has expired                                     |
@@ -49,7 +49,7 @@ from record_format.errors import (
 
 IsNamed = Callable[[str], bool]
 IsUnderWay = Callable[[int], bool]
-"""Whether the segment of that base offset is going up just now, and not committed yet."""
+"""Whether the segment, or page, of that base offset is going up just now, and not committed yet."""
 
 
 class GarbagePolicy(NamedTuple):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -33,7 +33,7 @@ from manifest.codec import (
 )
 from manifest.invariants import where
 from manifest.keys import PartitionKeys, base_offset_of
-from manifest.paging import PageCache, find_entry, fold, iter_entries, mergeable, packed_page
+from manifest.paging import PageCache, find_entry, fold, iter_entries, packed_page
 from manifest.state import (
     Manifest,
     PageRef,
@@ -337,15 +337,12 @@ class ManifestStore:
                 current = self._reloaded(base)
         raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
 
-    def merging(self, manifest: Manifest) -> Transition | None:
-        """Write the large page that a run of small ones makes; None if no run is long enough.
+    def merging(self, run: Sequence[PageRef]) -> Transition:
+        """Write the large page that a run of small ones (`mergeable`) makes.
 
         The transition, to be committed, puts it in their place. What is written here but never
         committed is deleted by age.
         """
-        run = mergeable(manifest)
-        if not run:
-            return None
         entries = tuple(entry for page in run for entry in live_entries(page, self))
         merged, body = packed_page(self.keys, entries, unique=self._options.unique())
         self._put_page(merged.key, body)

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace as altered
 
 from manifest.garbage import Collector, GarbagePolicy
+from manifest.paging import mergeable
 from manifest.pins import Pins
 from manifest.repairs import drop_lost, keep_readable, swap_objects
 from manifest.state import Manifest, PageRef, SegmentEntry
@@ -131,9 +132,8 @@ class World:
         self.commit(lambda state: change(state, old, new, pages=pages, now_ms=now_ms))
 
     def merge(self) -> None:
-        merging = self.manifests.merging(self.state)
-        if merging is not None:
-            self.commit(merging)
+        if run := mergeable(self.state):
+            self.commit(self.manifests.merging(run))
 
     def pin(self) -> None:
         name, version = self.name(), max(1, self.state.version - self.random.choice([0, 0, 3, 9]))

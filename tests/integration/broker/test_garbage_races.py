@@ -54,17 +54,40 @@ def test_what_an_unanswered_commit_names_is_no_garbage(rolled):
     assert all_is_in_the_bucket(rolled)
 
 
-@pytest.mark.parametrize("uploads", [[offload_next], [upload_first_again, offload_next]])
-def test_what_goes_up_just_now_is_no_garbage_whatever_the_clock_says(rolled, monkeypatch, uploads):
-    partition, put = rolled.broker.partition("t", 0), rolled.store.put
+def collecting_after(house, monkeypatch, is_put):
+    """While it puts one of these keys, the broker collects, by a clock that is far ahead."""
+    partition, put = house.broker.partition("t", 0), house.store.put
 
     def put_and_collect(key, body, **options):
         stat = put(key, body, **options)
-        if key.endswith(".indexes"):
+        if is_put(key):
             partition.cold.collect(NO_GRACE)
         return stat
 
-    monkeypatch.setattr(rolled.store, "put", put_and_collect, raising=False)
+    monkeypatch.setattr(house.store, "put", put_and_collect, raising=False)
+
+
+@pytest.mark.parametrize("uploads", [[offload_next], [upload_first_again, offload_next]])
+def test_what_goes_up_just_now_is_no_garbage_whatever_the_clock_says(rolled, monkeypatch, uploads):
+    collecting_after(rolled, monkeypatch, lambda key: key.endswith(".indexes"))
     for upload in uploads:
-        upload(partition)
+        upload(rolled.broker.partition("t", 0))
     assert all_is_in_the_bucket(rolled)
+
+
+def test_a_page_that_is_made_of_others_is_no_garbage_before_it_is_named(house, monkeypatch):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "PAGE_ENTRIES": 4}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
+    for _ in range(6):
+        produce(house)
+        house.offload()
+    house.stop_copying()
+    cold = house.broker.partition("t", 0).cold
+    assert len(cold.manifest.pages) == 4
+    collecting_after(house, monkeypatch, lambda key: "/pages/" in key)
+    monkeypatch.setattr("manifest.paging.RUN_MAX", 4)
+    cold.merge_pages()
+    assert len(cold.manifest.pages) == 1
+    house.restart()
+    assert len(list(house.broker.partition("t", 0).cold.entries(0))) == 6

@@ -15,6 +15,7 @@ from manifest.paging import (
     SMALL_PAGE,
     PageCache,
     live_size_bytes,
+    mergeable,
     names_object,
 )
 from manifest.state import Manifest, PageRef, RemovedPageKind
@@ -62,8 +63,8 @@ def test_a_page_that_the_store_did_not_keep_is_never_named() -> None:
 
 
 def merged(manifests: ManifestStore, state: Manifest) -> Manifest:
-    while (merging := manifests.merging(state)) is not None:
-        state = manifests.commit(state, merging)
+    while run := mergeable(state):
+        state = manifests.commit(state, manifests.merging(run))
     return state
 
 
@@ -107,8 +108,7 @@ def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
 
 def test_pages_that_changed_while_they_were_merged_stay_as_they_are(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES + INLINE_MAX, step=100)
-    merging = manifests.merging(state)
-    assert merging is not None
+    merging = manifests.merging(mergeable(state))
     state = manifests.commit(state, lambda s: trim(s, 550, pages=manifests, now_ms=7))
     assert manifests.commit(state, merging) is state
     state = merged(manifests, state)
