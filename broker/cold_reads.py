@@ -58,6 +58,10 @@ class ColdReads:
     def store_answers(self) -> bool:
         return self._standing.answers
 
+    def check_clock(self) -> None:
+        """Raises ClockRefused if the store refuses this machine's, as far as it answers."""
+        self._standing.check_clock()
+
     @property
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 if nothing is known."""

@@ -27,8 +27,10 @@ from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
 from record_format import sealed_json, typed_json
 from record_format.errors import (
+    ClockRefused,
     ConfigurationError,
     CorruptManifest,
+    MissingObject,
     StoreUnavailable,
 )
 
@@ -74,6 +76,7 @@ class StoreStanding:
         self.is_ours = False
         self.refusal: str | None = None
         self.unavailable: str | None = None
+        self._refuses_clock = False
         self._looked_s = float("-inf")
         self._refusals = 0
         self._check_again_s = float("-inf")
@@ -155,6 +158,15 @@ class StoreStanding:
                 f"store {self.store.url}: {error}; does another kind of server answer there?"
             ) from error
 
+    def check_clock(self) -> None:
+        """Asks a store that is not known to be away. Raises ClockRefused if it refuses this
+        machine's clock.
+        """
+        if self.answers:
+            self._ask()
+        if self._refuses_clock:
+            raise ClockRefused(self.refusal or self.unavailable or "")
+
     def checked_store(self) -> ObjectStore:
         """The store, once it is known to be this cluster's. Raises StoreUnavailable,
         ConfigurationError.
@@ -201,7 +213,7 @@ class StoreStanding:
     def _note_refusal(self, error: ConfigurationError) -> None:
         if self.refusal != str(error):
             log.error("store refused: nothing is offloaded", error=str(error))
-        self.refusal = str(error)
+        self.refusal, self._refuses_clock = str(error), isinstance(error, ClockRefused)
         pause_s = min(REFUSED_MAX_S, LOOK_AGAIN_S * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
         self._check_again_s = time.monotonic() + pause_s
@@ -210,16 +222,21 @@ class StoreStanding:
         if self.unavailable is None:
             log.warning("store unavailable", store=self.store.url, error=str(error))
         self.unavailable = str(error) or "the store does not answer"
+        self._refuses_clock = isinstance(error, ClockRefused)
 
     def _look(self) -> None:
         """Now and then, whether the store still answers: for what a broker says of itself."""
         pause_s = LOOK_EVERY_S if self.answers else LOOK_AGAIN_S
-        if time.monotonic() - self._looked_s < pause_s:
-            return
+        if time.monotonic() - self._looked_s >= pause_s:
+            self._ask()
+
+    def _ask(self) -> None:
+        """By a GET: what refuses a HEAD does not say why."""
         try:
-            if self.store.head(CLUSTER_KEY) is None:
-                raise StoreUnavailable(f"{self.store.url} no longer has {CLUSTER_KEY}")
-            self.unavailable = None
+            self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+            self.unavailable, self._refuses_clock = None, False
+        except MissingObject:
+            self.note_unavailable(StoreUnavailable(f"{self.store.url} no longer has {CLUSTER_KEY}"))
         except (StoreUnavailable, ConfigurationError) as error:
             self.note_unavailable(error)
         self._looked_s = time.monotonic()

@@ -39,7 +39,7 @@ from cold_tier.retry import RetryPolicy
 from cold_tier.s3_answers import check_range, checksum_of, now_of
 from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
 from cold_tier.s3_connection import NotPlain
-from cold_tier.s3_faults import Answer, Fault, advice, classify, reason
+from cold_tier.s3_faults import OF_THE_CLOCK, Answer, Fault, advice, classify, reason
 from cold_tier.s3_multipart import (
     MULTIPART_FROM_BYTES,
     MultipartUpload,
@@ -52,6 +52,7 @@ from cold_tier.s3_options import S3Options
 from cold_tier.s3_ranges import Answering, Ranges, Refused
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
+    ClockRefused,
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -394,7 +395,8 @@ class S3Store:
             raise ChecksumRefused(f"{key}: {reason(answer)}") from cause
         if fault is Fault.MISCONFIGURED:
             line = advice(answer, operation=operation, key=key)
-            raise ConfigurationError(f"store {self.url}: {line}") from cause
+            kind = ClockRefused if answer.code in OF_THE_CLOCK else ConfigurationError
+            raise kind(f"store {self.url}: {line}") from cause
         if fault is Fault.UNKNOWN and creates:
             raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause
         raise StoreUnavailable(f"{key}: {operation}: {reason(answer)}") from cause

@@ -59,6 +59,9 @@ _BY_CODE = {
     "broke-off": Fault.UNKNOWN,
 }
 
+OF_THE_CLOCK = frozenset(("RequestTimeTooSkewed", "RequestExpired"))
+_WRONG_CLOCK = "this machine's clock is too far from the store's; set it right"
+
 _ADVICE = {
     "NoSuchBucket": "there is no such bucket; create it, or correct the URL or the endpoint",
     "InvalidBucketName": "that is not a bucket name; correct the URL",
@@ -73,8 +76,7 @@ _ADVICE = {
     "ExpiredTokenException": "the credentials have expired; renew them",
     "TokenRefreshRequired": "the credentials have expired; renew them",
     "InvalidToken": "the session token is not valid; renew the credentials",
-    "RequestTimeTooSkewed": "this machine's clock is too far from the store's; set it right",
-    "RequestExpired": "this machine's clock is too far from the store's; set it right",
+    **dict.fromkeys(OF_THE_CLOCK, _WRONG_CLOCK),
     "AuthorizationHeaderMalformed": "the bucket is in another region{region}; set the region",
     "PermanentRedirect": "the bucket is in another region{region}; set the region",
     "IllegalLocationConstraintException": "the bucket is in another region{region}; set the region",

@@ -26,6 +26,10 @@ class SettingsError(ConfigurationError):
     """A setting cannot have the value it was given: mend the flag, the variable or the file."""
 
 
+class ClockRefused(ConfigurationError):
+    """The store's clock and this machine's are too far apart: set it right."""
+
+
 # --- mend the request -----------------------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@
   `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects go: a crash in between leaves something to delete again, never something that is missing.
+* Nothing goes by its age while the store refuses this machine's clock. Where there is no store, or
+  none that says so, the clock is believed.
 * What may ask the store has rounds of its own: a store that hangs does not keep the disk from being
   tidied. While it is known not to answer it is not asked, because each partition would wait for it:
   the log start moves on disk, and the bucket follows later.
@@ -19,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from broker.background.retention import Limits, SegmentFacts, expired_end
+from broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
 from broker.holes import Holes
 from broker.partition import Partition
 from broker.settings import BrokerSettings
@@ -194,11 +196,13 @@ class Janitor:
         )
         if end is None:
             return
+        cold = partition.cold
+        if cold is not None and limits.retention_ms != UNLIMITED:
+            cold.check_clock()
         if local and local[-1].active and end == local[-1].end_offset:
             partition.log.roll()
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        cold = partition.cold
         tells = cold is not None and cold.store_answers
         self._advance(partition, start, in_bucket=cold.drop_expired if cold and tells else None)
 

@@ -15,10 +15,19 @@ from broker.tier_sizes import tier_sizes
 from cold_tier.memory import MemoryStore
 from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
-from record_format.errors import ConfigurationError, InvalidConfig, OffsetTrimmed, StoreUnavailable
+from record_format.clock import wall_clock_ms
+from record_format.errors import (
+    ClockRefused,
+    ConfigurationError,
+    InvalidConfig,
+    OffsetTrimmed,
+    StoreUnavailable,
+)
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.faulty_object_store import FailsBefore
 from tests.fakes.house import tidy
 
+YEAR_MS = 365 * 86_400_000
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
 
@@ -279,6 +288,26 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
     house.wait_for(lambda: house.broker.bucket.standing.unavailable is None)
     tidy(house.broker)
     assert partition.cold.manifest.log_start_offset == partition.log.log_start_offset
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known):
+    house.broker.create_topic("t", config={"retention.ms": 86_400_000})
+    now_ms, janitor = wall_clock_ms(), house.broker.chores.janitor
+    house.produce("t", [b"young"], at=now_ms)
+    house.offload()
+    refused = FailsBefore(lambda key: ClockRefused(f"{key}: this machine's clock"))
+    for call in ("get", "head", "put", "list"):
+        house.store.fail(call, refused, times=10**9)
+    if known:
+        house.broker.bucket.standing.note_unavailable(ClockRefused("known"))
+    partition, janitor._clock = house.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
+    janitor.bucket_round()
+    assert partition.log.log_start_offset == 0
+    house.set_down(False)
+    house.wait_for(lambda: house.broker.bucket.standing.answers)
+    janitor.bucket_round()
+    assert partition.log.log_start_offset == 1, "a clock that nobody refuses is believed"
 
 
 def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):

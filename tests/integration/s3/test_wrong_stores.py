@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import boto3
@@ -19,12 +20,17 @@ import botocore.auth
 import pytest
 from botocore.config import Config
 
+from broker.broker import Broker
+from broker.settings import BrokerSettings
 from cold_tier.probe import probe
 from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_options import S3Options
+from hot_tier.append import Acks
 from manifest.topic_objects import load_cluster
+from record_format.clock import wall_clock_ms
 from record_format.errors import ConfigurationError
+from record_format.produced import build_produced
 from tests.fakes.broker_process import free_port
 
 pytestmark = pytest.mark.s3
@@ -146,15 +152,46 @@ def test_permission_to_read_alone(endpoint):
     assert "no permission to put probe/" in refusal(endpoint, account="reader")
 
 
-@pytest.mark.parametrize("hours", [-2, 2])
-def test_a_clock_that_is_wrong(endpoint, hours, monkeypatch):
+def set_clock(monkeypatch, *, ahead):
     told = botocore.auth.get_current_datetime
 
     def shifted(*args, **kwargs):
-        return told(*args, **kwargs) + datetime.timedelta(hours=hours)
+        return told(*args, **kwargs) + ahead
 
     monkeypatch.setattr(botocore.auth, "get_current_datetime", shifted)
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_wrong(endpoint, hours, monkeypatch):
+    set_clock(monkeypatch, ahead=datetime.timedelta(hours=hours))
     assert "this machine's clock is too far from the store's; set it right" in refusal(endpoint)
+
+
+def test_a_clock_that_jumps_years_ahead_takes_no_record(endpoint, tmp_path, monkeypatch):
+    options = S3Options(
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id="root",
+        secret_access_key=SECRETS["root"],
+    )
+    ahead, told = datetime.timedelta(), wall_clock_ms
+
+    def clock():
+        return told() + int(ahead.total_seconds() * 1000)
+
+    store = S3Store(BUCKET, "jumps", options, policy=RetryPolicy(attempts=1))
+    settings = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0)
+    with closing(Broker.open(settings, store=store, clock=clock)) as broker:
+        broker.create_topic("t")
+        partition = broker.partition("t", 0)
+        batches = build_produced([b"v"], timestamps=[clock()], max_message_bytes=1 << 20)
+        partition.append(batches, acks=Acks.ALL).result(20)
+        ahead = datetime.timedelta(days=3650)
+        set_clock(monkeypatch, ahead=ahead)
+        broker.chores.janitor.bucket_round()
+        broker.chores.janitor.disk_round()
+        assert partition.log.log_start_offset == 0
+        assert "clock" in broker.readiness().degraded[0]
 
 
 def test_a_broker_says_it_in_one_line_and_does_not_start(endpoint, tmp_path):
