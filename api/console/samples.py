@@ -55,7 +55,11 @@ class Series(msgspec.Struct):
 
 
 def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
-    """What was measured after `after_ms`. The very first sample has no rate: it is left out."""
+    """What was measured after `after_ms`; all of it where that is yet to come: the clock was ahead.
+    The very first sample has no rate: it is left out.
+    """
+    if samples and after_ms > samples[-1].at_ms:
+        after_ms = -1
     pairs = [(one, two) for one, two in pairwise(samples) if two.at_ms > max(after_ms, one.at_ms)]
 
     def rates(name: str) -> list[float]:
@@ -104,9 +108,12 @@ class Sampler:
         fetched = dict(metrics.requests.fetched_bytes)
         hot = fetched.pop("hot", 0)
         self.report = report
+        now_ms = self._context.settings.clock()
+        while self.samples and self.samples[-1].at_ms > now_ms:
+            self.samples.pop()  # taken while the clock was ahead
         self.samples.append(
             Sample(
-                at_ms=self._context.settings.clock(),
+                at_ms=now_ms,
                 produced_bytes=total(metrics.produced_bytes),
                 produced_records=total(metrics.produced_records),
                 hot_fetched_bytes=hot,

@@ -113,7 +113,8 @@
     if (!answer.ok || running !== mine) return;
     const more = await answer.json();
     if (!more.at_ms.length && mine.plots.length) return;
-    for (const name of Object.keys(more)) mine.columns[name] = [...(mine.columns[name] ?? []), ...more[name]].slice(-KEEP);
+    const older = more.at_ms[0] <= after ? {} : mine.columns; // all of it again: the clock was ahead
+    for (const name of Object.keys(more)) mine.columns[name] = [...(older[name] ?? []), ...more[name]].slice(-KEEP);
     draw();
   }
 

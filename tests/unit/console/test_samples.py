@@ -37,6 +37,31 @@ def test_a_clock_that_went_back_makes_no_rate() -> None:
     assert series(ring, after_ms=0).at_ms == [6000]
 
 
+def test_who_was_told_of_a_time_to_come_is_told_everything_again() -> None:
+    """The clock was ahead when it asked last."""
+    ring = [sample(at * 1000, at) for at in range(10)]
+    assert series(ring, after_ms=10_000).at_ms == series(ring, after_ms=0).at_ms
+
+
+def test_samples_of_a_time_to_come_are_forgotten() -> None:
+    times = iter([1000, 2000, 9_000_000, 9_000_001, 3000, 4000])
+    context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
+    context.broker.storage_report = lambda: SimpleNamespace(offload_lag_bytes=0, offload_lag_ms=0)
+    context.settings = SimpleNamespace(clock=lambda: next(times))
+
+    async def read(call: Any) -> Any:
+        return call()
+
+    async def take_six() -> Sampler:
+        sampler = Sampler(context, interval_ms=0)
+        for _ in range(6):
+            await sampler.take()
+        return sampler
+
+    context.read = read
+    assert [one.at_ms for one in asyncio.run(take_six()).samples] == [1000, 2000, 3000, 4000]
+
+
 def test_nothing_measured_yet_is_nothing_told() -> None:
     assert series([], after_ms=0).at_ms == []
     assert series([sample(1, 1)], after_ms=0).at_ms == []
