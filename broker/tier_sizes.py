@@ -52,8 +52,10 @@ def offload_lag_ms(partition: Partition, now_ms: int) -> int:
     if partition.cold is None or not partition.goes_up:
         return 0
     for view in partition.log.segments():
-        if view.active or view.last_offset >= partition.cold.end_offset:
-            since_ms = partition.log.first_append_ms if view.active else _modified_ms(view.path)
+        if view.active:
+            return partition.log.active_ms
+        if view.last_offset >= partition.cold.end_offset:
+            since_ms = _modified_ms(view.path)
             return max(0, now_ms - since_ms) if since_ms is not None else 0
     return 0
 

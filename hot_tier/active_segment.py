@@ -40,7 +40,10 @@ class ActiveSegment:
         time_image: bytes,
         bytes_since_entry: int,
     ) -> None:
-        """Open the files (created where they are not there) and preallocate the indexes."""
+        """Open the files (created where they are not there) and preallocate the indexes.
+
+        `now_ms`, here and below, is of the log's steady clock.
+        """
         self.segment, self.config, self.disk = segment, config, disk
         self.jitter_ms, self.created_ms = jitter_ms, now_ms
         self.first_append_ms: int | None = now_ms if segment.end.size_bytes else None

@@ -205,9 +205,10 @@ class PartitionLog:
         return view.size_bytes if view.last_offset < flushed.offset else 0
 
     @property
-    def first_append_ms(self) -> int | None:
-        """When the active segment's first record came; None while it is empty."""
-        return self._state.active.first_append_ms
+    def active_ms(self) -> int:
+        """For how long the active segment has had records; 0 while it is empty."""
+        first_ms = self._state.active.first_append_ms
+        return 0 if first_ms is None else self._state.steady_clock() - first_ms
 
     @property
     def wants_flush(self) -> bool:
@@ -261,13 +262,10 @@ class PartitionLog:
             self.flush()
         return rolled
 
-    def maybe_roll(self, now_ms: int) -> bool:
-        """Roll a segment whose first record came `offload.max.lag.ms` ago, or came while the clock
-        was ahead: nobody knows then how long ago that was.
-        """
+    def maybe_roll(self) -> bool:
+        """Roll a segment whose first record came `offload.max.lag.ms` ago."""
         lag_ms = self._state.config.offload_max_lag_ms
-        first_ms = self._state.active.first_append_ms
-        if lag_ms < 0 or first_ms is None or 0 <= now_ms - first_ms < lag_ms or self.offline:
+        if lag_ms < 0 or self.active_ms < lag_ms or self.offline:
             return False
         return self.roll()
 
@@ -370,12 +368,12 @@ class PartitionLog:
             self._state.log_start_offset = max(before_offset, self._state.log_start_offset)
             return self._state.log_start_offset
 
-    def reap(self, now_ms: int, *, at_once: bool = False) -> int:
+    def reap(self, *, at_once: bool = False) -> int:
         """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments.
 
         Raises OSError where some cannot go; they wait for the next call.
         """
-        return self._reaper.reap(now_ms, at_once=at_once)
+        return self._reaper.reap(at_once=at_once)
 
     def start_at(self, offset: int) -> None:
         """Remove everything local and continue at `offset`. Only while nobody is served."""

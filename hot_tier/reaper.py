@@ -88,7 +88,7 @@ class Reaper:
                 if moved is not None:
                     moved[path] = aside
             state.files.forget(path)  # last: what a reader opened until then is not kept open
-        self._deleted.append((state.clock(), tuple(renamed)))
+        self._deleted.append((state.steady_clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
         """As in Kafka, epochs without any local record left go.
@@ -101,7 +101,7 @@ class Reaper:
             if not is_refusal(error):
                 raise disk_error(self._state, error) from error
 
-    def reap(self, now_ms: int, *, at_once: bool) -> int:
+    def reap(self, *, at_once: bool) -> int:
         """Unlink what was deleted long enough ago; how many segments.
 
         Raises OSError, after all others went: what could not go waits for the next call.
@@ -110,11 +110,9 @@ class Reaper:
         with state.lock:
             if state.shut:
                 return 0
-            delay_ms = 0 if at_once else state.config.file_delete_delay_ms
-            # A clock that was set back is no reason to keep them for as long as it was ahead.
-            waiting = [one for one in self._deleted if 0 <= now_ms - one[0] < delay_ms]
-            due = [one for one in self._deleted if not 0 <= now_ms - one[0] < delay_ms]
-            self._deleted = waiting
+            until_ms = state.steady_clock() - (0 if at_once else state.config.file_delete_delay_ms)
+            due = [one for one in self._deleted if one[0] <= until_ms]
+            self._deleted = [one for one in self._deleted if one[0] > until_ms]
         failures: list[OSError] = []
         for when, files in due:  # outside the lock: unlinking a gigabyte takes a while
             try:

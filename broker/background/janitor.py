@@ -100,7 +100,7 @@ class Janitor:
     def _look_after_disk(self, partition: Partition) -> None:
         if partition.is_over:
             return
-        partition.log.maybe_roll(self._clock())
+        partition.log.maybe_roll()
         self._finish_deletion(partition)
         self._retain_local(partition)
         self._reap(partition)
@@ -124,7 +124,7 @@ class Janitor:
     def _reap(self, partition: Partition) -> None:
         """One that cannot be unlinked keeps nothing else from being looked after."""
         try:
-            partition.log.reap(self._clock())
+            partition.log.reap()
         except OSError as error:
             log.warning("deleted files stay", partition=str(partition), error=str(error))
 
@@ -244,7 +244,7 @@ class Janitor:
         if oldest is None or not covered or oldest.end_offset > removable_end(partition):
             return 0
         partition.log.delete_local(oldest.end_offset)
-        partition.log.reap(self._clock(), at_once=True)
+        partition.log.reap(at_once=True)
         log.warning("segment let go: the disk is full", partition=str(partition))
         return oldest.size_bytes
 

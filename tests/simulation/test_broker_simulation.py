@@ -309,7 +309,7 @@ class World:
         _, _, partition = self._one()
         if not partition.log.config.compacts:
             partition.log.delete_local(janitor.removable_end(partition))
-            partition.log.reap(0, at_once=True)
+            partition.log.reap(at_once=True)
 
     def save(self) -> None:
         self.broker.chores.checkpoints.save()

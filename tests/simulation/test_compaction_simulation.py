@@ -58,6 +58,7 @@ class World:
             topic_id=TOPIC_ID,
             config=self.config,
             clock=self.clock,
+            steady_clock=self.clock,
             clean=clean,
             recovery_point=self.recovery_point,
             jitter_seed=1,
@@ -96,7 +97,7 @@ class World:
             self.checkpoint = self.log.sealed.clean(cleanable, table).end_offset
 
     def reap(self) -> None:
-        self.log.reap(self.clock(), at_once=True)
+        self.log.reap(at_once=True)
 
     def wait(self) -> None:
         self.clock.now_ms += self.random.choice((10, 1000, RETENTION_MS))

@@ -76,6 +76,7 @@ class World:
             topic_id=TOPIC_ID,
             config=self.config,
             clock=self.clock,
+            steady_clock=self.clock,
             clean=clean,
             recovery_point=self.checkpoint,
             log_start_offset=self.log_start,
@@ -156,7 +157,7 @@ class World:
         """Delete what the log start has passed."""
         self.log.delete_local(min(self.log_start, self.flushed))
         assert self.log.local_log_start_offset == self.log_start
-        self.log.reap(self.clock(), at_once=self.random.random() < 0.5)
+        self.log.reap(at_once=self.random.random() < 0.5)
 
     def read(self) -> None:
         offset = self.random.randint(0, max(self.flushed, 1))

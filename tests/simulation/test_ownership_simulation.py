@@ -153,7 +153,7 @@ class World:
         """Delete from the local disk everything that the bucket has."""
         partition = self.owner.partition
         partition.log.delete_local(removable_end(partition))
-        partition.log.reap(0, at_once=True)
+        partition.log.reap(at_once=True)
 
     def trim(self) -> None:
         offsets = self.owner.partition.offsets()

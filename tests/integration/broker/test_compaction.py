@@ -174,7 +174,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
         last |= fill(house, "t", 100, seed=seed)
         house.broker.partition("t", 0).log.roll()
         house.broker.chores.compactor.run_round()
-        house.broker.partition("t", 0).log.reap(0, at_once=True)
+        house.broker.partition("t", 0).log.reap(at_once=True)
     stop.set()
     for thread in threads:
         thread.join()

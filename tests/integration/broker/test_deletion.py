@@ -340,7 +340,7 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
                 house.broker.chores.janitor.look_after(old)
             case "relieve_disk":
                 old.log.delete_local(10)
-                old.log.reap(0, at_once=True)
+                old.log.reap(at_once=True)
             case "roll":
                 old.log.roll()
             case "snapshot":
@@ -539,7 +539,7 @@ def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> 
     house.offload()
     partition = house.broker.partition("t", 0)
 
-    def refuse(_now_ms: int, **_: object) -> int:
+    def refuse(**_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(partition.log, "reap", refuse)

@@ -165,7 +165,7 @@ def test_a_slice_outlives_the_deletion_of_its_segment(open_log, append_values, c
     piece = log.read(0, max_bytes=1).slices[0]
     before = piece.read()
     assert log.delete_local(20)
-    log.reap(clock(), at_once=True)
+    log.reap(at_once=True)
     assert piece.read() == before
     with pytest.raises(OffsetTrimmed):
         log.read(0, max_bytes=1)

@@ -192,11 +192,11 @@ def test_a_file_that_cannot_be_unlinked_keeps_no_other_and_goes_later(
     stays.unlink()
     stays.mkdir()
     with pytest.raises(OSError, match="directory"):
-        log.reap(0, at_once=True)
+        log.reap(at_once=True)
     assert [path.name[:20] for path in (tmp_path / "t-0").glob("*.log.deleted")] == [f"{0:020d}"]
     stays.rmdir()
-    assert log.reap(0, at_once=True) == 1
-    assert log.reap(0, at_once=True) == 0
+    assert log.reap(at_once=True) == 1
+    assert log.reap(at_once=True) == 0
 
 
 def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values, disk, tmp_path):
@@ -206,7 +206,7 @@ def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values
     log.flush()
     disk.fail("open", errno.ENOSPC, suffix=".tmp")
     assert log.delete_local(2) == [0, 1]
-    assert log.reap(0, at_once=True) == 2
+    assert log.reap(at_once=True) == 2
     assert len(list((tmp_path / "t-0").glob("*.log*"))) == 1
     disk.heal()
     append_values(log, b"x" * 1000)

@@ -3,7 +3,7 @@
 import pytest
 
 from record_format.errors import OffsetPastEnd, OffsetTrimmed
-from tests.fakes.partition_logs import first_offset
+from tests.fakes.partition_logs import Clock, first_offset
 
 CONFIG = {"segment.bytes": 1024, "file.delete.delay.ms": 1000}
 
@@ -37,14 +37,24 @@ def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp
     log.delete_local(second)
     names = {path.name for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"}
     assert names == {f"{0:020d}{suffix}.deleted" for suffix in (".log", ".index", ".timeindex")}
-    assert log.reap(clock() + 999) == 0
-    assert log.reap(clock() + 1000) == 1
+    clock.now_ms += 999
+    assert log.reap() == 0
+    clock.now_ms += 1
+    assert log.reap() == 1
     assert not [path for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"]
 
 
-def test_a_clock_that_was_set_back_does_not_keep_deleted_files(log, clock):
-    log.delete_local(bases(log)[1])
-    assert log.reap(clock() - 1) == 1
+@pytest.mark.parametrize("jump_ms", [-1, 10**12])
+def test_a_wall_clock_that_jumps_does_not_move_that(open_log, append_values, clock, jump_ms):
+    steady = Clock()
+    log = open_log(config=CONFIG, steady_clock=steady)
+    append_values(log, b"v")
+    log.roll()
+    log.delete_local(log.high_watermark)
+    clock.now_ms += jump_ms
+    assert log.reap() == 0
+    steady.now_ms += 1000
+    assert log.reap() == 1
 
 
 def test_deletion_trims_the_epochs(log, tmp_path):
