@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -28,6 +29,7 @@ from tierlog.client.group_calls import GroupPlace
 from tierlog.client.methods import awaited
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord
+from tierlog.client.stopping import Requests, Trace
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import AT_A_TIME, Connection, to_outcome, to_reply
 from tierlog.client.wire import Reply, Request
@@ -62,17 +64,21 @@ class AsyncClient:
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._reading_for: set[GroupPlace] = set()
         self._committing = asyncio.Lock()
+        self._requests = Requests()
 
     def __repr__(self) -> str:
         return self._connection.shown(self)
 
     async def aclose(self) -> None:
         """As `Client.close`: who broke off an `async for` may not have been told of it yet."""
-        for place in list(self._reading_for):
-            with suppress(TierlogError):
-                await self._commit(place)
-        await self._http.aclose()
-        await self._waiting.aclose()
+        try:
+            for place in list(self._reading_for):
+                with suppress(TierlogError):
+                    await self._commit(place)
+        finally:
+            await self._http.aclose()
+            await self._waiting.aclose()
+            await self._requests.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,12 +237,17 @@ class AsyncClient:
 
     async def _transmit(self, request: Request) -> Reply | Outcome:
         if request.extra_wait_s:
-            return await self._send(self._waiting, request)
-        async with self._turns:
-            return await self._send(self._http, request)
+            send = partial(self._send, self._waiting, request)
+            return await self._requests.run(send, at_end=lambda: None)
+        await self._turns.acquire()
+        send = partial(self._send, self._http, request)
+        return await self._requests.run(send, at_end=self._turns.release)
 
-    async def _send(self, http: httpx.AsyncClient, request: Request) -> Reply | Outcome:
+    async def _send(
+        self, http: httpx.AsyncClient, request: Request, trace: Trace
+    ) -> Reply | Outcome:
+        sent = self._connection.sent_as(request)
         try:
-            return to_reply(await http.request(**self._connection.sent_as(request)))
+            return to_reply(await http.request(**sent, extensions={"trace": trace}))
         except httpx.RequestError as error:
             return to_outcome(error)
