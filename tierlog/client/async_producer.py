@@ -145,6 +145,8 @@ class AsyncProducer:
         except BaseException as error:  # cancelled, a bug, or its client was closed
             self._failure = error
             self._waiting.fail_all(error)
+            async with self._changed:
+                self._changed.notify_all()
             raise
 
     async def _send(self, pending: Pending[asyncio.Future[Placed]]) -> None:

@@ -649,6 +649,20 @@ def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
     assert all(isinstance(one, RuntimeError) for one in asyncio.run(within()))
 
 
+def test_who_waits_for_a_producer_whose_task_is_cancelled_is_told():
+    async def send() -> None:
+        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        producer = client.producer(Batching(linger_ms=60_000, buffer_bytes=1000))
+        await producer.send("t", "v", partition=0)
+        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        asyncio.get_running_loop().call_soon(task.cancel)
+        with pytest.raises(RuntimeError, match="create a new one"):
+            async with asyncio.timeout(10):
+                await producer.send("t", b"for which there is no room" * 40, partition=0)
+
+    asyncio.run(send())
+
+
 def test_asyncio_does_not_tell_of_each_record_that_nobody_awaits(caplog):
     caplog.set_level(logging.CRITICAL)  # a line that tells of the batch would hold the futures
     told = []
