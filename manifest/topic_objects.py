@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace as altered
 
 from manifest.codec import decoded
-from manifest.keys import CLUSTER_KEY, TOPICS, topic_versions
+from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
 from manifest.store import random_name
 from manifest.versions import Created, Objects, VersionChain
 from record_format import sealed_json
@@ -43,6 +43,7 @@ KIND_TOPIC = "topic"
 MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
+LOST = "its topic object is gone, which says how many partitions it has"
 
 ConfigValue = int | float | bool | str
 
@@ -114,11 +115,21 @@ class TopicObjects:
 
     def find(self, name: str) -> TopicObject:
         """The newest undeleted topic of that name. Raises UnknownTopic, CorruptManifest."""
-        found = [topic for one in self.ids(name) if (topic := self.load(name, one)) is not None]
-        chosen = restorable(found).topics.get(name)
-        if chosen is None:
-            raise UnknownTopic(name)
-        return chosen
+        loaded = {topic_id: self.load(name, topic_id) for topic_id in self.ids(name)}
+        found = [topic for topic in loaded.values() if topic is not None]
+        if chosen := restorable(found).topics.get(name):
+            return chosen
+        for topic_id, topic in loaded.items():
+            if topic is None and self.is_lost(name, topic_id):
+                raise CorruptManifest(LOST, file=topic_versions(name, topic_id))
+        raise UnknownTopic(name)
+
+    def is_lost(self, name: str, topic_id: str) -> bool:
+        """Whether a topic of which `load` finds nothing has manifests. One that was deleted has
+        none: its topic object goes last.
+        """
+        versions = PartitionKeys(name, topic_id, 0).versions
+        return bool(self._store.list(versions, limit=1))
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
         """Write `topic` as the version after the newest, whatever that one says and whether or not
@@ -147,9 +158,13 @@ class TopicObjects:
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """(name, topic id) of everything under `topics/`, with about one LIST per name."""
-        for name in self._store.folders(TOPICS, limit=TOPICS_MAX):
+        for name in self.names():
             for topic_id in self.ids(name):
                 yield name, topic_id
+
+    def names(self) -> list[str]:
+        """Every name under `topics/`, also that of a topic of which only something is left."""
+        return list(self._store.folders(TOPICS, limit=TOPICS_MAX))
 
     def ids(self, name: str) -> list[str]:
         """Every topic id that the name has, or had if something of it is left."""

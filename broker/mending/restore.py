@@ -54,7 +54,7 @@ from hot_tier.log_config import LogConfig
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects, load_cluster, restorable
+from manifest.topic_objects import LOST, TopicObject, TopicObjects, load_cluster, restorable
 from record_format import checkpoint_files
 from record_format.errors import (
     ConfigurationError,
@@ -231,15 +231,9 @@ class _Restore:
             if topic is not None:
                 found.append(topic)
                 untold.pop(topic_id, None)
-            elif topic_id not in untold and self._has_manifest(name, topic_id):
-                lost = "its topic object is gone, which says how many partitions it has"
-                self._nameless.append(OtherTopic(name=name, topic_id=topic_id, unreadable=lost))
+            elif topic_id not in untold and objects.is_lost(name, topic_id):
+                self._nameless.append(OtherTopic(name=name, topic_id=topic_id, unreadable=LOST))
         return found + [record.as_object() for record in untold.values()]
-
-    def _has_manifest(self, name: str, topic_id: str) -> bool:
-        """A topic that was deleted has none: its topic object goes last."""
-        keys = PartitionKeys(name, topic_id, 0)
-        return ManifestStore(self._store, keys, self._manifest_options).versions.newest() > 0
 
     def _take_deletion(self, topic_id: str) -> bool:
         """Whether the old folder deleted the topic: then the new one finishes that."""

@@ -1,4 +1,5 @@
-"""What `tierlog storage segments|manifest|gc --store URL` shows: only the bucket, without a broker.
+"""What `topic list` and `storage segments|manifest|gc` show with `--store URL`: only the bucket,
+without a broker.
 
 It only reads, and may run beside the broker that owns the bucket. Answers have the same shapes as
 the client's, with every segment cold.
@@ -6,19 +7,30 @@ the client's, with every segment cold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
+from broker.topic_registry import INTERNAL_PREFIX
 from cold_tier.object_store import ObjectStore
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects
+from manifest.topic_objects import TopicObject, TopicObjects, load_cluster
 from manifest.versions import VersionStat
 from record_format.clock import wall_clock_ms
-from record_format.errors import UnknownManifestVersion, UnknownPartition
-from tierlog.client.answers import Segment
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    UnknownManifestVersion,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tierlog.client.answers import Segment, Topic
+
+LOOKUPS: Final = 16  # at once
 
 
 class Bucket:
@@ -27,6 +39,37 @@ class Bucket:
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self._topics = TopicObjects(store)
+
+    def names(self, prefix: str = "", *, internal: bool = True) -> list[str]:
+        """Of all topics, also of those of which only something is left. Raises ConfigurationError
+        if nothing here is a cluster's.
+        """
+        names = self._topics.names()
+        if not names and load_cluster(self.store) is None:
+            raise ConfigurationError(f"{self.store.url} holds no cluster")
+        asked = (name for name in names if name.startswith(prefix))
+        return [name for name in asked if internal or not name.startswith(INTERNAL_PREFIX)]
+
+    def topics(self, names: Iterable[str]) -> Iterator[Topic | CorruptDataError]:
+        """Those of the names that are not of deleted topics; what is wrong with one that cannot be
+        read.
+        """
+        with ThreadPoolExecutor(LOOKUPS) as pool:  # three requests each
+            yield from filter(None, pool.map(self._find, names))
+
+    def _find(self, name: str) -> Topic | CorruptDataError | None:
+        try:
+            topic = self.topic(name)
+        except UnknownTopic:
+            return None
+        except CorruptDataError as error:
+            return error
+        return Topic(
+            name=name,
+            topic_id=topic.topic_id,
+            partitions=topic.partitions,
+            config=dict(topic.config),
+        )
 
     def topic(self, name: str) -> TopicObject:
         """Raises UnknownTopic."""

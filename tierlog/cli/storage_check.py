@@ -6,14 +6,17 @@ Exit code 3 if there are problems: not an error of the command, and not a succes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from record_format.clock import wall_clock_ms
-from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from record_format.errors import CorruptDataError, UnknownTopic
+from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
@@ -24,11 +27,17 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
+Report = dict[str, Any]  # as JSON has it
+Check = Callable[[str], Report]
+
+
 @app.command("verify")
 @client_command
 def verify(
     client: Client,
-    topic: TopicArgument,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="The topic; all of them by default.")
+    ] = None,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
     store: OfflineStoreOption = None,
@@ -42,29 +51,62 @@ def verify(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Check the manifest against the objects, and both tiers against each other."""
+    bucket = BucketOptions.named(store, endpoint, region)
+    checking: AbstractContextManager[Check]
     if spark:
         source = SourceOptions(
             store=store, s3_endpoint=endpoint, s3_region=region, master=master, conf=conf
         )
-        report = _verify_on_spark(topic, source)
-    elif (bucket := BucketOptions.named(store, endpoint, region)) is not None:
-        report = _verify_offline(topic, bucket, deep=deep)
+        checking = _on_spark(source)
+    elif bucket is not None:
+        checking = _offline(bucket, deep=deep)
     else:
-        with progress_bar(f"verify {topic}, by the broker"):
-            report = client.verify(topic, deep=deep)
+        checking = nullcontext(partial(_by_broker, client, deep=deep))
+    reports = {}
+    with checking as check:
+        found = _each(_names(client, bucket), check) if topic is None else [(topic, check(topic))]
+        for name, report in found:
+            reports[name] = report
+            if not output.is_json:
+                print_report(name, report)
+    ok = all(report["ok"] for report in reports.values())
     if output.is_json:
-        print_json(report)
-    else:
-        print_report(topic, report)
-    if not report["ok"]:
+        print_json({"ok": ok, "topics": reports} if topic is None else reports[topic])
+    if not ok:
         raise typer.Exit(FOUND_PROBLEMS)
 
 
-def _verify_offline(topic: str, bucket: BucketOptions, *, deep: bool) -> dict[str, Any]:
+def _names(client: Client, bucket: BucketOptions | None) -> list[str]:
+    if bucket is None:
+        return [one.name for one in client.list_topics(internal=True)]
+    from tierlog.cli.bucket_alone import Bucket
+
+    with bucket.opened() as store:
+        return Bucket(store).names()
+
+
+def _each(names: Iterable[str], check: Check) -> Iterator[tuple[str, Report]]:
+    """A topic that cannot be checked does not keep the others from it."""
+    for name in names:
+        try:
+            yield name, check(name)
+        except UnknownTopic:  # deleted
+            continue
+        except CorruptDataError as error:
+            yield name, {"ok": False, "checked": {}, "problems": [], "error": str(error)}
+
+
+def _by_broker(client: Client, topic: str, *, deep: bool) -> Report:
+    with progress_bar(f"verify {topic}, by the broker"):
+        return client.verify(topic, deep=deep)
+
+
+@contextmanager
+def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
     from broker.mending.verify import size_of, verify_bucket
     from manifest.topic_objects import TopicObjects
 
-    with bucket.opened() as store:
+    def check(topic: str) -> Report:
         found = TopicObjects(store).find(topic)
         total = size_of(store, found, clock=wall_clock_ms)
         with progress_bar(f"verify {topic}", total=total, in_bytes=True) as move:
@@ -75,18 +117,26 @@ def _verify_offline(topic: str, bucket: BucketOptions, *, deep: bool) -> dict[st
                 clock=wall_clock_ms,
                 progress=lambda size_bytes: move(advance=size_bytes),
             )
-    return dict(msgspec.to_builtins(report))
+        return dict(msgspec.to_builtins(report))
+
+    with bucket.opened() as store:
+        yield check
 
 
-def _verify_on_spark(topic: str, source: SourceOptions) -> dict[str, Any]:
+@contextmanager
+def _on_spark(source: SourceOptions) -> Iterator[Check]:
     if source.store is None:
         raise typer.BadParameter("--spark needs --store: executors read the bucket itself")
     with job("tierlog storage verify", master=source.master, conf=source.conf) as session:
         from spark_reader.jobs.verify import verify as run_verify
 
-        with task_bar(f"verify {topic}") as progress:
-            report = run_verify(session, source.of(topic), clock=wall_clock_ms, progress=progress)
-    return dict(msgspec.to_builtins(report))
+        def check(topic: str) -> Report:
+            with task_bar(f"verify {topic}") as progress:
+                options = source.of(topic)
+                report = run_verify(session, options, clock=wall_clock_ms, progress=progress)
+            return dict(msgspec.to_builtins(report))
+
+        yield check
 
 
 def print_report(topic: str, report: Mapping[str, Any]) -> None:
@@ -98,6 +148,9 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
     looked_at = ", ".join(
         f"{count} {name.replace('_', ' ')}" for name, count in report["checked"].items() if count
     )
+    if unreadable := report.get("error"):
+        note(f"{topic}: not checked: {unreadable}")
+        return
     count = len(report["problems"]) + left_out
     verdict = "ok" if report["ok"] else f"{count} problem{'s' * (count != 1)}"
     note(f"{topic}: {verdict}; checked {looked_at or 'nothing'}")

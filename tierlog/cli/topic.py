@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from record_format.errors import CorruptDataError
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, note, print_json, print_table, size
+from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.answers import TopicDescription
+    from tierlog.client.answers import Topic, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -44,19 +46,46 @@ def create(
 @client_command
 def list_topics(
     client: Client,
+    *,
     prefix: Annotated[str | None, typer.Option(help="Only names with this prefix.")] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    store: OfflineStoreOption = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the topics by name."""
-    topics = client.list_topics(prefix=prefix, internal=internal)
+    bucket = BucketOptions.named(store, endpoint, region)
+    unreadable: list[CorruptDataError] = []
+    if bucket is None:
+        topics = list(client.list_topics(prefix=prefix, internal=internal))
+    else:
+        topics, unreadable = _stored(bucket, prefix or "", internal=internal)
     if output.is_json:
         print_json({"topics": topics})
-        return
-    rows = [
-        (one.name, one.partitions, ", ".join(map("=".join, _shown(one.config)))) for one in topics
-    ]
-    print_table("", ("topic", "partitions", "config"), rows)
+    else:
+        rows = [
+            (one.name, one.partitions, ", ".join(map("=".join, _shown(one.config))))
+            for one in topics
+        ]
+        print_table("", ("topic", "partitions", "config"), rows)
+    for error in unreadable:
+        note(str(error))
+    if unreadable:
+        raise typer.Exit(FOUND_PROBLEMS)
+
+
+def _stored(
+    bucket: BucketOptions, prefix: str, *, internal: bool
+) -> tuple[list[Topic], list[CorruptDataError]]:
+    """What the bucket has, and what is wrong with what cannot be read."""
+    from tierlog.cli.bucket_alone import Bucket
+
+    with bucket.opened() as store:
+        stored = Bucket(store)
+        found = list(stored.topics(stored.names(prefix, internal=internal)))
+    errors = [one for one in found if isinstance(one, CorruptDataError)]
+    return [one for one in found if not isinstance(one, CorruptDataError)], errors
 
 
 @app.command("describe")

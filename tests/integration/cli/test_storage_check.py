@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -29,6 +30,42 @@ def test_verify_exits_0_where_all_is_there_and_3_where_an_object_is_lost(broker,
         (problem,) = json.loads(run.stdout)["problems"]
         assert (problem["kind"], problem["object_key"]) == ("object-missing", str(log))
     log.write_bytes(kept)
+
+
+def test_all_topics_are_verified_and_listed_also_beside_one_that_is_lost(
+    broker, tierlog, offline, tmp_path
+):
+    for name in ("all-1", "all-2"):
+        tierlog.ok("topic", "create", name, "--config", "segment.bytes=1048576")
+        tierlog.ok("produce", name, stdin=b"one\ntwo\n")
+        tierlog.ok("storage", "offload", name)
+    told = json.loads(tierlog.ok("storage", "verify"))
+    assert told["ok"] is told["topics"]["all-1"]["ok"] is told["topics"]["all-2"]["ok"] is True
+    assert b"all-2: ok; checked" in tierlog.run("storage", "verify", "--output", "text").stderr
+
+    (cluster,) = broker.folder.glob("**/cluster.json")
+    bucket = shutil.copytree(cluster.parent, tmp_path / "bucket")
+    store = ("--store", f"file://{bucket}")
+    asked = ("topic", "list", "--prefix", "all-")
+    assert offline.ok(*asked, *store) == tierlog.ok(*asked)
+    assert json.loads(offline.ok("storage", "verify", *store))["ok"] is True
+    (topic,) = bucket.glob("topics/all-1/*/topic")
+    shutil.rmtree(topic)
+    run = offline.run(*asked, *store)
+    assert (run.returncode, b"its topic object is gone" in run.stderr) == (3, True)
+    assert [one["name"] for one in json.loads(run.stdout)["topics"]] == ["all-2"]
+    run = offline.run("storage", "verify", *store)
+    told = json.loads(run.stdout)["topics"]
+    assert (run.returncode, told["all-1"]["ok"], told["all-2"]["ok"]) == (3, False, True)
+    assert "its topic object is gone" in told["all-1"]["error"]
+    said = offline.fails(1, "storage", "segments", "all-1", *store)
+    assert "its topic object is gone" in said
+
+
+def test_where_no_cluster_is_none_is_listed_or_verified(offline, tmp_path):
+    store = ("--store", f"file://{tmp_path}")
+    for command in (("topic", "list"), ("storage", "verify")):
+        assert "holds no cluster" in offline.fails(1, *command, *store)
 
 
 def test_verify_of_an_unknown_topic_is_one_line(offline, tmp_path):

@@ -70,6 +70,18 @@ def test_a_newer_format_is_refused_by_name() -> None:
         load_cluster(store)
 
 
+def test_a_topic_whose_object_is_gone_is_not_taken_for_a_deleted_one() -> None:
+    store = PlainStore()
+    store.put("topics/flights/id-1/0/segments/00000000000000000000-x.log", b"garbage of a deletion")
+    with pytest.raises(UnknownTopic):
+        objects(store).find("flights")
+    store.put("topics/flights/id-1/0/manifest/00000000000000000001.json", b"{}")
+    with pytest.raises(CorruptManifest, match="id-1/topic/: its topic object is gone"):
+        objects(store).find("flights")
+    made = write(store, topic(topic_id="id-2"))
+    assert objects(store).find("flights") == made
+
+
 def test_a_topic_is_created_changed_and_deleted() -> None:
     store = PlainStore()
     made = write(store, topic())
