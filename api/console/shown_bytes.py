@@ -1,14 +1,15 @@
 """Bytes of a record as text for a page. Records are hostile input.
 
 * The result is plain text; the template escapes it. Nothing here makes markup.
-* Characters that are invisible, or would reverse the text around them (controls, bidirectional
-  overrides, zero widths), are shown by name instead.
+* Characters that are invisible, would reverse the text around them, or have no look of their own
+  (controls, bidirectional overrides, zero widths, tags, private use) are shown by name instead.
 * Everything is truncated: a page stays small whatever the records hold.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -32,19 +33,20 @@ class Shown(NamedTuple):
     cut: bool = False
 
 
-def _named(codes: range | tuple[int, ...]) -> dict[int, str]:
-    return {code: f"⟨U+{code:04X}⟩" for code in codes}
+class _Visible(dict[int, str]):
+    """What `str.translate` puts in the place of a character."""
+
+    def __missing__(self, code: int) -> int | str:
+        hidden = unicodedata.category(chr(code)) in _HIDDEN
+        return f"⟨U+{code:04X}⟩" if hidden else code
 
 
-_VISIBLE: Final[dict[int, str]] = {
-    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
-    0x7F: "\u2421",
-    **_named(range(0x80, 0xA0)),
-    **_named(range(0x200B, 0x2010)),
-    **_named(range(0x2028, 0x202F)),
-    **_named(range(0x2060, 0x2070)),
-    **_named((0x061C, 0xFEFF)),
-}
+# Control, format, private use, not assigned, line and paragraph separator. (Unicode, table 4-4)
+_HIDDEN: Final = frozenset(("Cc", "Cf", "Co", "Cn", "Zl", "Zp"))
+_VISIBLE: Final = _Visible(
+    {code: chr(0x2400 + code) for code in range(0x20)}
+    | {ord("\n"): "\n", ord("\t"): "\t", 0x7F: "\u2421"}
+)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 _BLANKS: Final = re.compile(r"\s+")
 _ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)

@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,12 +73,19 @@ def test_a_cut_goes_through_no_character() -> None:
             assert found.cut
 
 
-@pytest.mark.parametrize("code", [0x00, 0x1B, 0x7F, 0x85, 0x200B, 0x202E, 0x2066, 0xFEFF, 0x2028])
+@pytest.mark.parametrize(
+    "code",
+    [0x00, 0x1B, 0x7F, 0x85, 0xAD, 0x200B, 0x202E, 0x2066, 0xFEFF, 0x2028, 0xE000, 0xE0041],
+)
 def test_what_would_not_be_seen_is_named(code: int) -> None:
     text = visible(f"a{chr(code)}b")
     assert chr(code) not in text
     assert text.startswith("a")
     assert len(text) > 2
+
+
+def test_spaces_of_other_scripts_stay() -> None:
+    assert visible("東京\u3000タワー\t1\u00a0m\n") == "東京\u3000タワー\t1\u00a0m\n"
 
 
 def test_a_summary_is_one_line() -> None:
@@ -91,4 +100,5 @@ def test_a_summary_is_one_line() -> None:
 def test_any_bytes_can_be_shown(data: bytes) -> None:
     for found in (shown(data), summary(data)):
         assert found.size_bytes == len(data)
-        assert all(one.isprintable() or one in "\n\t" for one in found.text)
+        hidden = {one for one in found.text if not one.isprintable()} - {"\n", "\t"}
+        assert {unicodedata.category(one) for one in hidden} <= {"Zs"}
