@@ -48,6 +48,9 @@ CaFile = Annotated[
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+TopicOrAll = Annotated[
+    str | None, typer.Argument(metavar="TOPIC", help="The topic; all of them by default.")
+]
 OutputOption = Annotated[
     Output,
     typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
@@ -90,6 +93,11 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         except BrokerUnreachable as error:
             error.args = (f"{error}; `tierlog dev` starts a broker, --server names another",)
             raise
+
+
+def topic_names(client: Client) -> list[str]:
+    """Of all topics, for `TopicOrAll`: internal ones too."""
+    return [topic.name for topic in client.list_topics(internal=True)]
 
 
 def _near_topic(client: Client, topic: str) -> str:

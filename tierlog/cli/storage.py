@@ -10,9 +10,15 @@ import typer
 
 from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
-from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from tierlog.cli.client_options import (
+    OutputOption,
+    TopicArgument,
+    TopicOrAll,
+    client_command,
+    topic_names,
+)
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import Output, moment, print_json, print_table, shown, size
+from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
 from tierlog.cli.topic import note_damaged
 
 if TYPE_CHECKING:
@@ -148,9 +154,12 @@ def _offline_segments(
 @client_command
 def offload(
     client: Client,
-    topic: TopicArgument,
+    topic: TopicOrAll = None,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, max=60, help="Seconds to wait; 0 returns at once.")
+        float,
+        typer.Option(
+            "--wait", min=0, max=60, help="Seconds to wait, for each topic; 0 returns at once."
+        ),
     ] = 60.0,
     output: OutputOption = Output.AUTO,
 ) -> None:
@@ -158,15 +167,21 @@ def offload(
 
     Exits with 1 if something remains after the wait.
     """
-    done = client.offload(topic, wait_ms=int(wait_s * 1000) or None)
-    output.tell(
-        done,
-        f"uploaded {done.uploaded_segments} segments, {size(done.uploaded_bytes)}; "
-        f"{done.remaining_segments} remain",
-    )
-    if wait_s and done.remaining_segments:
+    names = [topic] if topic is not None else topic_names(client)
+    done = {}
+    for name in names:
+        done[name] = one = client.offload(name, wait_ms=int(wait_s * 1000) or None)
+        if not output.is_json:
+            note(
+                f"{name}: uploaded {one.uploaded_segments} segments, {size(one.uploaded_bytes)}; "
+                f"{one.remaining_segments} remain"
+            )
+    if output.is_json:
+        print_json(done[topic] if topic is not None else {"topics": done})
+    remaining = sum(one.remaining_segments for one in done.values())
+    if wait_s and remaining:
         raise RetriableError(
-            f"after {wait_s:g} s the bucket still lacks segments: {done.remaining_segments}; "
+            f"after {wait_s:g} s the bucket still lacks segments: {remaining}; "
             "uploads go on, and `/readyz` says what is degraded, the broker's log why"
         )
 

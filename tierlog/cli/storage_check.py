@@ -16,7 +16,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptDataError, UnknownTopic
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.client_options import OutputOption, TopicOrAll, client_command, topic_names
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
@@ -35,9 +35,7 @@ Check = Callable[[str], Report]
 @client_command
 def verify(
     client: Client,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="The topic; all of them by default.")
-    ] = None,
+    topic: TopicOrAll = None,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
     store: OfflineStoreOption = None,
@@ -78,7 +76,7 @@ def verify(
 
 def _names(client: Client, bucket: BucketOptions | None) -> list[str]:
     if bucket is None:
-        return [one.name for one in client.list_topics(internal=True)]
+        return topic_names(client)
     from tierlog.cli.bucket_alone import Bucket
 
     with bucket.opened() as store:

@@ -190,6 +190,7 @@ def test_an_offload_that_leaves_something_behind_is_a_failure(tmp_path):
     (tmp_path / "bucket").rename(tmp_path / "elsewhere")
     said = program.fails(1, "storage", "offload", "t", "--wait", "0.1")
     assert "after 0.1 s the bucket still lacks segments: 1;" in said
+    assert program.fails(1, "storage", "offload", "--wait", "0.1") == said
     program.ok("storage", "offload", "t", "--wait", "0")
     assert broker.stop() == 0
 

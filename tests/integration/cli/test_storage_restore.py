@@ -223,6 +223,24 @@ def test_a_restore_names_what_is_bad_in_the_old_folder_and_ends_as_a_check_that_
     assert b"damaged: t-0: serve once, stop, `storage repair --deep` on" in done.stderr
 
 
+def test_a_broker_moves_by_way_of_its_bucket_with_all_topics_and_groups(place):
+    reading = ("consume", "t", "--group", "g", "--max-records")
+    with Served(place, "data") as run:
+        run.ok("topic", "create", "u")
+        run.ok("produce", "u", stdin=b"of u\n")
+        assert run.ok(*reading, "2") == b"one\ntwo\n"
+        moved = json.loads(run.ok("storage", "offload"))["topics"]
+        assert {name: one["uploaded_segments"] for name, one in moved.items()} == {
+            "__consumer_offsets": 1,
+            "t": 0,
+            "u": 1,
+        }
+    Program().ok("storage", "restore", *on(place, data_dir="new"))
+    with Served(place, "new") as run:
+        assert run.ok(*reading, "1") == b"three\n"
+        assert run.ok("consume", "u") == b"of u\n"
+
+
 def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place):
     offline, old = Program(), Served(place, "data", "--fence-check-ms", "100")
     with old as zombie:
