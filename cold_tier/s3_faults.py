@@ -105,8 +105,8 @@ _ACTIONS = {
 
 
 def classify(answer: Answer, *, operation: str = "get") -> Fault:
-    if answer.code == "404" and operation in {"put", "list"}:
-        return Fault.MISCONFIGURED  # no object is missed there
+    if answer.code == "404" and operation != "head":
+        return Fault.MISCONFIGURED  # S3 says which of its things is missing: this is another server
     if answer.code in _BY_CODE:
         return _BY_CODE[answer.code]
     if answer.code in _ADVICE or answer.code.startswith("KMS."):

@@ -168,6 +168,7 @@ def test_a_range_is_taken_where_it_is_the_right_one():
         (Say(206, body=b"23", headers=RANGE, claims_bytes=3), StoreUnavailable),
         (Say(416, "InvalidRange"), CorruptObject),
         (Say(404, "NoSuchKey"), MissingObject),
+        (Say(404, body=b"404 page not found"), ConfigurationError),  # a proxy's
         (Say(503, "SlowDown"), StoreUnavailable),
         (HangUp(), StoreUnavailable),
     ],
