@@ -12,7 +12,7 @@ from cold_tier.object_store import Checksum
 from cold_tier.open import open_store
 from manifest.topic_objects import TopicObjects
 from record_format.batch import iter_headers
-from record_format.errors import StoreUnavailable, UnknownTopic
+from record_format.errors import CorruptManifest, StoreUnavailable
 from record_format.findings import Findings, ProblemKind
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import cut, flip
@@ -132,7 +132,7 @@ def test_a_lost_topic_object_is_named(filled):
     for path in folder.iterdir():
         path.unlink()
     assert [one.kind for one in filled.broker.verify("t").problems] == ["topic-object"]
-    with pytest.raises(UnknownTopic):
+    with pytest.raises(CorruptManifest, match="its topic object is gone"):
         offline(filled)
 
 

@@ -154,9 +154,11 @@ def test_pins_are_made_listed_and_let_go(place):
 
 
 def test_an_interrupted_pin_says_how_to_remove_what_is_pinned_already(place):
-    newest = max((place / "bucket").rglob("manifest/*.json"))
-    newest.unlink()
-    os.mkfifo(newest)
+    versions = sorted((place / "bucket").rglob("manifest/*.json"))
+    for path in versions:  # an empty one is void: the next older is opened, and there it waits
+        path.unlink()
+        os.mkfifo(path)
+    newest = versions[-1]
     store = ("--store", f"file://{place / 'bucket'}")
     said = interrupted(place, newest, "storage", "pin", "t", "friday", *store)
     assert "friday may be left as a pin of some partitions" in said
