@@ -253,15 +253,21 @@ def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimm
     assert partition.read(0, max_bytes=1).tier == "cold"
 
 
-def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house):
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house, restarted):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
     house.set_down(True)
     assert house.broker.trim("t", 0, 55) == 55
-    cold = house.broker.partition("t", 0).cold
+    if restarted:
+        house.restart(down=True, store_start_timeout_ms=200)
+    partition = house.broker.partition("t", 0)
+    cold, log = partition.cold, partition.log
     assert cold.manifest.log_start_offset == 0
+    assert (log.log_start_offset, log.first_local_offset > 55) == (55, True)
     house.set_down(False)
+    house.wait_for(lambda: cold.ownership.claimed)
     tidy(house.broker)
     assert cold.manifest.log_start_offset == 55
 
