@@ -596,6 +596,30 @@ def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypa
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
+def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch) -> None:
+    """What that puts up in the end would be left for ever."""
+    house.broker.create_topic("t")
+    house.claim()
+    house.stop_copying()
+    house.broker.chores.deleting.stop(10)
+    put = house.store.put_file
+
+    def delete_meanwhile(key, path, **options):
+        monkeypatch.undo()
+        house.broker.delete_topic("t")
+        house.broker.chores.deletion_round()
+        return put(key, path, **options)
+
+    house.produce("t", [b"v"])
+    house.broker.partition("t", 0).log.roll()
+    monkeypatch.setattr(house.store, "put_file", delete_meanwhile, raising=False)
+    with pytest.raises(UnknownTopic):
+        house.copy_sealed()
+    assert house.broker.registry.deleted()
+    house.broker.chores.deletion_round()
+    assert in_bucket(house) == ["cluster.json"]
+
+
 def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) -> None:
     """Of a thousand partitions it takes many minutes."""
     house.broker.create_topic("going")
