@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
-from hot_tier.parting import base_offsets, split_at
+from hot_tier.parting import base_offsets, move_from, split_at
 from record_format.encode import encode_batch
 
 
@@ -29,3 +30,23 @@ def test_a_log_is_split_where_it_is_told_or_with_the_batch_there(
     assert base_offsets(tmp_path) == [0, begins]
     assert path_of(tmp_path, 0, LOG).read_bytes() == batches[0]
     assert path_of(tmp_path, begins, LOG).read_bytes() == batches[1]
+
+
+def test_a_log_whose_tail_is_moved_has_no_hole_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recovery would drop what lies behind one."""
+    folder, moved = tmp_path / "t-0", tmp_path / "apart"
+    folder.mkdir()
+    for base_offset in (0, 10, 20, 30):
+        path_of(folder, base_offset, LOG).touch()
+    rename, left = REAL_DISK.rename, []
+
+    def watched(source: Path, target: Path) -> None:
+        rename(source, target)
+        left.append(base_offsets(folder))
+
+    monkeypatch.setattr(REAL_DISK, "rename", watched)
+    move_from(folder, 10, moved)
+    assert left == [[0, 10, 20], [0, 10], [0]]
+    assert base_offsets(moved) == [10, 20, 30]
