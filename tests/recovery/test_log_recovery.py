@@ -172,20 +172,22 @@ def test_segments_behind_a_cut_go(open_log, records_of, written, folder):
     ]
 
 
-@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize(("policy", "flushed"), [("delete", 2), ("delete", 3), ("compact", 2)])
 def test_a_segment_that_lost_its_last_batches_whole_is_a_cut_too(
-    open_log, records_of, written, folder, policy
+    open_log, records_of, written, folder, policy, flushed
 ):
-    # A crash can keep a later file and lose an earlier one's end. Where a topic compacts, what
-    # looks the same is no loss: the next segment begins where it did before records went.
+    # A crash can keep a later file and lose an earlier one's end. Where a topic compacts, or did
+    # before all of it was flushed, what looks the same is no loss: the next segment begins where it
+    # did before records went.
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[2], ".log")
     headers = list(iter_headers(log_file.read_bytes()))
     with log_file.open("r+b") as file:
         file.truncate(headers[-2].position)
     config = {**CONFIG, "cleanup.policy": policy}
-    log = open_log(config=config, clean=False, recovery_point=bases[2])
-    if policy == "compact":
+    flushed_end = bases[flushed]
+    log = open_log(config=config, clean=False, recovery_point=bases[2], flushed_end=flushed_end)
+    if (policy, flushed) != ("delete", 2):
         assert log.log_end_offset == 120
         return
     assert log.log_end_offset == headers[-2].base_offset
