@@ -23,6 +23,7 @@ from manifest.garbage import GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.topic_objects import TopicObjects
 from record_format.errors import (
+    CorruptManifest,
     DiskFull,
     LogOfflineError,
     ManifestConflict,
@@ -30,6 +31,7 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.file_slice import OpenFile
+from tests.fakes.faulty_object_store import WrongBytes
 from tests.fakes.house import House
 from tests.fakes.small_disk import no_room, small_disk
 
@@ -573,6 +575,20 @@ def test_who_commits_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(
             late()
     assert in_bucket(offloaded) == ["cluster.json"]
     assert not list((offloaded.root / "data" / "tierlog" / "manifests").iterdir())
+
+
+def test_no_object_goes_before_the_manifest_that_drops_it_was_read_back(offloaded) -> None:
+    """Where it did not arrive, the one before it is in force, for whoever takes the topic over."""
+    offloaded.stop_copying()
+    offloaded.broker.chores.deleting.stop(10)
+    segments = [name for name in in_bucket(offloaded) if "/segments/" in name]
+    offloaded.store.fail("put", WrongBytes(), when=lambda key: "/manifest/" in key)
+    offloaded.broker.delete_topic("t")
+    with pytest.raises(CorruptManifest):
+        offloaded.broker.chores.deletion_round()
+    assert set(segments) <= set(in_bucket(offloaded))
+    offloaded.broker.chores.deletion_round()
+    assert in_bucket(offloaded) == ["cluster.json"]
 
 
 def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypatch) -> None:

@@ -26,12 +26,20 @@ def produce(house):
     house.produce("t", [b"%d" % number for number in range(50)])
 
 
-def offload_next(partition):
+def offload_next(house):
+    partition = house.broker.partition("t", 0)
     partition.cold.offload(partition.log.sealed.files(partition.cold.end_offset))
 
 
-def upload_first_again(partition):
+def upload_first_again(house):
+    partition = house.broker.partition("t", 0)
     partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.files(0))
+
+
+def repair_first(house):
+    (first,) = house.broker.partition("t", 0).cold.entries(0)
+    (house.root / "bucket" / first.log_key).unlink()
+    assert [step.done for step in house.broker.repair("t", apply=True)] == [True]
 
 
 def all_is_in_the_bucket(house):
@@ -47,7 +55,7 @@ def test_what_an_unanswered_commit_names_is_no_garbage(rolled):
     partition = rolled.broker.partition("t", 0)
     rolled.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        with_no_answers(rolled, lambda: offload_next(partition))
+        with_no_answers(rolled, lambda: offload_next(rolled))
     assert partition.cold.end_offset == 50
     rolled.set_down(False)
     partition.cold.collect(NO_GRACE)
@@ -67,11 +75,14 @@ def collecting_after(house, monkeypatch, is_put):
     monkeypatch.setattr(house.store, "put", put_and_collect, raising=False)
 
 
-@pytest.mark.parametrize("uploads", [[offload_next], [upload_first_again, offload_next]])
+@pytest.mark.parametrize(
+    "uploads",
+    [[offload_next], [upload_first_again, offload_next], [repair_first, offload_next]],
+)
 def test_what_goes_up_just_now_is_no_garbage_whatever_the_clock_says(rolled, monkeypatch, uploads):
     collecting_after(rolled, monkeypatch, lambda key: key.endswith(".indexes"))
     for upload in uploads:
-        upload(rolled.broker.partition("t", 0))
+        upload(rolled)
     assert all_is_in_the_bucket(rolled)
 
 
