@@ -228,6 +228,20 @@ def test_compaction_across_pages_and_inline_entries(store: PlainStore) -> None:
     assert again is after
 
 
+def test_a_segment_of_one_record_at_the_end_of_a_page_is_replaced_there(store: PlainStore) -> None:
+    run = [*run_of(SMALL_PAGE - 1), entry((SMALL_PAGE - 1) * 100, records=1)]
+    manifests = manifest_store(store)
+    state = manifests.claim(claim(), log_start_offset=0)
+    more = run_of(INLINE_MAX, start=run[-1].next_offset)
+    state = manifests.commit(state, lambda s: add_segments(s, [*run, *more]))
+    assert state.pages[0].last_offset == run[-1].base_offset
+    new = altered(run[-1], log_key=run[-1].log_key.replace("-a.", "-b."))
+    after = manifests.commit(
+        state, lambda s: replace(s, run[-1:], [new], pages=manifests, now_ms=3)
+    )
+    assert list(manifests.iter_entries(after)) == [*run[:-1], new, *more]
+
+
 def test_names_are_looked_up_by_the_offset_in_them(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     page = state.pages[0]
