@@ -175,8 +175,36 @@ def test_an_unknown_version_is_refused_by_name(written, parse):
         parse(bytes(body), file="f")
 
 
-def test_a_table_whose_chunks_do_not_join_is_refused_although_its_crc_is_right(written):
-    body = bytearray(pack_chunk_table(scan(written))[:-4])
-    struct.pack_into(">q", body, 32 + 56, 1)  # the second chunk's position
-    with pytest.raises(CorruptObject, match="not where the one before"):
-        parse_chunk_table(bytes(body) + struct.pack(">I", crc32c(bytes(body))), file="f")
+def patched(table, layout, position, value):
+    """Parsed again, with a right checksum."""
+    body = bytearray(pack_chunk_table(table)[:-4])
+    struct.pack_into(layout, body, position, value)
+    return parse_chunk_table(bytes(body) + struct.pack(">I", crc32c(bytes(body))), file="f")
+
+
+SECOND = 32 + 56  # where its entry begins
+
+
+@pytest.mark.parametrize(
+    ("layout", "position", "value", "match"),
+    [
+        pytest.param(">q", SECOND, 1, "not where the one before", id="position"),
+        pytest.param(">q", SECOND + 16, 0, "chunk 1 are out of order", id="offsets"),
+        pytest.param(">q", 20, 1 << 40, "bytes", id="log size"),
+    ],
+)
+def test_a_table_whose_chunks_do_not_join_is_refused_although_its_crc_is_right(
+    written, layout, position, value, match
+):
+    with pytest.raises(CorruptObject, match=match):
+        patched(scan(written), layout, position, value)
+
+
+def test_a_chunk_of_which_not_all_is_known_is_skipped_by_nothing(written):
+    """By a bound that nobody knows, or by a flag of a later version."""
+    whole = scan(written)
+    assert not whole.chunks[1].has_gap
+    assert whole.min_timestamp is not None
+    odd = patched(whole, ">I", SECOND + 52, 16)  # its flags
+    assert (odd.min_timestamp, odd.max_timestamp) == (None, None)
+    assert odd.chunks[1].has_gap
