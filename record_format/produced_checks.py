@@ -108,7 +108,7 @@ def _check_shape(header: BatchHeader) -> None:
     problem = ""
     if header.codec not in codecs.CODEC_NAMES:
         problem = f"codec {header.codec} is not known"
-    elif header.record_count != header.last_offset_delta + 1 or not header.record_count:
+    elif header.record_count != header.last_offset_delta + 1:
         problem = f"{header.record_count} records, last offset delta {header.last_offset_delta}"
     elif header.producer_id != NO_PRODUCER_ID and not _sequence_is_sound(header):
         problem = (

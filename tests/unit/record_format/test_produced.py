@@ -191,6 +191,13 @@ def test_a_field_that_does_not_fit_is_refused(layout: str, position: int, value:
         check(patched(batch(), layout, position, value))
 
 
+def test_a_producer_id_that_nobody_gives_is_refused_also_with_an_epoch_and_a_sequence() -> None:
+    """The log would take the batch for one without a producer."""
+    data = batch(producer_id=9, producer_epoch=0, base_sequence=0)
+    with pytest.raises(InvalidBatch):
+        check(patched(data, ">q", 43, -2))
+
+
 def test_a_batch_of_no_records_is_refused() -> None:
     empty = batch(1)[:61]
     struct.pack_into(">i", empty, 8, 49)
