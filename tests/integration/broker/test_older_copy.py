@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from broker.mending.restore import RestoreOptions, restore
+from broker.ownership.fences import Fences
 from cold_tier.open import open_store
 
 GAP = 1000
@@ -36,10 +37,13 @@ def go_on_and_die(house, *, commits):
     (house.root / "data").parent.joinpath("older").rename(house.root / "data")
 
 
-def test_it_is_fenced_and_taken_over_above_a_gap(copied):
+@pytest.mark.parametrize("is_asked_first", [True, False], ids=["at the start", "by its claim"])
+def test_it_is_fenced_and_taken_over_above_a_gap(copied, monkeypatch, is_asked_first):
     go_on_and_die(copied, commits=3)
+    if not is_asked_first:  # as where the store is down then
+        monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
     for _ in range(2):
-        copied.broker = copied.open()
+        copied.broker = copied.open(fence_check_ms=3_600_000)
         copied.stop_copying()
         copied.copy_sealed()
         assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
