@@ -173,7 +173,8 @@ def offload(
         done[name] = one = client.offload(name, wait_ms=int(wait_s * 1000) or None)
         if not output.is_json:
             note(
-                f"{name}: uploaded {one.uploaded_segments} segments, {size(one.uploaded_bytes)}; "
+                f"{name}: uploaded {one.uploaded_segments} segment"
+                f"{'s' * (one.uploaded_segments != 1)}, {size(one.uploaded_bytes)}; "
                 f"{one.remaining_segments} remain"
             )
     if output.is_json:

@@ -144,7 +144,9 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
     if left_out := report.get("problems_left_out", 0):
         note(f"and {left_out} more")
     looked_at = ", ".join(
-        f"{count} {name.replace('_', ' ')}" for name, count in report["checked"].items() if count
+        f"{count} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
+        for name, count in report["checked"].items()
+        if count
     )
     if unreadable := report.get("error"):
         note(f"{topic}: not checked: {unreadable}")
