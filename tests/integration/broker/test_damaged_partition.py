@@ -185,6 +185,20 @@ def test_a_rotten_header_in_a_segment_that_ends_at_the_recovery_point_is_told_an
     assert [one.value for one in house.records("t")] == [b"0", b"1"]
 
 
+def test_the_one_record_that_the_bucket_lacks_is_not_set_aside_with_what_it_has(house):
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.produce("t", [b"v"] * 10)
+    house.offload()
+    house.stop_copying()
+    house.produce("t", [b"on disk alone"])
+    house.broker.partition("t", 0).log.roll()
+    crash(house)
+    flip(house.root / "data" / "t-0" / f"{10:020d}.log", 16)  # the magic
+    house.broker = house.open()
+    (step,) = house.broker.repair("t", apply=True)
+    assert (step.action, step.base_offset, step.done) == ("cut", 10, False)
+
+
 def test_a_crash_after_a_repair_finds_nothing_missing(damaged, tmp_path):
     """The checkpoint of before says that the log had reached further."""
     damaged.broker.repair("t", apply=True, accept_loss=True)
@@ -282,6 +296,16 @@ def test_offsets_that_neither_tier_has_are_told_and_repaired_into_a_gap(filled):
     filled.offload()
     assert filled.broker.verify("t", deep=True).ok
     assert filled.broker.repair("t") == []
+
+
+def test_offsets_that_a_trim_took_are_not_told_as_lost(filled):
+    """The bucket could not be told of it."""
+    filled.set_down(True)
+    filled.broker.trim("t", 0, 30)
+    filled.set_down(False)
+    assert filled.broker.partition("t", 0).log.first_local_offset == 30
+    assert filled.broker.repair("t", apply=True) == []
+    assert filled.broker.partition("t", 0).cold.manifest.gaps == ()
 
 
 def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, tmp_path):
