@@ -126,6 +126,16 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     assert house.broker.verify("t", deep=True).ok
 
 
+def test_the_epochs_of_what_was_set_apart_are_in_no_history(parted):
+    """An older copy of the folder would take its records for those that the bucket has there."""
+    house, _ = parted
+    for _ in range(2):
+        house.open(down=True, store_start_timeout_ms=1).close()
+    house.broker = house.open(take_over=True, restore_offset_gap=0)
+    starts = house.broker.partition("t", 0).cold.manifest.epochs
+    assert [one.start_offset for one in starts] == [0, 100, 160]
+
+
 @pytest.mark.parametrize(
     "metadata",
     [
