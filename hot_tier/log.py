@@ -400,7 +400,8 @@ class PartitionLog:
         with state.lock:
             try:
                 state.active.seal()
-                snapshot = write_snapshot(state, state.log_end_offset)
+                # Synced before it has its name: an empty segment's takes the place of the only one.
+                snapshot = write_snapshot(state, state.log_end_offset, sync=True)
                 state.active.sync_all()
                 state.disk.sync_folder(state.folder)
             except OSError as error:

@@ -619,7 +619,7 @@ def test_a_crash_within_a_deletion_forgets_no_producer(
     assert all(known) == (in_order is not reaper.REPLACED_IN_ORDER)
 
 
-@pytest.mark.parametrize("made_by", ["a roll", "a recovery"])
+@pytest.mark.parametrize("made_by", ["a roll", "a recovery", "a clean stop"])
 def test_producers_outlive_their_segments_when_the_power_fails(
     open_log, append_values, folder, tmp_path, made_by
 ):
@@ -632,11 +632,20 @@ def test_producers_outlive_their_segments_when_the_power_fails(
         file_of(folder, 1, ".snapshot").unlink()
         log = open_log(disk=disk, clean=False, recovery_point=1)
     log.delete_local(1)
-    for seed in range(20):
-        crashed = tmp_path / str(seed)
-        disk.crash_into(crashed, random.Random(seed), of=folder)
-        after = open_log(crashed, clean=False, recovery_point=1)
-        assert append_values(after, b"once", **sent).duplicate, seed
+    crashed = []
+
+    def crash(_call, seeds=4):
+        for seed in range(seeds):
+            crashed.append(tmp_path / str(len(crashed)))
+            disk.crash_into(crashed[-1], random.Random(seed), of=folder)
+
+    if made_by == "a clean stop":  # and at any moment of it
+        disk.before_call = crash
+        log.close()
+    crash("after it", seeds=20)
+    for found in crashed:
+        after = open_log(found, clean=False, recovery_point=1)
+        assert append_values(after, b"once", **sent).duplicate, found
 
 
 # --- a disk that failed ---------------------------------------------------------------------------
