@@ -109,8 +109,13 @@ SOME_CALLS = {
         "the store does not allow to put: it may be read-only",
         "[MethodNotAllowed]",
     ),
-    "it is a web server that takes no PUT": (
+    "it is a web server": (
         {"PUT": Say(501, body=PAGE), "GET": Say(404, body=PAGE)},
+        "no S3 server answers there",
+        "[404]",
+    ),
+    "something on the way takes no PUT": (
+        {"PUT": Say(501, body=PAGE)},
         "the store cannot put: it may be no S3 server",
         "[501]",
     ),
