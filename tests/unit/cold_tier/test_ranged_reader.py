@@ -74,6 +74,11 @@ def test_a_fault_on_the_wire_is_made_good_and_leaves_nothing_behind(store, fetch
     assert gets(store) == 2
 
 
+def test_answers_that_end_early_are_no_damage(store, fetch):
+    store.fail("get_range", SilentShortRead(300_000), times=2)
+    assert fetch(ref()).read_bytes() == BODY[1000:700_000]
+
+
 def test_wrong_bytes_are_asked_for_once_more_and_then_named(store, fetch, tmp_path):
     bad = bytearray(BODY)
     bad[5000] ^= 1
