@@ -1,7 +1,8 @@
 """Deleting local segments: another name at once, unlinked a little later.
 
 * Only whole sealed segments from the start of the log go, oldest first, and none after one that
-  could not go.
+  could not go. None before its seal was flushed: the snapshot behind it alone has its producers
+  then.
 * The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or files without
   a log, which the next open unlinks. The `.log` of a replaced segment goes last: until then the
   next open finishes the swap, and removes whatever is left of the old segment.
@@ -47,9 +48,11 @@ class Reaper:
         with state.lock:
             if state.shut:
                 return []
-            items = state.segments.items
-            count = 0
-            while count < len(items) - 1 and items[count].end.next_offset <= before_offset:
+            items, count = state.segments.items, 0
+            while (  # the snapshot behind a segment is flushed with its seal
+                items[count].base_offset < state.flushed.base_offset
+                and items[count].end.next_offset <= before_offset
+            ):
                 count += 1
             if count:
                 self._delete_first(count)

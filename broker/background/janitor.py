@@ -243,7 +243,8 @@ class Janitor:
         covered = partition.cold is not None and not partition.log.config.compacts
         if oldest is None or not covered or oldest.end_offset > removable_end(partition):
             return 0
-        partition.log.delete_local(oldest.end_offset)
+        if not partition.log.delete_local(oldest.end_offset):
+            return 0  # not before the next flush
         partition.log.reap(at_once=True)
         log.warning("segment let go: the disk is full", partition=str(partition))
         return oldest.size_bytes

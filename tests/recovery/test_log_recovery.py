@@ -619,15 +619,19 @@ def test_a_crash_within_a_deletion_forgets_no_producer(
     assert all(known) == (in_order is not reaper.REPLACED_IN_ORDER)
 
 
-@pytest.mark.parametrize("made_by", ["a roll", "a recovery", "a clean stop"])
+@pytest.mark.parametrize("made_by", ["a roll", "an append", "a recovery", "a clean stop"])
 def test_producers_outlive_their_segments_when_the_power_fails(
     open_log, append_values, folder, tmp_path, made_by
 ):
     """Which are in the bucket, say, and were let go: the snapshot alone knows them then."""
     disk, sent = LossyDisk(), {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-    log = open_log(disk=disk)
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"once", **sent)
-    log.roll()
+    if made_by == "an append":  # which is not flushed; all before it is
+        log.flush()
+        append_values(log, b"v" * 1000)
+    else:
+        log.roll()
     if made_by == "a recovery":
         file_of(folder, 1, ".snapshot").unlink()
         log = open_log(disk=disk, clean=False, recovery_point=1)

@@ -117,7 +117,6 @@ class World:
     def repeat(self) -> None:
         """Repeat an idempotent producer's request, and send one that would leave a gap."""
         known = [n for n, line in enumerate(self.lines) if line.producer >= 0 and line.first]
-        known = [n for n in known if n >= self.log.local_log_start_offset]
         if not known:
             return
         first = self.random.choice(known)

@@ -134,19 +134,20 @@ def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
     assert house.broker.storage_report().offload_lag_ms == 0
 
 
-def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monkeypatch):
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monkeypatch, fails):
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=2)
         house.offload(topic)
     delete_local = PartitionLog.delete_local
 
-    def fails_for_a(log, before_offset):
-        if log.topic == "a":
+    def not_of_a(log, before_offset):
+        if log.topic == "a" and fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return delete_local(log, before_offset)
+        return delete_local(log, before_offset) if log.topic == "b" else []
 
-    monkeypatch.setattr(PartitionLog, "delete_local", fails_for_a)
+    monkeypatch.setattr(PartitionLog, "delete_local", not_of_a)
     assert house.broker.chores.janitor.relieve_disk(1)
     assert house.broker.partition("a", 0).log.first_local_offset == 0
     assert house.broker.partition("b", 0).log.first_local_offset > 0
