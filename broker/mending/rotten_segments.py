@@ -171,6 +171,7 @@ class RottenSegments:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
                 if step.action is Action.SET_ASIDE:
+                    opened.flush()  # what is yet to be flushed stays
                     opened.delete_local(step.last_offset + 1)
                 else:
                     cold = self._partition.cold

@@ -63,7 +63,13 @@ class House:
         return root
 
     def produce(
-        self, topic: str, values: list[bytes], *, partition: int = 0, at: int = 0
+        self,
+        topic: str,
+        values: list[bytes],
+        *,
+        partition: int = 0,
+        at: int = 0,
+        acks: Acks = Acks.ALL,
     ) -> AppendResult:
         config = self.broker.topic(topic).config
         batches = build_produced(
@@ -71,7 +77,7 @@ class House:
             timestamps=[at + i for i in range(len(values))],
             max_message_bytes=config.max_message_bytes,
         )
-        future = self.broker.partition(topic, partition).append(batches, acks=Acks.ALL)
+        future = self.broker.partition(topic, partition).append(batches, acks=acks)
         return future.result(10)
 
     def fill(

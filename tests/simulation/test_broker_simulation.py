@@ -58,7 +58,13 @@ STEPS = 60
 GAP = 10_000
 NAMES = ("a", "b", "kafkas")
 GROUPS = ("g", "h")
-SMALL = {"segment.bytes": 1024, "file.delete.delay.ms": 0, "offload.max.lag.ms": -1}
+NEVER_MS = 86_400_000
+SMALL = {
+    "segment.bytes": 1024,
+    "file.delete.delay.ms": 0,
+    "offload.max.lag.ms": -1,
+    "flush.ms": NEVER_MS,
+}
 COMPACTED = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
 CONFIGS = [
     {**SMALL, "retention.ms": -1, "local.retention.bytes": 2048},
@@ -133,6 +139,9 @@ class World:
         model = left_by_kafka(self.folder / "kafkas-0", self.new_lines, self.random, self.now_ms)
         self.open()
         self._know("kafkas", model)
+        self.broker.alter_topic("kafkas", config={"flush.ms": NEVER_MS})
+        config, log = self.broker.topic("kafkas").config, self.broker.partition("kafkas", 0).log
+        model.configured(config, end_offset=log.log_end_offset)
         self.create()
 
     def _new_folder(self):
@@ -247,6 +256,18 @@ class World:
             producer.is_unsure, producer.last = False, (again, result.base_offset)
             producer.sequence += len(numbers)
 
+    def produce_without_waiting(self) -> None:
+        """With acks=1: nobody was promised what a crash takes."""
+        _, known, partition = self._one()
+        for _ in range(self.random.randint(1, 6)):
+            numbers, lines = self.new_lines(self.random.randint(1, 4))
+            known.model.sent.update(zip(numbers, lines, strict=True))
+            try:
+                self._send(partition, encoded(numbers, lines), acks=Acks.LEADER)
+            except DiskFull:
+                known.model.gone.update(numbers)
+                raise
+
     def _producer(self, known: Known) -> Producer:
         sure = [one for one in known.producers if not one.is_unsure]
         if len(sure) < 3:
@@ -255,11 +276,11 @@ class World:
             return known.producers[-1]
         return self.random.choice(sure)
 
-    def _send(self, partition, batch):
+    def _send(self, partition, batch, *, acks=Acks.ALL):
         produced = check_produced(
             batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=self.now_ms)
         )
-        return partition.append(produced, acks=Acks.ALL).result(10)
+        return partition.append(produced, acks=acks).result(10)
 
     def repeat(self) -> None:
         _, known, partition = self._one()
@@ -616,6 +637,7 @@ class World:
 CHANGES = (
     World.produce,
     World.produce,
+    World.produce_without_waiting,
     World.repeat,
     World.trim,
     World.commit_offset,
@@ -634,6 +656,7 @@ CHANGES = (
 WEIGHTS = {
     **dict.fromkeys(CHANGES, 3),
     World.produce: 14,
+    World.produce_without_waiting: 5,
     World.delete: 1,
     World.create: 4,
     World.let_go: 2,
@@ -673,7 +696,7 @@ def test_planted_a_snapshot_that_is_synced_too_late(tmp_path, wear, monkeypatch)
 
     monkeypatch.setattr(REAL_DISK, "sync_bytes", sync_all_but_snapshots)
     with pytest.raises(Wrong, match=r"committed up to|the repeat of"):
-        _run_from(4, tmp_path, wear)
+        _run_from(27, tmp_path, wear)
 
 
 def test_planted_a_read_that_does_not_ask_the_bucket_what_was_aborted(tmp_path, wear, monkeypatch):

@@ -6,8 +6,10 @@ import struct
 
 import pytest
 
+from hot_tier.append import Acks
 from record_format.errors import CorruptDataError, StoreUnavailable
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.damage import flip
 from tests.integration.broker.test_verify import path_of
 
 BATCHES, EACH = 10, 3
@@ -185,6 +187,19 @@ def test_where_the_bucket_has_it_the_disk_lets_it_go(house):
     assert repaired(house, deep=True).action == "set-aside"
     assert house.broker.partition("t", 0).log.first_local_offset == 30
     assert house.records("t") == before
+    assert house.broker.verify("t", deep=True).ok
+
+
+def test_one_that_was_sealed_by_an_append_that_nobody_waited_for_goes_too(house):
+    """Its seal is flushed first."""
+    house.broker.alter_topic("t", config={"segment.bytes": 1024, "flush.ms": 86_400_000})
+    house.produce("t", [b"flushed"])
+    house.produce("t", [b"of the next" * 100], acks=Acks.LEADER)
+    log = house.copy_sealed().log
+    assert (log.high_watermark, log.active_base_offset) == (34, 34)
+    flip(log_of(house).with_name(f"{33:020d}.log"), 70)
+    assert repaired(house, deep=True).action == "set-aside"
+    assert log.first_local_offset == 34
     assert house.broker.verify("t", deep=True).ok
 
 
