@@ -200,9 +200,9 @@ class PartitionLog:
         been sealed since.
         """
         flushed = self._state.flushed
-        if flushed.base_offset == view.base_offset:
-            return flushed.position
-        return view.size_bytes if view.last_offset < flushed.offset else 0
+        if view.last_offset < flushed.offset:  # asked first: compaction may have made it shorter
+            return view.size_bytes
+        return flushed.position if flushed.base_offset == view.base_offset else 0
 
     @property
     def active_ms(self) -> int:

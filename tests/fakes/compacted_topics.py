@@ -13,14 +13,14 @@ COMPACT = {
 }
 
 
-def put(house, topic, pairs):
+def put(house, topic, pairs, *, acks=Acks.ALL):
     batches = build_produced(
         [value for _, value in pairs],
         keys=[key for key, _ in pairs],
         timestamps=[house.broker.clock()] * len(pairs),
         max_message_bytes=1 << 20,
     )
-    return house.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
+    return house.broker.partition(topic, 0).append(batches, acks=acks).result(10)
 
 
 def fill(house, topic, count, *, keys=20, seed=1):

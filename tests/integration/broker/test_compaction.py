@@ -13,6 +13,7 @@ from broker.mending.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier import cleaner
+from hot_tier.append import Acks
 from hot_tier.cleaner import Interrupted
 from record_format.errors import CorruptDataError, StoreUnavailable
 from tests.fakes.compacted_topics import (
@@ -54,6 +55,17 @@ def test_the_bucket_follows_and_both_tiers_agree(house):
     assert last.items() <= last_of(house.records("t")).items()
     report = house.broker.verify("t", deep=True)
     assert not report.problems
+
+
+def test_a_segment_whose_seal_is_yet_to_be_flushed_is_sound_once_it_is_compacted(house):
+    house.broker.create_topic("t", config={**COMPACT, "flush.ms": 86_400_000})
+    put(house, "t", [(b"key", b"v" * 100)] * 10)
+    put(house, "t", [(b"key", b"v" * 4096)], acks=Acks.LEADER)
+    house.broker.chores.compactor.run_round()
+    log = house.broker.partition("t", 0).log
+    assert (log.high_watermark, log.log_end_offset, log.sealed.replacements > 0) == (10, 11, True)
+    assert house.broker.verify("t", deep=True).ok
+    assert [record.offset for record in house.records("t")] == [9]
 
 
 def test_nothing_takes_the_place_of_files_that_are_going_up(house, monkeypatch):
