@@ -32,6 +32,7 @@ from broker.mending.restore import RestoreOptions, restore
 from broker.ownership import take_over
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
+from hot_tier.append import Acks
 from manifest.garbage import GarbagePolicy
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
@@ -40,7 +41,12 @@ from tests.simulation.steps import run, seeds
 
 STEPS = 50
 GAP = 10_000
-CONFIG = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 4096}
+CONFIG = {
+    "segment.bytes": 2048,
+    "retention.ms": -1,
+    "local.retention.bytes": 4096,
+    "flush.ms": 86_400_000,
+}
 FAULTS = [
     *[("put", FailsBefore()), ("put", FailsAfter())] * 2,
     ("put_file", FailsBefore()),
@@ -129,16 +135,18 @@ class World:
             self.owed.update(self._append(self.owner))
 
     def _append(self, owner: Owner) -> range:
+        """The offsets that are owed: none of what was not waited for."""
+        acks = self.random.choice((Acks.ALL, Acks.ALL, Acks.LEADER))
         values = [
             b"%d " % (self.written + n) + b"x" * self.random.randint(20, 200)
             for n in range(self.random.randint(1, 4))
         ]
         self.written += len(values)
-        base_offset = owner.produce("t", values).base_offset
+        base_offset = owner.produce("t", values, acks=acks).base_offset
         for offset, value in enumerate(values, base_offset):
             if self.acknowledged.setdefault(offset, value) != value:
                 raise Wrong(f"offset {offset} is given twice")
-        return range(base_offset, base_offset + len(values))
+        return range(base_offset, base_offset + len(values) * (acks is Acks.ALL))
 
     def roll_and_copy(self) -> None:
         self.owner.roll_and_copy()
