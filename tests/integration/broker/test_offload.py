@@ -113,6 +113,23 @@ def test_a_commit_that_the_store_kept_wrong_does_not_count(house, copier_of):
     assert partition.cold.end_offset == removable_end(partition) == 0
 
 
+def test_no_segment_goes_by_a_commit_that_could_not_be_noted(house, monkeypatch):
+    """After a crash the folder would not know what the bucket has."""
+    house.broker.create_topic("t", config={**LITTLE_LOCAL, "local.retention.ms": 0})
+    house.claim()
+    house.stop_copying()
+    fill(house, "t", segments=3)
+    partition = house.broker.partition("t", 0)
+    with monkeypatch.context() as disk:
+        disk.setattr(partition.cold.notes, "_write", no_room)
+        house.copy_sealed()
+        tidy(house.broker)
+        assert (partition.cold.end_offset, partition.log.first_local_offset) == (0, 0)
+    house.copy_sealed()
+    tidy(house.broker)
+    assert partition.cold.end_offset == partition.log.first_local_offset > 0
+
+
 def test_an_upload_that_hangs_does_not_hold_up_the_other_partitions(house, copier_of, monkeypatch):
     copier, goes_on = copier_of(2), threading.Event()
     (stuck,) = partitions(house, "a")
