@@ -15,6 +15,7 @@ from record_format.encode import encode_batch
     [
         pytest.param(10, 10, id="at a batch"),
         pytest.param(12, 10, id="within a batch"),
+        pytest.param(14, 10, id="at a batch's last record"),
         pytest.param(7, 7, id="where compaction took what was there"),
     ],
 )

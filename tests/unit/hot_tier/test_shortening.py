@@ -74,7 +74,7 @@ def test_an_epoch_that_begins_where_the_deletion_ends_stays(open_log, append_val
     assert log.epochs == ((1, 1),)
 
 
-def test_trim_moves_the_log_start_and_never_back(log):
+def test_trim_moves_the_log_start_and_never_back(log, append_values):
     assert log.trim(13) == 13
     assert log.trim(5) == 13
     assert log.local_log_start_offset == 13
@@ -82,6 +82,7 @@ def test_trim_moves_the_log_start_and_never_back(log):
         log.read(12, max_bytes=1)
     assert first_offset(log.read(13, max_bytes=1)) <= 13
     assert log.trim(log.high_watermark) == 60
+    append_values(log, b"not flushed")
     with pytest.raises(OffsetPastEnd):
         log.trim(61)
 
