@@ -7,7 +7,7 @@ import pytest
 
 from hot_tier.append import Append
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaner import CleanerHooks
+from hot_tier.cleaner import CleanerHooks, Interrupted
 from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import iter_headers, set_max_timestamp
@@ -167,6 +167,19 @@ def test_what_was_emptied_before_is_not_written_again(open_log):
     done = log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert done.complete
     assert (log.sealed.replacements, done.written_bytes) == (before, 0)
+
+
+@pytest.mark.parametrize("border", [1, 2])
+def test_a_group_is_not_merged_across_the_bucket_s_end_of_by_then(open_log, border):
+    log = open_log(config=COMPACT)
+    for value in (b"1", b"2", b"3"):
+        put(log, (b"a", value))
+        log.roll()
+    found = iter([frozenset(), frozenset((border,))])  # when it is planned, and at its swap
+    hooks = CleanerHooks(swapping=lambda: nullcontext(next(found)))
+    with pytest.raises(Interrupted):
+        log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), hooks)
+    assert log.base_offsets == (0, 1, 2, 3)
 
 
 def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
