@@ -105,3 +105,17 @@ def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(
         house.set_down(False)
     house.restart()
     house.broker.chores.copier.claim(house.broker.partition("t", 0))
+
+
+def test_a_claim_that_lost_its_answer_is_made_again(house):
+    house.restart(down=True, store_start_timeout_ms=1)
+    house.stop_copying()
+    house.broker.create_topic("t")
+    house.set_down(False)
+    partition = house.broker.partition("t", 0)
+    house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+    with pytest.raises(StoreUnavailable):
+        with_no_answers(house, lambda: house.broker.chores.copier.claim(partition))
+    house.set_down(False)
+    house.broker.chores.copier.claim(partition)
+    assert partition.cold.ownership.claimed

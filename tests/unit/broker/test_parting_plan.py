@@ -79,6 +79,13 @@ NOTHING = Parting()
             id="a restore stepped over offsets that we wrote",
         ),
         pytest.param(
+            local_log((A1, EpochStart(3, 1100, "a")), ((1100, 1120),), 1120),
+            manifest(end=1110, epochs=[A1, EpochStart(3, 1100, "a")], gaps=[(100, 1100)]),
+            0,
+            Parting(split_at=1110),
+            id="what we wrote right above a gap stays",
+        ),
+        pytest.param(
             local_log((), (), 0),
             manifest(end=100, epochs=[A1]),
             1000,
