@@ -261,13 +261,14 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house, restarte
     house.set_down(True)
     assert house.broker.trim("t", 0, 55) == 55
     if restarted:
-        house.restart(down=True, store_start_timeout_ms=200)
+        house.restart(down=True, store_start_timeout_ms=1)
     partition = house.broker.partition("t", 0)
     cold, log = partition.cold, partition.log
     assert cold.manifest.log_start_offset == 0
     assert (log.log_start_offset, log.first_local_offset > 55) == (55, True)
     house.set_down(False)
-    house.wait_for(lambda: cold.ownership.claimed)
+    house.broker.bucket.standing.checked_store()
+    house.claim()
     tidy(house.broker)
     assert cold.manifest.log_start_offset == 55
 
