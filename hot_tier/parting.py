@@ -29,8 +29,12 @@ from hot_tier.file_names import (
     parse_file_name,
     path_of,
 )
+from hot_tier.log_config import LONG_MAX
+from hot_tier.open_files import FileReader
+from hot_tier.salvage import Lost, Pieces
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
+from record_format.file_slice import OpenFile
 
 COPY_BYTES = 1 << 20
 
@@ -69,6 +73,44 @@ def end_offset(folder: Path) -> int:
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     """The batch of a `.log` that holds `offset`, or the first above it. Raises CorruptBatch."""
     return next((header for header in headers_of(log) if header.last_offset >= offset), None)
+
+
+def place_of(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
+    """Where to cut off what a `.log` has from `offset` on, which is above its first: the position,
+    that of its end if it has nothing there; and the offset at which the rest begins.
+
+    Bytes that are no batch do not hide what lies behind them. Those behind all batches below
+    `offset` belong to the rest: whoever opens it says what they are.
+    """
+    try:
+        first = first_batch_at(log, offset)
+        position = first.position if first is not None else log.stat().st_size
+    except CorruptBatch:
+        first, position = _first_behind_rot(log, offset, base_offset=base_offset)
+    if first is not None and first.base_offset <= offset:
+        return first.position, first.base_offset
+    return position, offset  # compaction may have taken those between
+
+
+def _first_behind_rot(
+    log: Path, offset: int, *, base_offset: int
+) -> tuple[BatchHeader | None, int]:
+    """As `first_batch_at`; and where the batches below `offset` end."""
+    position = 0
+    pieces = Pieces(
+        FileReader(OpenFile(log)),
+        size_bytes=log.stat().st_size,
+        start_offset=base_offset,
+        end_offset=LONG_MAX,
+        reaches_end=False,
+    )
+    for piece in pieces:
+        if isinstance(piece, Lost):
+            continue
+        if piece.header.last_offset >= offset:
+            return piece.header, position
+        position = piece.header.end_position
+    return None, position
 
 
 def mend_overlap(folder: Path) -> None:

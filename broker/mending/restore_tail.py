@@ -176,7 +176,7 @@ def take_tail(
     snapshot: bytes | None,
 ) -> Tail:
     """Copy what the old folder has from the manifest's end on; what it says counts (`why_left`).
-    Raises CorruptDataError.
+    Raises CorruptDataError for the old folder's own files.
 
     `snapshot`: the producers at that end, as the bucket has them; the old folder is asked where it
     has none.
@@ -200,9 +200,11 @@ def take_tail(
             end_offset=end_offset,
             epochs=epochs,
         )
-    missing = copied.recovery.cut_reason or _ends_too_soon(
-        parting.end_offset(source), max(end_offset, old.reached(target.keys))
-    )
+    ends = copied.log_end_offset
+    if ends == end_offset:  # nothing was copied
+        ends = parting.end_offset(source)
+    reached = max(end_offset, old.reached(target.keys))
+    missing = copied.recovery.cut_reason or _ends_too_soon(ends, reached)
     if manifest is not None and manifests.is_older(notes.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
@@ -228,11 +230,12 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
         if following is not None and following <= end_offset:
             continue
         log = path_of(source, base, LOG)
-        first = parting.first_batch_at(log, end_offset)
-        if first is not None:
-            # It may be above the end: compaction took those between.
-            begins = max(base, min(first.base_offset, end_offset))
-            parting.copy_tail(log, first.position, path_of(target.folder, begins, LOG))
+        if base < end_offset:
+            position, begins = parting.place_of(log, end_offset, base_offset=base)
+        else:
+            position, begins = 0, base
+        if position < log.stat().st_size:
+            parting.copy_tail(log, position, path_of(target.folder, begins, LOG))
     copied = parting.base_offsets(target.folder)
     begins = copied[0] if copied else end_offset
     if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty

@@ -559,6 +559,37 @@ def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_r
     assert new.broker.verify("t", deep=True).ok
 
 
+def test_what_a_power_cut_left_of_a_tail_keeps_nothing_from_being_restored(lost, tmp_path, opened):
+    """A segment that was not flushed yet."""
+    (lost.root / "data" / "t-0" / f"{100:020d}.log").write_bytes(bytes(200))
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, 100)
+    assert [record.offset for record in new.records("t")] == list(range(100))
+    assert new.produce("t", [b"next"]).base_offset == 100 + GAP
+
+
+def test_what_the_bucket_has_may_be_rotten_in_the_segment_that_the_tail_begins_in(
+    lost, tmp_path, opened
+):
+    lost.broker = lost.open()
+    lost.fill(20, mark=b"more")
+    lost.broker.close()
+    folder = lost.root / "data" / "t-0"
+    logs = sorted(folder.glob("*.log"))
+    whole = b"".join(log.read_bytes() for log in logs)
+    for path in folder.glob("0*"):
+        path.unlink()
+    rotten = bytearray(whole)
+    rotten[16] = 0  # the magic of the first batch
+    (folder / f"{0:020d}.log").write_bytes(rotten)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    assert new.report.partitions[0].tail.whole
+    assert [record.offset for record in new.records("t")] == list(range(120))
+
+
 def test_a_tail_that_is_bad_in_the_midst_is_mended_where_it_was_taken_to(
     on_disk_alone, tmp_path, opened
 ):

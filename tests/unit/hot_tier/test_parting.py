@@ -6,7 +6,7 @@ import pytest
 
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
-from hot_tier.parting import base_offsets, move_from, split_at
+from hot_tier.parting import base_offsets, move_from, place_of, split_at
 from record_format.encode import encode_batch
 
 
@@ -31,6 +31,32 @@ def test_a_log_is_split_where_it_is_told_or_with_the_batch_there(
     assert base_offsets(tmp_path) == [0, begins]
     assert path_of(tmp_path, 0, LOG).read_bytes() == batches[0]
     assert path_of(tmp_path, begins, LOG).read_bytes() == batches[1]
+
+
+@pytest.mark.parametrize(
+    ("rotten", "offset", "number", "begins"),
+    [
+        pytest.param([], 10, 2, 10, id="at a batch"),
+        pytest.param([], 12, 2, 10, id="within a batch"),
+        pytest.param([], 20, 4, 20, id="nothing there"),
+        pytest.param([1], 10, 2, 10, id="what is below is rotten"),
+        pytest.param([2], 10, 2, 10, id="what is there is rotten"),
+        pytest.param([1, 2], 12, 1, 12, id="both are"),
+        pytest.param([1, 2, 3], 10, 1, 10, id="nothing good is behind"),
+    ],
+)
+def test_rotten_batches_do_not_hide_where_the_rest_of_a_log_begins(
+    tmp_path: Path, rotten: list[int], offset: int, number: int, begins: int
+) -> None:
+    batches = [
+        bytearray(encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=base_offset))
+        for base_offset in (0, 5, 10, 15)
+    ]
+    for one in rotten:
+        batches[one][16] = 0  # the magic
+    log = path_of(tmp_path, 0, LOG)
+    log.write_bytes(b"".join(batches))
+    assert place_of(log, offset, base_offset=0) == (number * len(batches[0]), begins)
 
 
 def test_a_log_whose_tail_is_moved_has_no_hole_at_any_moment(
