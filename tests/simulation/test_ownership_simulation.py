@@ -1,19 +1,21 @@
-"""Seeded steps on one partition whose data folder changes: it crashes, is copied, is lost and
-restored from the bucket, and the previous broker may live on as a zombie on the same bucket, even
-in the middle of an operation there, before any call.
+"""Seeded steps on one partition whose data folder changes: its process or its machine crashes, it
+is copied, is lost and restored from the bucket, and the previous broker may live on as a zombie on
+the same bucket, even in the middle of an operation there, before any call.
 The store fails calls and loses answers; trims, retention and collections continue meanwhile.
 
 After each step:
 
-* no offset was ever acknowledged with two different values, by any owner;
+* no offset was ever acknowledged with two different values, by any owner, unless the first of them
+  was not waited for, and the power failed;
 * the owner serves each acknowledged record that it must have, with its value. After a restore
-  without the old folder, or a take-over with an older copy, it must have what the bucket had;
-  otherwise everything. No log start passes a record that no trim passed.
+  without the old folder, or a take-over with an older copy or by a zombie, it must have what the
+  bucket had; otherwise everything. No log start passes a record that no trim passed;
+* what a folder that takes over cannot serve is set apart in it, and stays there.
 
 At the end `verify --deep` finds nothing either.
 
-Not seen: an older copy after which the original committed at most twice (decision 0173); each
-copy here is started after more. For what a power cut takes from a disk see `test_log_simulation`.
+Not seen: an older copy after which the original committed at most twice (decision 0173), each copy
+here is started after more; and a copy that has what a power cut took from the original.
 The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
@@ -34,10 +36,12 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from manifest.garbage import GarbagePolicy
-from record_format.errors import FencedError, StoreUnavailable, TierlogError
+from record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.house import House, copy_now, tidy
+from tests.fakes.records import iter_records
 from tests.simulation.steps import run, seeds
+from tests.simulation.worn_disk import CALLS, Crash, Wear
 
 STEPS = 50
 GAP = 10_000
@@ -93,24 +97,49 @@ class Owner(House):
             start = self.partition.offsets().log_start_offset
             return {record.offset: record.value for record in self.records("t", offset=start)}
 
+    def has_flushed(self) -> dict[int, bytes | None]:
+        """What is on its own disk, served or not, by offset."""
+        end = self.partition.log.high_watermark
+        found = in_files(self.folder / "t-0")
+        return {offset: value for offset, value in found.items() if offset < end}
+
+    def set_apart(self) -> set[tuple[int, bytes | None]]:
+        found: set[tuple[int, bytes | None]] = set()
+        return found.union(*(in_files(one).items() for one in self.folder.glob("t-0.diverged-*")))
+
     def die(self) -> None:
         """Nothing reaches the bucket any more. A folder copied before this is that of a crash."""
         if self.alive:
             self.set_down(True)
-            self.broker.close()
+            with suppress(TierlogError):  # a call that died keeps its log offline
+                self.broker.close()
             self.alive = False
+
+
+def in_files(folder: Path) -> dict[int, bytes | None]:
+    found: dict[int, bytes | None] = {}
+    for path in sorted(folder.glob("*.log")):
+        with suppress(CorruptBatch):  # where its records end
+            for record in iter_records(path.read_bytes()):
+                found[record.offset] = record.value
+    return found
 
 
 class World:
     """`acknowledged`: by offset, also by owners outside the present line. `owed`: the offsets that
-    the present owner must have.
+    the present owner must have. `not_waited_for`: those it may lose if the power fails. `apart`:
+    the offsets and values that its folder must have set apart.
     """
 
-    def __init__(self, seed: int, root: Path) -> None:
+    def __init__(self, seed: int, root: Path, wear: Wear) -> None:
         self.random, self.root, self.folders = Random(seed), root, 0
+        self.wear = wear
         self.bucket = f"file://{root / 'bucket'}"
         self.acknowledged: dict[int, bytes] = {}
         self.owed: set[int] = set()
+        self.not_waited_for: set[int] = set()
+        self.power_failed = False
+        self.apart: set[tuple[int, bytes | None]] = set()
         self.trimmed_before = self.written = 0
         self.zombie: Owner | None = None
         self.copies: list[Path] = []
@@ -132,11 +161,11 @@ class World:
 
     def produce(self) -> None:
         for _ in range(self.random.randint(1, 12)):
-            self.owed.update(self._append(self.owner))
+            acks = self.random.choice((Acks.ALL, Acks.ALL, Acks.LEADER))
+            offsets = self._append(self.owner, acks)
+            (self.owed if acks is Acks.ALL else self.not_waited_for).update(offsets)
 
-    def _append(self, owner: Owner) -> range:
-        """The offsets that are owed: none of what was not waited for."""
-        acks = self.random.choice((Acks.ALL, Acks.ALL, Acks.LEADER))
+    def _append(self, owner: Owner, acks: Acks = Acks.ALL) -> range:
         values = [
             b"%d " % (self.written + n) + b"x" * self.random.randint(20, 200)
             for n in range(self.random.randint(1, 4))
@@ -146,7 +175,7 @@ class World:
         for offset, value in enumerate(values, base_offset):
             if self.acknowledged.setdefault(offset, value) != value:
                 raise Wrong(f"offset {offset} is given twice")
-        return range(base_offset, base_offset + len(values) * (acks is Acks.ALL))
+        return range(base_offset, base_offset + len(values))
 
     def roll_and_copy(self) -> None:
         self.owner.roll_and_copy()
@@ -193,14 +222,65 @@ class World:
 
     # --- steps from one owner to the next ---------------------------------------------------------
 
+    def _started(self, folder: Path, *, take_over: bool = False) -> Owner:
+        """On `folder`, or on what is left of it once the start died in the middle."""
+        while self.random.random() < 0.4:
+            self._plan_a_crash()
+            try:
+                return Owner(folder, self.bucket, take_over=take_over)
+            except Crash:
+                folder = self._after_crash(folder)
+            finally:
+                self.wear.heal()
+        return Owner(folder, self.bucket, take_over=take_over)
+
+    def _plan_a_crash(self) -> None:
+        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 60), times=1 << 30)
+
+    def _after_crash(self, died: Path, *, power_fails: bool | None = None) -> Path:
+        """The folder that the next start finds."""
+        if power_fails is None:
+            power_fails = self.random.random() < 0.6
+        folder = self._new_folder()
+        self.wear.crash_broker(died, folder, self.random, power_fails=power_fails)
+        if power_fails:
+            self.copies = []
+            self.power_failed = True
+        return folder
+
     def restart(self) -> None:
         self.owner.broker.close()
-        self.owner = Owner(self.owner.folder, self.bucket)
+        self._go_on(self.owner.folder)
 
     def crash(self) -> None:
         copied = self._copy_of_folder()
         self.owner.die()
-        self.owner = Owner(copied, self.bucket)
+        self._go_on(copied)
+
+    def _go_on(self, folder: Path) -> None:
+        self.owner = self._started(folder)
+        if self.power_failed:
+            self.power_failed = False
+            for offset in self.not_waited_for - self.owner.held().keys():
+                self.acknowledged.pop(offset, None)
+
+    def lose_power(self) -> None:
+        self._start_again(power_fails=True)
+
+    def crash_within(self) -> None:
+        """The process, or the machine, dies before a call that changes the disk."""
+        self._plan_a_crash()
+        with suppress(Crash):
+            for step in self.random.choices(CHANGES, k=4):
+                print("  ", step.__name__)
+                step(self)
+        self._start_again()
+
+    def _start_again(self, *, power_fails: bool | None = None) -> None:
+        folder = self._after_crash(self.owner.folder, power_fails=power_fails)
+        self.wear.heal()
+        self.owner.die()
+        self._go_on(folder)
 
     def keep_a_copy(self) -> None:
         self.copies = [*self.copies[-1:], self._copy_of_folder()]
@@ -215,8 +295,10 @@ class World:
         self._leave(as_zombie=self.random.choice((True, False)))
         copied = self.copies.pop(self.random.randrange(len(self.copies)))
         if self.random.random() < 0.5:
-            self._is_fenced(Owner(copied, self.bucket)).die()
-        self.owner = Owner(copied, self.bucket, take_over=True)
+            refused = self._is_fenced(self._started(copied))
+            refused.die()
+            copied = refused.folder
+        self.owner = self._started(copied, take_over=True)
         self._begin_line(in_bucket)
 
     def _commit_enough(self) -> None:
@@ -240,19 +322,60 @@ class World:
         folder = self._restored(tail=None)
         if self.zombie is not None and self.random.random() < 0.5:
             self.act_as_zombie()
-        self.owner = Owner(folder, self.bucket)
+        self.owner = self._started(folder)
         self._begin_line(in_bucket)
 
-    def restore_with_the_old_folder(self) -> None:
-        tail = self._copy_of_folder()
-        self.owner.die()
-        self.owner = Owner(self._restored(tail=tail), self.bucket)
+    def zombie_takes_over(self) -> None:
+        if self.zombie is None:
+            return
+        self.heal()
+        in_bucket = self._in_bucket()
+        loser, self.zombie = self.zombie, None
+        had, folder = loser.has_flushed(), loser.folder
+        if self.random.random() < 0.5:
+            folder = self._after_crash(folder)
+        else:
+            loser.broker.close()
+        loser.die()
+        self._leave(as_zombie=self.random.choice((True, False)))
+        self.owner = self._started(folder, take_over=True)
+        self._begin_line(in_bucket)
+        start, held = self.owner.partition.offsets().log_start_offset, self.owner.held()
+        self.apart |= {one for one in had.items() - held.items() if one[0] >= start}
 
-    def _restored(self, *, tail: Path | None) -> Path:
-        options = RestoreOptions(data_dir=self._new_folder(), gap=GAP, clock=lambda: 0, tail=tail)
+    def restore_with_the_old_folder(self) -> None:
+        power_fails = self.random.random() < 0.5
+        tail = self._after_crash(self.owner.folder, power_fails=power_fails)
+        self.owner.die()
+        self._go_on(self._restored(tail=tail, is_cut=power_fails))
+        self.apart = set()  # it stays in the old folder
+
+    def _restored(self, *, tail: Path | None, is_cut: bool = False) -> Path:
+        """It may die in the middle, and is then begun again on what is left."""
+        folder = self._new_folder()
+        while self.random.random() < 0.4:
+            self._plan_a_crash()
+            with suppress(Crash):
+                self._restore_into(folder, tail=tail, is_cut=is_cut)
+                return folder
+            self.wear.heal()
+            died, folder = folder, self._new_folder()
+            leave = self.random.choice((self.wear.keep_into, self._crash_into))
+            leave(folder, of=died)
+            if (folder / "meta.properties").exists():
+                return folder
+        self._restore_into(folder, tail=tail, is_cut=is_cut)
+        return folder
+
+    def _restore_into(self, folder: Path, *, tail: Path | None, is_cut: bool = False) -> None:
+        """`is_cut`: the power failed on the old folder."""
+        options = RestoreOptions(data_dir=folder, gap=GAP, clock=lambda: 0, tail=tail)
         (one,) = restore(open_store(self.bucket), options).partitions
-        assert tail is None or (one.tail is not None and one.tail.whole), one
-        return options.data_dir
+        assert tail is None or (one.tail is not None and (one.tail.whole or is_cut)), one
+        self.wear.heal()
+
+    def _crash_into(self, folder: Path, *, of: Path) -> None:
+        self.wear.crash_into(folder, self.random, of=of)
 
     def _in_bucket(self) -> set[int]:
         manifest = self.owner.partition.cold.manifest
@@ -269,6 +392,9 @@ class World:
     def _begin_line(self, in_bucket: set[int]) -> None:
         """Whatever else the owner begins with, it must keep too."""
         self.owed = in_bucket | (self.owner.held().keys() & self.acknowledged.keys())
+        self.not_waited_for = set()
+        self.power_failed = False
+        self.apart = self.owner.set_apart()
 
     def act_as_zombie(self) -> None:
         """It continues until it asks the bucket: what it acknowledges is only on its own disk."""
@@ -310,7 +436,9 @@ class World:
 
     def _taken_over_meanwhile(self) -> None:
         in_bucket = self._in_bucket()
-        self.owner = Owner(self._restored(tail=None), self.bucket)
+        folder = self._new_folder()
+        self._restore_into(folder, tail=None)
+        self.owner = Owner(folder, self.bucket)
         self._begin_line(in_bucket)
         self.produce()
         self.owner.roll_and_copy()
@@ -331,6 +459,8 @@ class World:
         for offset in held.keys() & self.acknowledged.keys():
             if held[offset] != self.acknowledged[offset]:
                 raise Wrong(f"offset {offset} has another value")
+        if missing := self.apart - self.owner.set_apart():
+            raise Wrong(f"{len(missing)} records are not set apart, from {min(missing)} on")
 
     def finish(self) -> None:
         self.heal()
@@ -341,11 +471,16 @@ class World:
         assert report.ok, report.problems
 
     def close(self) -> None:
+        self.wear.heal()
         for one in (self.owner, self.zombie):
             if one is not None:
                 one.die()
 
 
+CHANGES = (
+    *[World.produce, World.roll_and_copy] * 2,
+    *(World.copy, World.retain, World.let_go, World.trim, World.collect),
+)
 WEIGHTS = {
     World.produce: 8,
     World.roll_and_copy: 5,
@@ -358,23 +493,26 @@ WEIGHTS = {
     World.heal: 3,
     World.restart: 2,
     World.crash: 2,
+    World.lose_power: 1,
+    World.crash_within: 2,
     World.keep_a_copy: 2,
     World.take_over_with_a_copy: 1,
     World.restore: 1,
     World.restore_with_the_old_folder: 1,
     World.act_as_zombie: 3,
     World.restart_zombie: 1,
+    World.zombie_takes_over: 1,
     World.stop_in_a_call: 2,
 }
 
 
 @pytest.mark.parametrize("seed", seeds(8))
-def test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(seed, tmp_path):
-    run(World(seed, tmp_path), WEIGHTS, STEPS)
+def test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(seed, tmp_path, wear):
+    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
 
 
-def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch):
+def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch, wear):
     plan = take_over.plan_parting
     monkeypatch.setattr(take_over, "plan_parting", lambda *facts, gap: plan(*facts, gap=0))
     with pytest.raises(Wrong, match="given twice"):
-        run(World(0, tmp_path), WEIGHTS, STEPS)
+        run(World(0, tmp_path, wear), WEIGHTS, STEPS)

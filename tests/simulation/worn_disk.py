@@ -41,7 +41,9 @@ class Wear(LossyDisk):
             self.crash_into(image, random, of=died)
         else:
             self.keep_into(image, of=died)
-        shutil.copytree(died / "tierlog" / "cache", image / "tierlog" / "cache", dirs_exist_ok=True)
+        cache = died / "tierlog" / "cache"
+        if cache.exists():
+            shutil.copytree(cache, image / "tierlog" / "cache", dirs_exist_ok=True)
         owner = image / "tierlog" / "owner"
         if owner.exists():  # it counts as the same folder
             owner_id, stat = owner.read_text().partition(" ")[0], image.stat()
