@@ -223,27 +223,25 @@ def _ends_too_soon(end_offset: int, reached: int) -> str:
 
 
 def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes | None) -> None:
-    """Segments that reach past the end; of the one that it lies in, the batches from there on."""
+    """Segments that reach past the end; of the one that it lies in, the batches from there on.
+
+    Also one of which nothing is left: after a power cut that says that what follows is no tail.
+    """
     target.folder.mkdir()
     bases = parting.base_offsets(source)
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         if following is not None and following <= end_offset:
             continue
         log = path_of(source, base, LOG)
+        position, begins = 0, base
         if base < end_offset:
             position, begins = parting.place_of(log, end_offset, base_offset=base)
-        else:
-            position, begins = 0, base
-        if position < log.stat().st_size:
-            parting.copy_tail(log, position, path_of(target.folder, begins, LOG))
-    copied = parting.base_offsets(target.folder)
-    begins = copied[0] if copied else end_offset
+        parting.copy_tail(log, position, path_of(target.folder, begins, LOG))
+    begins = parting.base_offsets(target.folder)[0]
     if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty
         with suppress(CorruptDataError):
             snapshot = snapshot_before(source, begins)
-    if not copied:
-        parting.start_empty(target.folder, end_offset, snapshot=snapshot)
-    elif snapshot:
+    if snapshot:
         write_durably(path_of(target.folder, begins, SNAPSHOT), snapshot)
 
 

@@ -400,7 +400,7 @@ class World:
         self._start_again(power_fails=self.random.random() < 0.6)
 
     def crash_within(self) -> None:
-        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 60), times=1 << 30)
+        self._plan_a_crash(after=60)
         with suppress(Crash):
             for step in self.random.choices(CHANGES, k=4):
                 print("  ", step.__name__)
@@ -408,9 +408,12 @@ class World:
         assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
         self._start_again(power_fails=self.random.random() < 0.6)
 
+    def _plan_a_crash(self, *, after: int) -> None:
+        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, after), times=1 << 30)
+
     def crash_while_starting(self) -> None:
         self._lose_process(power_fails=self.random.random() < 0.6)
-        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 40), times=1 << 30)
+        self._plan_a_crash(after=40)
         try:
             self.open()
         except Crash:
@@ -577,7 +580,16 @@ class World:
                 raise Wrong(f"{path} rotted, and found is {report.problems}")
         else:
             self._begin_again()
-        self.broker.repair(name, apply=True, deep=True)
+        if self.random.random() < 0.5:
+            self._plan_a_crash(after=40)
+            with suppress(Crash):
+                self.broker.repair(name, apply=True, deep=True)
+            self._lose_process(power_fails=self.random.random() < 0.6)
+            self.open()
+            self.broker.repair(name, apply=True, deep=True)
+            self._settle()
+        else:
+            self.broker.repair(name, apply=True, deep=True)
         self.verify()
 
     def _begin_again(self) -> None:

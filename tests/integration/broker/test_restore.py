@@ -19,8 +19,11 @@ from broker.ownership.ownership import Ownership
 from cold_tier.open import open_store
 from hot_tier import parting
 from hot_tier.disk import Disk
+from hot_tier.file_names import LOG, path_of
+from hot_tier.parting import first_batch_at
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
+from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
@@ -38,6 +41,17 @@ def store_of(house):
 
 def topic_id_of(house):
     return house.broker.topic("t").record.topic_id
+
+
+def one_segment_of(house):
+    """Put the log of the first partition into one segment; its folder."""
+    folder = house.root / "data" / "t-0"
+    whole = b"".join(log.read_bytes() for log in sorted(folder.glob("*.log")))
+    for path in folder.glob("0*"):
+        path.unlink()
+    log = path_of(folder, 0, LOG)
+    log.write_bytes(whole)
+    return log
 
 
 class Restored(House):
@@ -570,20 +584,51 @@ def test_what_a_power_cut_left_of_a_tail_keeps_nothing_from_being_restored(lost,
     assert new.produce("t", [b"next"]).base_offset == 100 + GAP
 
 
+@pytest.mark.parametrize("kept", [0, 5])
+def test_a_tail_ends_where_a_power_cut_took_the_end_of_a_segment(lost, tmp_path, opened, kept):
+    """It left the next one, and neither was flushed yet; the first may be as long as nothing."""
+    folder = lost.root / "data" / "t-1"
+    values, stamps = [b"x"] * 10, [1] * 10
+    left = encode_batch(values[:kept], timestamps=stamps[:kept]) if kept else b""
+    path_of(folder, 0, LOG).write_bytes(left)
+    following = encode_batch(values, timestamps=stamps, base_offset=10)
+    path_of(folder, 10, LOG).write_bytes(following)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    tail = new.report.partitions[1].tail
+    assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, kept)
+    assert [one.offset for one in new.records("t", partition=1)] == list(range(kept))
+    assert new.produce("t", [b"next"], partition=1).base_offset == kept + GAP
+
+
+def test_a_tail_ends_with_the_bucket_where_a_power_cut_took_what_followed(lost, tmp_path, opened):
+    """The segment reaches beyond the bucket's end, and no checkpoint says that this was flushed."""
+    log = one_segment_of(lost)
+    beyond = first_batch_at(log, 80)
+    following = first_batch_at(log, beyond.next_offset)
+    whole = log.read_bytes()
+    log.write_bytes(whole[: beyond.position])
+    path_of(log.parent, following.base_offset, LOG).write_bytes(whole[following.position :])
+    for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
+        (lost.root / "data" / checkpoint).unlink()
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    opened.append(new)
+    tail = new.report.partitions[0].tail
+    assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, 80)
+    assert [record.offset for record in new.records("t")] == list(range(80))
+    assert new.produce("t", [b"next"]).base_offset == 80 + GAP
+
+
 def test_what_the_bucket_has_may_be_rotten_in_the_segment_that_the_tail_begins_in(
     lost, tmp_path, opened
 ):
     lost.broker = lost.open()
     lost.fill(20, mark=b"more")
     lost.broker.close()
-    folder = lost.root / "data" / "t-0"
-    logs = sorted(folder.glob("*.log"))
-    whole = b"".join(log.read_bytes() for log in logs)
-    for path in folder.glob("0*"):
-        path.unlink()
-    rotten = bytearray(whole)
+    log = one_segment_of(lost)
+    rotten = bytearray(log.read_bytes())
     rotten[16] = 0  # the magic of the first batch
-    (folder / f"{0:020d}.log").write_bytes(rotten)
+    log.write_bytes(rotten)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
     opened.append(new)
     assert new.report.partitions[0].tail.whole
