@@ -12,8 +12,8 @@
 
 * Startup trusts the names of files: looking into each of ten thousand takes too long. It only
   compares them with the entries that the manifest itself has, and counts them by its pages
-  (`lost_before`). They are looked at in the background, a few per round, once each; and what is to
-  be uploaded, before it is.
+  (`lost_before`), also where compaction works. They are looked at in the background, a few per
+  round, once each; and what is to be uploaded, before it is.
 """
 
 from __future__ import annotations
@@ -131,32 +131,35 @@ def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
     """Up to where the bucket has to be read, because a file is missing that begins where an entry
     of the manifest does; None if all are here.
 
-    Costs no request, and looks at files only if there are fewer of them than a page has entries.
-    Raises OSError.
+    Once the bucket followed compaction, each entry stands for one segment. Costs no request, and
+    looks at files only if there are fewer of them than a page has entries. Raises OSError.
     """
-    if manifest is None or opened.config.compacts or not opened.sealed.mirrored:
+    if manifest is None or not opened.sealed.mirrored:
         return None
     bases = frozenset(opened.base_offsets)
     here = range(opened.first_local_offset, opened.active_base_offset)
     for entry in reversed(manifest.segments):
-        is_plain = entry.base_offset >= manifest.compacted_before
-        if entry.base_offset in here and entry.base_offset not in bases and is_plain:
+        if entry.base_offset in here and entry.base_offset not in bases:
             return entry.next_offset
     for page in reversed(manifest.pages):
-        is_plain = page.base_offset >= manifest.compacted_before
-        if page.base_offset in here and is_plain:
-            lost = _lost_before_end_of(opened, page)
+        if page.base_offset in here:
+            is_plain = page.base_offset >= manifest.compacted_before
+            lost = _lost_before_end_of(opened, page, is_plain=is_plain)
             if lost is not None:
                 return lost
     return None
 
 
-def _lost_before_end_of(opened: PartitionLog, page: PageRef | LoosePage) -> int | None:
+def _lost_before_end_of(
+    opened: PartitionLog, page: PageRef | LoosePage, *, is_plain: bool
+) -> int | None:
     sealed = opened.base_offsets[:-1]
     first = bisect_left(sealed, page.base_offset)
     end = bisect_left(sealed, page.next_offset)
     if end - first >= page.entry_count:
         return None
+    if not is_plain:  # compaction left holes too: nothing tells which it was
+        return page.next_offset
     before = sealed[max(0, first - 1) : end]
     gaps = (opened.sealed.gap_behind(base_offset) for base_offset in reversed(before))
     return next((gap.base_offset for gap in gaps if gap is not None), None)

@@ -13,6 +13,7 @@ from broker.broker import Broker
 from broker.segment_listing import iter_segments
 from hot_tier.log import PartitionLog
 from record_format.errors import CorruptDataError, DiskFull
+from tests.fakes.compacted_topics import COMPACT, cold_records, compacted, put
 from tests.fakes.house import tidy
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
@@ -73,6 +74,43 @@ def test_what_the_bucket_has_is_read_from_there(
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
     assert house.broker.readiness().degraded == []
+    assert house.broker.verify("t", deep=True).ok
+
+
+@pytest.mark.parametrize(
+    ("inline", "a_page", "read_there"),
+    [
+        pytest.param(256, 128, 30, id="the manifest itself has the entry"),
+        pytest.param(1, 2, 40, id="a page of it has more than there are files"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_of_a_log_that_was_compacted_too(house, monkeypatch, inline, a_page, read_there, policy):
+    """Compaction would take it from the bucket next."""
+    monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
+    house.broker.create_topic("t", config={**COMPACT, "retention.ms": -1})
+    house.stop_copying()
+    for number in range(6):
+        put(
+            house,
+            "t",
+            [(b"%d" % (number * 10 + n), b"x" * 400) for n in range(8)] + [(b"k", b"x")] * 2,
+        )
+        house.broker.partition("t", 0).log.roll()
+    house.copy_sealed()
+    compacted(house, "t")
+    assert house.copy_sealed().log.sealed.mirrored
+    house.broker.alter_topic("t", config={"cleanup.policy": policy})
+    before = house.records("t")
+    assert len(before) == 49
+    lose(house, 20)
+    partition = house.broker.partition("t", 0)
+    assert partition.log.first_local_offset == read_there
+    assert house.records("t") == before
+    house.broker.chores.compactor.run_round()
+    house.copy_sealed()
+    assert house.records("t") == before == cold_records(house, "t")
     assert house.broker.verify("t", deep=True).ok
 
 
