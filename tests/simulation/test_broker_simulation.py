@@ -11,6 +11,7 @@ The seed is in the test's name; `TIERLOG_SEED` runs that one.
 """
 
 import errno
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -572,7 +573,7 @@ class World:
             return
         base_offset, path = self.random.choice(where)
         print("  ", path)
-        flip(path, self.random.randrange(path.stat().st_size))
+        self._damage(path)
         if self.random.random() < 0.5:
             report = self.broker.verify(name, deep=True)
             found = {one.base_offset for one in report.problems}
@@ -591,6 +592,17 @@ class World:
         else:
             self.broker.repair(name, apply=True, deep=True)
         self.verify()
+
+    def _damage(self, path: Path) -> None:
+        position = self.random.randrange(path.stat().st_size)
+        how = self.random.choice(("flip", "truncate", "unlink"))
+        print("  ", how, position)
+        if how == "flip":
+            flip(path, position)
+        elif how == "truncate":
+            os.truncate(path, position)
+        else:
+            path.unlink()
 
     def _begin_again(self) -> None:
         """Nothing can be said about a log before it is repaired."""
