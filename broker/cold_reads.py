@@ -9,6 +9,7 @@ import errno
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 
 import structlog
 
@@ -195,6 +196,24 @@ class ColdReads:
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)
 
+    def producers_before(self, offset: int) -> bytes | None:
+        """Those where the local log begins, once it lost its own snapshot of them. No start waits
+        for them while the store does not answer.
+        """
+        manifest = self.manifest
+        if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
+            return None
+        try:
+            if not self._standing.answers:
+                raise StoreUnavailable(f"{self}: {self._standing.unavailable}")
+            found = producers_before(self._manifests, manifest, offset)
+        except StoreUnavailable as error:
+            log.error("producers are not known", partition=str(self), error=str(error))
+            return None
+        if found:
+            log.warning("producers are read from the bucket", partition=str(self), offset=offset)
+        return found
+
     def version(self, version: int | None) -> Manifest:
         """The manifest in force, or that version. Raises UnknownManifestVersion."""
         if version is not None:
@@ -242,17 +261,25 @@ class _Following:
 
 
 def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
-    """Kafka's snapshot of the producers at the end of the bucket; None if there is none.
+    return producers_before(manifests, manifest, manifest.end_offset) if manifest else None
+
+
+def producers_before(
+    manifests: ManifestStore, manifest: Manifest | None, offset: int
+) -> bytes | None:
+    """Kafka's snapshot of the producers at the end of the last segment that begins below `offset`;
+    None if there is none.
 
     If it is lost with its object, a repeated request may be appended again; that does not keep a
     partition from being restored.
     """
-    runs = (manifest.segments or manifest.pages) if manifest else ()
-    if manifest is None or not runs:
+    runs = (*manifest.pages, *manifest.segments) if manifest else ()
+    start = max((run.base_offset for run in runs if run.base_offset < offset), default=None)
+    if manifest is None or start is None:
         return None
-    last_run = manifests.iter_entries(manifest, from_offset=runs[-1].base_offset)
+    following = manifests.iter_entries(manifest, from_offset=start)
     try:
-        newest = deque(last_run, maxlen=1)[-1]
+        newest = deque(takewhile(lambda one: one.base_offset < offset, following), maxlen=1)[-1]
         body = manifests.objects.get(newest.indexes_key, max_bytes=newest.indexes_size_bytes)
         return parse_bundle(body, file=newest.indexes_key).producer_snapshot or None
     except CorruptDataError as bad:

@@ -42,6 +42,7 @@ from hot_tier.file_names import LOG, path_of
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.log_state import nobody_knows
 from hot_tier.open_files import OpenFiles
 from record_format.errors import (
     ConfigurationError,
@@ -187,6 +188,7 @@ class LogOpener:
                 jitter_seed=name,
                 disk=self._disk,
                 open_files=self._files,
+                producers_before=cold.producers_before if cold else nobody_knows,
             )
 
         take_over = self._take_over_of(

@@ -30,7 +30,7 @@ from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_reader import LogRead
-from hot_tier.log_state import Clock, LogState, Offsets
+from hot_tier.log_state import Clock, LogState, Offsets, ProducersBefore, nobody_knows
 from hot_tier.open_files import OpenFiles
 from hot_tier.opening import open_log
 from hot_tier.producer_snapshots import write_snapshot
@@ -90,6 +90,7 @@ class PartitionLog:
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
         steady_clock: Clock = monotonic_ms,
+        producers_before: ProducersBefore = nobody_knows,
     ) -> PartitionLog:
         """Open the folder, recover it after an unclean stop, or make it.
 
@@ -97,7 +98,8 @@ class PartitionLog:
         flushed, and is not checked. `flushed_end`: up to there, too, everything was flushed: what
         is missing below it was lost, not merely unflushed at a crash. `log_start_offset`: None if
         it is not known; the log then starts at its first segment. `start_offset`: where a new,
-        empty log begins. `open_files` may be shared by many logs.
+        empty log begins. `open_files` may be shared by many logs. `producers_before` is asked where
+        the log begins and has no good snapshot of its own.
 
         Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
         one that may not be written), DiskFull, LogOfflineError (the disk failed).
@@ -111,6 +113,7 @@ class PartitionLog:
             disk=disk,
             files=open_files or OpenFiles(),
             jitter_seed=jitter_seed,
+            producers_before=producers_before,
         )
         state.files.forget_folder(folder)
         flushed_end = max(recovery_point, flushed_end)

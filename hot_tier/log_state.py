@@ -28,6 +28,14 @@ from record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
 
 Clock = Callable[[], int]
 
+ProducersBefore = Callable[[int], bytes | None]
+"""A snapshot of the producers before an offset, from the other tier; None if it has none."""
+
+
+def nobody_knows(_offset: int) -> bytes | None:
+    """There is no other tier."""
+    return None
+
 
 class Segments(NamedTuple):
     """The segments of a log by base offset; the last is active. A value."""
@@ -95,10 +103,12 @@ class LogState:
         disk: Disk,
         files: OpenFiles,
         jitter_seed: int | str | None,
+        producers_before: ProducersBefore = nobody_knows,
     ) -> None:
         self.folder, self.name, self.config, self.clock = folder, name, config, clock
         self.steady_clock, self.disk, self.files = steady_clock, disk, files
         self._jitter_seed = f"{jitter_seed}-{name}"
+        self.producers_before = producers_before
         self.lock = threading.RLock()
         self.segments = Segments((), ())
         self.active: ActiveSegment

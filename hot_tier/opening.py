@@ -16,7 +16,8 @@
 | log ends below the recovery point | the point is lowered: `broker` decides whether it may be |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
 | `.txnindex` empty, short, unordered, garbage | rebuilt from the batches at the open |
-| snapshot missing or bad | an older one, or none, and a longer replay; rebuilt for an upload |
+| snapshot missing or bad | an older one, and a longer replay; where the log begins, the other |
+| | tier's; rebuilt for an upload |
 | `leader-epoch-checkpoint` missing or bad | rebuilt from the batches |
 | the log had gone offline | what is above the recovery point is rewritten before it is flushed |
 

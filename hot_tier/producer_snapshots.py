@@ -4,7 +4,8 @@
 * A snapshot keeps one batch per producer, as Kafka's does; the older ones are read back from the
   log's last `READ_BACK_BYTES`, so that a repeat is recognised after a restart too.
 * A snapshot that fails its checksum, or whose version is not known (a crash can leave zeros), is
-  removed, and an older one is used: it only costs a longer replay.
+  removed, and an older one is used: it only costs a longer replay. Where the log begins there is
+  none older: the other tier is asked.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ def _read(path: Path) -> list[ProducerEntry] | None:
 def load_newest(
     state: LogState, offsets: set[int], *, at_most: int, at_least: int
 ) -> ProducerStates:
-    """States of the newest good snapshot in [at_least, at_most]; without one, no states, at
-    `at_least`.
+    """States of the newest good snapshot in [at_least, at_most]; without one, what the other tier
+    has at `at_least`, where the log begins.
 
     `offsets` are those of the snapshots in the folder. Bad ones are removed, from the folder and
-    from `offsets`.
+    from `offsets`; what the other tier had is added.
     """
     states = ProducerStates(state.steady_clock)
     for offset in sorted(offsets, reverse=True):
@@ -94,6 +95,11 @@ def load_newest(
         _put_entries(states, entries, offset)
         return states
     states.end_offset = at_least
+    if found := state.producers_before(at_least):
+        path = path_of(state.folder, at_least, SNAPSHOT)
+        _put_entries(states, parse_snapshot(found, file=str(path)), at_least)
+        write_whole(path, found, disk=state.disk, sync=True)
+        offsets.add(at_least)
     return states
 
 

@@ -593,6 +593,22 @@ class World:
             self.broker.repair(name, apply=True, deep=True)
         self.verify()
 
+    def rot_what_is_derived(self) -> None:
+        """Bits of files that can be made anew, while nobody has them open: none of it is seen."""
+        self.broker.close()
+        derived = [
+            *(one for one in (self.folder / "tierlog" / "cache").rglob("*") if one.is_file()),
+            *self.folder.glob("*-0/*index"),
+            *self.folder.glob("*-0/*.snapshot"),
+        ]
+        derived = [one for one in sorted(derived) if one.stat().st_size and ".txn" not in one.name]
+        if derived:
+            path = self.random.choice(derived)
+            print("  ", path)
+            self._damage(path)
+        self.open()
+        self._settle()
+
     def _damage(self, path: Path) -> None:
         position = self.random.randrange(path.stat().st_size)
         how = self.random.choice(("flip", "truncate", "unlink"))
@@ -700,6 +716,7 @@ WEIGHTS = {
     World.restore: 1,
     World.look_at_the_bucket_alone: 1,
     World.rot: 3,
+    World.rot_what_is_derived: 2,
 }
 
 

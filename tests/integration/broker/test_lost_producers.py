@@ -1,0 +1,51 @@
+"""A producer snapshot that is lost with its disk's sector, or rots: the bucket has the same."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.data_folder import CLEAN_SHUTDOWN
+from tests.fakes.damage import flip
+
+
+@pytest.fixture
+def stopped(house):
+    """One record of an idempotent producer, in the bucket alone; an empty segment on disk."""
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.produce("t", [b"before"])
+    house.produce_idempotent(sequence=0)
+    house.offload()
+    house.broker.partition("t", 0).log.delete_local(2)
+    house.broker.close()
+    return house
+
+
+def snapshot_of(house):
+    """Nothing else on disk knows the producer."""
+    (path,) = (house.root / "data" / "t-0").glob("*.snapshot")
+    return path
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: flip(path, 10)])
+@pytest.mark.parametrize("crashed", [False, True])
+def test_it_is_read_from_the_bucket(stopped, harm, crashed):
+    snapshot = snapshot_of(stopped)
+    kept = snapshot.read_bytes()
+    harm(snapshot)
+    if crashed:
+        (stopped.root / "data" / CLEAN_SHUTDOWN).unlink()
+    stopped.broker = stopped.open()
+    assert snapshot.read_bytes() == kept
+    again = stopped.produce_idempotent(sequence=0)
+    assert (again.duplicate, again.base_offset) == (True, 1)
+    assert stopped.produce_idempotent(sequence=1).base_offset == 2
+
+
+def test_the_broker_starts_without_it_where_the_store_is_down(stopped):
+    snapshot_of(stopped).unlink()
+    with capture_logs() as logs:
+        stopped.broker = stopped.open(down=True)
+    (told,) = [one for one in logs if one["event"] == "producers are not known"]
+    assert told["partition"] == "t-0"
+    assert stopped.produce("t", [b"more"]).base_offset == 2
