@@ -21,7 +21,10 @@ from tempfile import TemporaryFile
 from typing import Any, Final
 from zlib import crc32
 
-from numba import njit
+from numba import config, njit
+
+if config.DISABLE_JIT:
+    raise ImportError("kernels are for numba's compiler alone: unset NUMBA_DISABLE_JIT")
 
 _TAKEN_FROM: Final = ("batch", "kernel_bytes", "native_walk", "record_walk")
 

@@ -124,6 +124,14 @@ def test_a_kernel_is_compiled_anew_when_what_it_takes_of_another_file_changed(
     assert answers == ["20", "30"]
 
 
+def test_without_numbas_compiler_it_says_what_to_do() -> None:
+    program = (
+        "from record_format import native\n"
+        "try:\n    native.load()\nexcept ImportError as error:\n    print(error)"
+    )
+    assert "unset NUMBA_DISABLE_JIT" in run(program, cwd=PROJECT, NUMBA_DISABLE_JIT="1")
+
+
 def test_all_files_are_known_that_kernels_take_something_of() -> None:
     taken = set()
     for name in KERNELS:
