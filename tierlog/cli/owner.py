@@ -6,7 +6,7 @@ They are those of `serve`: the same names, the same variables, the same meaning.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -146,7 +146,8 @@ class OwnerOptions:
             gc_grace_ms=self.grace_ms,
             manifest_versions_min=self.versions_min,
         )
-        native.load()
+        with suppress(ImportError):  # numba refuses; the plain walks give the same answers
+            native.load()
         bucket = self.bucket
         if bucket is None and any((data_dir / "tierlog" / "manifests").glob("*.json")):
             raise ConfigurationError(f"{data_dir} has a bucket: name it with --store URL")
