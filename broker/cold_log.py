@@ -215,20 +215,21 @@ class ColdLog(ColdReads):
 
     # --- configuration ----------------------------------------------------------------------------
 
-    def check_config(
-        self, config: LogConfig, *, log_start_offset: int, first_local_offset: int
+    def check_change(
+        self, now: LogConfig, changed: LogConfig, *, log_start_offset: int, first_local_offset: int
     ) -> None:
-        """Refuse what cannot apply while some segments are only in the bucket. Does not ask the
-        store.
+        """Refuse to turn on or off what cannot apply while some segments are only in the bucket.
+        What was so before may stay: those of a restored compacted topic come back to disk by and
+        by. Does not ask the store.
         """
         manifest = self.manifest
         if manifest is None or not manifest.segment_count:
             return
-        if not config.remote_storage_enable:
+        if now.remote_storage_enable and not changed.remote_storage_enable:
             raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
         oldest = manifest.find(log_start_offset)  # a trim may have gone ahead of the bucket
         is_cold = oldest and max(oldest.base_offset, log_start_offset) < first_local_offset
-        if config.compacts and is_cold:
+        if changed.compacts and not now.compacts and is_cold:
             raise InvalidConfig(
                 f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
                 "works on local ones"

@@ -308,7 +308,8 @@ def _close_logs(topic: Topic) -> None:
 def _check_alteration(topic: Topic, changed: LogConfig) -> None:
     for partition in topic.partitions.values():
         if partition.cold is not None:
-            partition.cold.check_config(
+            partition.cold.check_change(
+                topic.config,
                 changed,
                 log_start_offset=partition.log.log_start_offset,
                 first_local_offset=partition.log.first_local_offset,

@@ -9,7 +9,7 @@ from broker.groups.requests import NewOffset
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.errors import DiskFull
+from record_format.errors import DiskFull, InvalidConfig
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -61,6 +61,16 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     records = restored.records("t")
     assert last_of(records) == last
     assert len(records) == len(last), "the old values of both sides of the gap are gone"
+
+
+def test_the_topic_can_be_altered_and_grow_before_its_segments_are_back(restored):
+    assert has_cold_only(partition_of(restored))
+    restored.broker.alter_topic("t", config={"max.message.bytes": 12345}, partitions=2)
+    topic = restored.broker.topic("t")
+    assert topic.config.max_message_bytes == 12345
+    assert len(topic.partitions) == 2
+    with pytest.raises(InvalidConfig, match=r"remote\.storage\.enable"):
+        restored.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 
 def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
