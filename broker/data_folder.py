@@ -106,6 +106,7 @@ class DataFolder:
         self._write_lock = threading.Lock()
         self._closed = False
         try:
+            self._sync_names()
             self.is_new = not (path / "meta.properties").exists()
             if self.is_new and (path / RESTORING).exists():
                 raise ConfigurationError(
@@ -179,6 +180,11 @@ class DataFolder:
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         write_checkpoint(self.path / name, offsets, write=self.write)
+
+    def _sync_names(self) -> None:
+        """What a process that died had renamed, and not synced yet, is about to be relied on."""
+        for folder in (self.path, self.path / "tierlog", self.path / "tierlog" / "manifests"):
+            sync_folder(folder)
 
     # --- identity ---------------------------------------------------------------------------------
 
