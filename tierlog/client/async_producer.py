@@ -117,11 +117,14 @@ class AsyncProducer:
                 self._flushing -= 1
 
     async def aclose(self) -> None:
-        await self.flush()
-        self._closed = True
-        self._news.set()
+        """Flush, and end the task, which goes on to the end if whoever waits here is cancelled."""
+        try:
+            await self.flush()
+        finally:
+            self._closed = True
+            self._news.set()
         if self._task is not None:
-            await self._task
+            await asyncio.shield(self._task)
 
     def __repr__(self) -> str:
         return f"<AsyncProducer of {self._client!r}>"

@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from operator import index
-from threading import Condition
+from operator import attrgetter, index
+from threading import Condition, RLock
+from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from record_format.batch import HEADER_SIZE
@@ -47,6 +48,19 @@ class Placed(NamedTuple):
     offset: int
 
 
+class Changed(Condition):
+    """A condition that Ctrl-C cannot leave locked: Condition takes and gives back its lock in
+    Python, between whose steps a signal's exception may come; a lock of C's alone has no such gap.
+    """
+
+    def __init__(self) -> None:
+        self._own = RLock()
+        super().__init__(self._own)
+
+    __enter__ = property(attrgetter("_own.__enter__"))
+    __exit__ = property(attrgetter("_own.__exit__"))
+
+
 class Delivery(Future[Placed]):
     """What becomes of a record; cannot be cancelled. Those of a batch share one condition: with one
     each, they would be most of a record's cost in memory and in garbage collection.
@@ -58,10 +72,11 @@ class Delivery(Future[Placed]):
         self._result = self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[Placed]], object]] = []
+        self._raised_at: TracebackType | None = None
 
     @staticmethod
     def of_a_batch() -> Callable[[], Delivery]:
-        condition = Condition()
+        condition = Changed()
         return lambda: Delivery(condition)
 
     def cancelled(self) -> bool:
@@ -69,7 +84,17 @@ class Delivery(Future[Placed]):
 
     def result(self, timeout: float | None = None) -> Placed:
         self._wait(timeout)
-        return super().result(0)
+        error = super().exception(0)
+        if error is None:
+            return super().result(0)
+        try:  # one error for the whole batch: it would grow by each record that raises it
+            raise error.with_traceback(self._raised_at)
+        finally:
+            del error, self
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._raised_at = None if exception is None else exception.__traceback__
+        super().set_exception(exception)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._wait(timeout)
@@ -155,13 +180,18 @@ class Pending(Generic[Told]):
         return self.size_bytes - HEADER_SIZE + len(self) * OBJECTS_BYTES
 
     def add(self, record: Outgoing) -> Told:
-        self.values.append(record.value)
-        self.keys.append(record.key)
-        self.timestamps.append(record.timestamp)
-        self.headers.append(record.headers)
         delivery = self.new_delivery()
-        self.deliveries.append(delivery)
-        self.size_bytes += record.size_bytes
+        try:
+            self.values.append(record.value)
+            self.keys.append(record.key)
+            self.timestamps.append(record.timestamp)
+            self.headers.append(record.headers)
+            self.size_bytes += record.size_bytes
+            self.deliveries.append(delivery)
+        except BaseException:  # Ctrl-C: the record is one of the batch as a whole, or not at all
+            for column in (self.values, self.keys, self.timestamps, self.headers):
+                del column[len(self.deliveries) :]
+            raise
         return delivery
 
     def settle(self, base_offset: int) -> None:
@@ -202,7 +232,7 @@ class Accumulator(Generic[Told]):
     def has_room(self, record: Outgoing) -> bool:
         """A record larger than the buffer has room if nothing else is held."""
         held_bytes = self.held_bytes + record.size_bytes + OBJECTS_BYTES
-        return not self.held_bytes or held_bytes <= self._batching.buffer_bytes
+        return self.held_bytes <= 0 or held_bytes <= self._batching.buffer_bytes
 
     def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> tuple[Told, bool]:
         """The record's future, and whether the sender has to look: a batch was begun, or is
@@ -215,9 +245,12 @@ class Accumulator(Generic[Told]):
         begun = not queue or queue[-1].size_bytes + size > limit
         if begun:
             due_ms = now_ms + self._batching.linger_ms
-            queue.append(Pending(place, due_ms, self._of_a_batch()))
-        pending = queue[-1]
-        delivery = pending.add(record)
+            pending = Pending(place, due_ms, self._of_a_batch())
+            delivery = pending.add(record)
+            queue.append(pending)  # never an empty one, whenever Ctrl-C comes
+        else:
+            pending = queue[-1]
+            delivery = pending.add(record)
         self.held_bytes += size + OBJECTS_BYTES
         return delivery, begun or pending.size_bytes >= limit
 
@@ -244,6 +277,8 @@ class Accumulator(Generic[Told]):
         if not self._queues[pending.place]:
             del self._queues[pending.place]
         self.held_bytes -= pending.held_bytes
+        if not self._queues:
+            self.held_bytes = 0  # Ctrl-C in the middle of `add` left it wrong by one record
 
     def fail_all(self, error: BaseException) -> None:
         """For a sender that can send no more: fails all that is waiting or in flight, so that

@@ -6,6 +6,7 @@ One thread sends; any number may call `send`. Nothing is decided here: see `batc
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from typing import Final, Protocol, Self, TypeVar
@@ -18,6 +19,7 @@ from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
     Batching,
+    Changed,
     Delivery,
     Outgoing,
     Pending,
@@ -74,10 +76,12 @@ class Producer:
         self._waiting = Accumulator(self._batching, Delivery.of_a_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sender = Sender(self._batching)
-        self._changed = threading.Condition()
+        self._changed = Changed()
         self._flushing = 0
         self._closed = False
         self._failure: BaseException | None = None
+        self._process = os.getpid()
+        self._ended = False
         self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
         self._thread.start()
         _open.add(self)
@@ -110,9 +114,13 @@ class Producer:
             self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
-            delivery, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
-            if is_news:
+            try:
+                delivery, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
+                if is_news:
+                    self._changed.notify_all()
+            except BaseException:  # Ctrl-C: the record may have been handed over
                 self._changed.notify_all()
+                raise
         return delivery
 
     def _wait_for_room(self, record: Outgoing) -> None:
@@ -132,14 +140,14 @@ class Producer:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a future's callback cannot wait for the producer that called it")
-        if not self._thread.is_alive():
+        if not self._is_working:
             return self._waiting.is_empty
         with self._changed:
             self._flushing += 1
-            self._changed.notify_all()
             try:
+                self._changed.notify_all()
                 self._changed.wait_for(
-                    lambda: self._waiting.is_empty or not self._thread.is_alive(), timeout_s
+                    lambda: self._waiting.is_empty or not self._is_working, timeout_s
                 )
                 return self._waiting.is_empty
             finally:
@@ -149,7 +157,7 @@ class Producer:
         """Flush, and end the thread. The futures say what became of the records."""
         self.flush()
         _open.discard(self)  # who was interrupted is flushed when the interpreter ends
-        if self._thread.is_alive():
+        if self._is_working:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
@@ -157,7 +165,7 @@ class Producer:
 
     def end(self) -> None:
         """The interpreter exits: what was handed over is sent, or reported as not sent."""
-        if self._thread.is_alive() and not self.flush(FLUSH_AT_EXIT_S):
+        if self._is_working and not self.flush(FLUSH_AT_EXIT_S):
             with self._changed:
                 self._waiting.fail_all(RuntimeError("the interpreter ended"))
 
@@ -178,13 +186,26 @@ class Producer:
 
     def _check_thread(self) -> None:
         """Ahead of the lock, which behind a fork nobody may be left to give back."""
-        if not self._thread.is_alive():
+        if not self._is_working:
             self._check_open()
             raise RuntimeError(
                 "the producer's thread stayed behind a fork; make one in this process"
             )
 
+    @property
+    def _is_working(self) -> bool:
+        """Not `is_alive`, after which Ctrl-C can make Python 3.11 take a thread for ended."""
+        return not self._ended and self._process == os.getpid()
+
     def _work(self) -> None:
+        try:
+            self._send_all()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _send_all(self) -> None:
         while (pending := self._next()) is not None:
             policy = self._client.retries
             steps = self._sender.deliver(pending, policy, now_ms=self._clock())

@@ -2,14 +2,18 @@
 
 import asyncio
 import gc
+import itertools
 import logging
 import os
 import signal
 import threading
 import time
+import traceback
 from concurrent import futures
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
+from random import Random
 
 import httpx
 import msgspec
@@ -647,6 +651,83 @@ def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
             return await send()
 
     assert all(isinstance(one, RuntimeError) for one in asyncio.run(within()))
+
+
+@contextmanager
+def ctrl_c(*, after_s):
+    """A signal that comes then, and raises what Ctrl-C does."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 2])
+def test_ctrl_c_in_the_middle_of_send_loses_no_record_and_close_returns(linger_ms):
+    """As in a notebook, whose cell is interrupted and whose producer is used again."""
+    random, numbers, sent = Random(linger_ms), itertools.count(), {}
+    broker = TinyBroker()
+    with client(broker) as c:
+        producer = c.producer(Batching(linger_ms=linger_ms))
+        for _ in range(400):
+            with suppress(KeyboardInterrupt), ctrl_c(after_s=random.uniform(30e-6, 300e-6)):
+                for n in numbers:
+                    sent[n] = producer.send("t", f"{n}", partition=0)
+            n = next(numbers)
+            sent[n] = producer.send("t", f"{n}", partition=0)
+            sent[n].result(10)  # sent by itself: nobody flushes
+        closing = threading.Thread(target=producer.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+        assert producer._waiting.held_bytes == 0
+    arrived = [int(value) for value in broker.logs[0]]
+    assert arrived == sorted(set(arrived))
+    assert {n: arrived[sent[n].result(0).offset] for n in sent} == {n: n for n in sent}
+
+
+def test_the_error_of_a_batch_is_as_long_for_its_last_record_as_for_its_first():
+    broker = TinyBroker(refused(403, "forbidden"))
+    with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
+        sent = [producer.send("t", "v", partition=0) for _ in range(3)]
+    told = []
+    for delivery in sent:
+        with pytest.raises(errors.RequestError) as raised:
+            delivery.result(0)
+        told.append(len(traceback.format_exception(raised.value)))
+    assert len(set(told)) == 1
+
+
+def test_a_producer_whose_close_is_cancelled_sends_what_it_has_and_ends():
+    broker = TinyBroker()
+
+    async def run():
+        let_go = asyncio.Event()
+
+        async def slow(request):
+            await let_go.wait()
+            return broker(request)
+
+        transport = httpx.MockTransport(slow)
+        async with tierlog.AsyncClient(retries=QUICK, transport=transport) as c:
+            producer = c.producer()
+            placed = [await producer.send("t", f"{n}", partition=0) for n in range(3)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.aclose()
+            let_go.set()
+            assert [(await one).offset for one in placed] == [0, 1, 2]
+            await asyncio.wait_for(asyncio.shield(producer._task), 10)
+
+    asyncio.run(run())
+    assert broker.logs[0] == [b"0", b"1", b"2"]
 
 
 def test_who_waits_for_a_producer_whose_task_is_cancelled_is_told():
