@@ -38,7 +38,8 @@ demo: setup
 	$(BIN)/tierlog demo $(if $(KEEP),--keep)
 
 test: setup
-	$(BIN)/pytest -q -n $(WORKERS) --no-loadscope-reorder -m "not soak" $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --max-worker-restart 0 --no-loadscope-reorder \
+	    -m "not soak" $(TESTS)
 
 # What PySpark 4.1 leaves open is no fault of ours.
 test-spark: setup $(PYSPARK)
@@ -53,7 +54,8 @@ $(PYSPARK): | setup
 
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
-	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s -m soak tests/soak
+	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s \
+	    -o faulthandler_timeout=0 -m soak tests/soak
 
 check: setup
 	$(BIN)/ruff format --check
