@@ -161,7 +161,8 @@ class Producer:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-            self._thread.join()
+        if self._process == os.getpid():
+            self._thread.join()  # also one that failed, and is about to say so
 
     def end(self) -> None:
         """The interpreter exits: what was handed over is sent, or reported as not sent."""
