@@ -19,7 +19,8 @@ _HEAD: Final = """# Figures
 Written by `python -m bench --page` out of the last run of each claim; do not edit. What is
 measured, against what and how to read it: [bench](../bench/README.md). Ours and the peer's were
 taken in turn in one run; figures are medians, ratios the medians of each round's ratio. Machines
-are noisy: read ratios, and repeat a run before quoting it.
+are noisy: read ratios, and repeat a run before quoting it. [Why some targets are
+missed](../bench/README.md#targets-that-are-missed).
 """
 
 
