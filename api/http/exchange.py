@@ -19,7 +19,7 @@ from api.http import strict_json
 from api.http.access.grants import NOBODY, Grant
 from api.http.metrics import timings
 from api.protocol.at_once import Scope
-from api.protocol.body_receive import RECEIVE_INTO, ReceiveInto
+from api.protocol.body_receive import DIRECT_BODY, DirectBody
 from api.protocol.errors import ClientGone
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
@@ -111,8 +111,12 @@ class Exchange:
 
         return asyncio.get_running_loop().create_task(watch())
 
-    async def next_body_part(self, *, timeout_s: float) -> tuple[bytes, bool]:
+    async def next_body_part(self, *, timeout_s: float) -> tuple[bytes | bytearray, bool]:
         """(bytes, more to come). Raises TimeoutError, ClientGone."""
+        direct = self.direct_body
+        at_hand = None if direct is None else direct.body_at_hand()
+        if at_hand is not None:
+            return at_hand
         async with asyncio.timeout(timeout_s):
             message = await self.receive()
         if message["type"] == "http.disconnect":
@@ -120,10 +124,10 @@ class Exchange:
         return message.get("body", b""), message.get("more_body", False)
 
     @property
-    def receive_into(self) -> ReceiveInto | None:
-        """If the server can do it: fills a buffer with the rest of the body."""
-        into: ReceiveInto | None = self.scope.get("extensions", _NO_PARAMS).get(RECEIVE_INTO)
-        return into
+    def direct_body(self) -> DirectBody | None:
+        """If the server has it."""
+        direct: DirectBody | None = self.scope.get("extensions", _NO_PARAMS).get(DIRECT_BODY)
+        return direct
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

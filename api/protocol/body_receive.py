@@ -17,16 +17,24 @@ from typing import Final, Protocol
 
 from api.protocol.deadline import Deadline
 
-RECEIVE_INTO: Final = "tierlog.receive_into"  # among a scope's extensions: a `ReceiveInto`
+DIRECT_BODY: Final = "tierlog.body"  # among a scope's extensions: a `DirectBody`
 TURN_BYTES: Final = 1 << 20
 
 
-class ReceiveInto(Protocol):
-    """Fills a view that is as long as the rest of the body. Raises what `BodyReceive.run` does."""
+class DirectBody(Protocol):
+    """The body of the request under way, past ASGI's messages."""
 
-    async def __call__(
+    def body_at_hand(self) -> tuple[bytes | bytearray, bool] | None:
+        """What came of it and was not taken yet, and whether more is to come; None if it has to be
+        asked for by a message.
+        """
+        ...
+
+    async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
-    ) -> None: ...
+    ) -> None:
+        """Fill a view that is as long as the rest of it. Raises what `BodyReceive.run` does."""
+        ...
 
 
 class BodyReceive:

@@ -3,8 +3,8 @@ request bodies that are received where they stay.
 
 Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
 several messages per response) on plain connections. Under TLS, and under other servers, the
-extension is not offered and `answers` reads instead. The same goes for `RECEIVE_INTO`, a function
-among the extensions that `bodies` uses.
+extension is not offered and `answers` reads instead. The same goes for `DIRECT_BODY`, which
+`bodies` uses.
 
 Rules:
 
@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.protocol.body_receive import RECEIVE_INTO, BodyReceive
+from api.protocol.body_receive import DIRECT_BODY, BodyReceive
 from api.protocol.errors import ClientGone
 from api.protocol.file_send import FileSend
 from api.protocol.limited_protocol import LimitedProtocol
@@ -178,9 +178,13 @@ class ZeroCopyCycle(RequestResponseCycle):
             self.message_event.clear()
         if self.disconnected or self.response_complete or self._told_of_end:
             return {"type": "http.disconnect"}
+        body, more = self.take_body()
+        return {"type": "http.request", "body": body, "more_body": more}
+
+    def take_body(self) -> tuple[bytes | bytearray, bool]:
         body, self.body = self.body, bytearray()
         self.body_given = not self.more_body
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return body, self.more_body
 
     @property
     def _told_of_end(self) -> bool:
@@ -206,7 +210,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         raw = transport.get_extra_info("socket")
         self._sends_files = self.scheme == "http" and raw is not None
         if self._sends_files:
-            self._extensions |= {EXTENSION: {}, RECEIVE_INTO: self.receive_into}
+            self._extensions |= {EXTENSION: {}, DIRECT_BODY: self}
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
@@ -269,10 +273,21 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     # --- bodies ---------------------------------------------------------------------------------
 
+    def body_at_hand(self) -> tuple[bytes | bytearray, bool] | None:
+        """See `DirectBody`. Not for a client that waits to be told to send its body."""
+        cycle = self._active
+        assert isinstance(cycle, ZeroCopyCycle)
+        came = bool(cycle.body) or not cycle.more_body
+        if not came or cycle.disconnected or cycle.body_given or cycle.waiting_for_100_continue:
+            return None
+        self.flow.resume_reading()
+        cycle.message_event.clear()
+        return cycle.take_body()
+
     async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
     ) -> None:
-        """Fill `view` with the rest of the body under way. Raises what `BodyReceive` does."""
+        """See `DirectBody`."""
         cycle = self._active
         assert isinstance(cycle, ZeroCopyCycle)
         assert cycle is self.cycle, "of the last request alone a body is still coming"

@@ -64,7 +64,8 @@ async def _produce(context: Context, exchange: Exchange, *, partition: Partition
 
 def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int:
     """How much work a body is, in bytes of JSON. What may expand to any size is not for the loop; a
-    batch that stays as it is takes a quarter of the time.
+    batch that stays as it is takes less than a sixteenth of the time, and handing it to a thread
+    costs as much as checking 1 MiB of it.
     """
     if encoding:
         return NOT_KNOWN
@@ -73,7 +74,7 @@ def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int
     if not is_one_plain_batch(body):
         return NOT_KNOWN
     stays = request.topic.config.compression_type in ("producer", "uncompressed")
-    return len(body) // 4 if stays else len(body)
+    return len(body) // 16 if stays else len(body)
 
 
 def _prepare(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 import zlib
@@ -23,7 +24,7 @@ from api.http.exchange import Exchange
 from api.http.refusals import StalledBody
 from api.http.request import media_types
 from api.http.settings import HttpSettings
-from api.protocol.body_receive import ReceiveInto
+from api.protocol.body_receive import DirectBody
 from api.protocol.errors import ClientGone
 from record_format.errors import (
     FieldProblem,
@@ -34,9 +35,13 @@ from record_format.errors import (
 )
 
 ENCODINGS: Final = ("gzip", "zstd")
-# How much of a body must be left to be received straight into its buffer: fewer bytes are usually
-# there already, and zeroing a larger buffer would hold up the loop.
-_STRAIGHT_BYTES: Final = range(32 << 10, 8 << 20)
+# How much of a body must be left to be received straight into its buffer: less is usually there
+# already.
+_STRAIGHT_MIN_BYTES: Final = 32 << 10
+# A bytearray that holds whatever its memory held: to clear 64 MiB holds up the loop for tens of
+# milliseconds. Nothing of it is read before all of it was filled.
+_uncleared: Final = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_uncleared.restype, _uncleared.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
 _MEMBERS_MAX: Final = 10_000
 _WINDOW_MAX: Final = 128 << 20
 
@@ -101,9 +106,9 @@ async def received_body(
     try:
         pace = _Pace(settings)
         part, more = await _next_part(exchange, pace)
-        into = exchange.receive_into
-        if more and into is not None and announced - len(part) in _STRAIGHT_BYTES:
-            body: bytes | bytearray = await _filled(into, part, announced, pace)
+        direct = exchange.direct_body
+        if more and direct is not None and announced - len(part) >= _STRAIGHT_MIN_BYTES:
+            body: bytes | bytearray = await _filled(direct, part, announced, pace)
         else:
             body = await _joined(exchange, part, share, pace, more=more, limit=limit)
         assert announced in (0, len(body)), "the server ends a body where it was announced to end"
@@ -112,13 +117,17 @@ async def received_body(
         share.give_back()
 
 
-async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) -> bytearray:
+async def _filled(
+    direct: DirectBody, part: bytes | bytearray, size_bytes: int, pace: _Pace
+) -> bytearray:
     """The body that begins with `part`, the rest received directly into its buffer."""
-    body = bytearray(size_bytes)
+    body: bytearray = _uncleared(None, size_bytes)
     body[: len(part)] = part
     with memoryview(body) as whole, whole[len(part) :] as rest:
         try:
-            await into(rest, idle_s=pace.idle_s, on_bytes=lambda came: pace.check(len(part) + came))
+            await direct.receive_into(
+                rest, idle_s=pace.idle_s, on_bytes=lambda came: pace.check(len(part) + came)
+            )
         except TimeoutError:
             raise pace.stalled() from None
         except ConnectionError:
@@ -129,7 +138,13 @@ async def _filled(into: ReceiveInto, part: bytes, size_bytes: int, pace: _Pace) 
 
 
 async def _joined(
-    exchange: Exchange, part: bytes, share: _Share, pace: _Pace, *, more: bool, limit: int
+    exchange: Exchange,
+    part: bytes | bytearray,
+    share: _Share,
+    pace: _Pace,
+    *,
+    more: bool,
+    limit: int,
 ) -> bytes | bytearray:
     """The body that begins with `part`, joined from the server's pieces."""
     parts, size = [part], len(part)
@@ -164,7 +179,7 @@ def _too_large(limit: int, size: int) -> RequestTooLarge:
     )
 
 
-async def _next_part(exchange: Exchange, pace: _Pace) -> tuple[bytes, bool]:
+async def _next_part(exchange: Exchange, pace: _Pace) -> tuple[bytes | bytearray, bool]:
     try:
         return await exchange.next_body_part(timeout_s=pace.idle_s)
     except TimeoutError:

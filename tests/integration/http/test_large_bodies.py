@@ -125,6 +125,14 @@ def test_a_large_body_of_any_request_is_taken(
     assert values_from(server, begin) == [body]
 
 
+def test_a_body_of_any_size_is_taken(server: RunningServer, sock: socket.socket) -> None:
+    begin, lines = log_end(server), [value(100_000, seed) for seed in range(200)]
+    body = b"\n".join(b'"%b"' % line for line in lines)
+    ndjson = head(len(body)).replace(b"octet-stream", b"x-ndjson")
+    assert sent_until_the_end(sock, ndjson, body, LAST) == [200, 200]
+    assert values_from(server, begin) == lines
+
+
 def test_a_client_that_closed_its_sending_side_behind_its_body_is_answered(
     server: RunningServer, sock: socket.socket
 ) -> None:
