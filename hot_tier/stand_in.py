@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hot_tier.disk import Buffer, Disk
 from hot_tier.file_names import LOG
+from hot_tier.log_folder import LogFolder
 
 
 def link_files(source: Path, target: Path) -> None:
@@ -24,6 +27,18 @@ def link_files(source: Path, target: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".tmp":  # those are written over, or go
             (target / path.name).symlink_to(path.resolve())
+
+
+@contextmanager
+def tidied(folder: Path) -> Iterator[Path]:
+    """A stand-in of a closed log's folder as the next open would leave it: a swap that broke off is
+    finished. Raises OSError.
+    """
+    with tempfile.TemporaryDirectory(prefix="tierlog-log-") as made:
+        place = Path(made) / folder.name
+        link_files(folder, place)
+        LogFolder.open(place, disk=StandInDisk())
+        yield place
 
 
 class StandInDisk(Disk):

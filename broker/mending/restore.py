@@ -51,6 +51,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_config import LogConfig
+from hot_tier.stand_in import tidied
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
@@ -322,7 +323,10 @@ class _Restore:
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,
         )
-        tail = take_tail(self._old, target, manifest, manifests, snapshot=snapshot)
+        with tidied(self._old.partition_folder(keys)) as source:
+            tail = take_tail(
+                self._old, target, manifest, manifests, source=source, snapshot=snapshot
+            )
         self._take_checkpoints(self._old, keys, tail)
         return tail
 

@@ -17,7 +17,8 @@
 * The bucket may also know less about topics: one that has not reached it yet is taken whole, and so
   are partitions, configuration or a deletion that have not, unless others wrote to it since.
 
-* The old folder is locked and only read; a broker that has it open keeps it from being taken.
+* The old folder is locked and only read; a broker that has it open keeps it from being taken. What
+  its next start would tidy up, such as a compaction that broke off, is tidied in a stand-in.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
   the first bad one above the recovery point. One below it is left to a repair, which needs the new
   folder, and keeps no other partition from being restored.
@@ -173,16 +174,16 @@ def take_tail(
     manifest: Manifest | None,
     manifests: ManifestStore,
     *,
+    source: Path,
     snapshot: bytes | None,
 ) -> Tail:
     """Copy what the old folder has from the manifest's end on; what it says counts (`why_left`).
     Raises CorruptDataError for the old folder's own files.
 
-    `snapshot`: the producers at that end, as the bucket has them; the old folder is asked where it
-    has none.
+    `source`: the partition's old folder, tidied. `snapshot`: the producers at that end, as the
+    bucket has them; the old folder is asked where it has none.
     """
-    source, notes = old.partition_folder(target.keys), old.notes(target.keys)
-    bases = parting.base_offsets(source)
+    notes, bases = old.notes(target.keys), parting.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach back to offset {end_offset}")
@@ -232,7 +233,7 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         if following is not None and following <= end_offset:
             continue
-        log = path_of(source, base, LOG)
+        log = path_of(source, base, LOG).resolve()  # what an error names is the old disk's
         position, begins = 0, base
         if base < end_offset:
             position, begins = parting.place_of(log, end_offset, base_offset=base)

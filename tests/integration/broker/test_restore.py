@@ -1,5 +1,6 @@
 """A broker is made out of the bucket alone, and of what an old disk still has."""
 
+import errno
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -1067,3 +1068,43 @@ def test_planted_a_restore_without_a_gap_gives_offsets_twice(lost, tmp_path, ope
     new = Restored(tmp_path / "new", lost)
     opened.append(new)
     assert new.produce("t", [b"x"]).base_offset == 80, "an offset that the lost disk had given"
+
+
+@pytest.mark.parametrize("renames", range(12))
+def test_a_tail_has_the_keys_of_a_compaction_that_broke_off(
+    house, tmp_path, opened, monkeypatch, renames
+):
+    """Between two renames of its swap, where the disk failed, or the broker died."""
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
+    house.broker.create_topic("t", config=config)
+    put(house, "t", [(b"before", b"1")])
+    house.offload()
+    house.stop_copying()
+    log = house.broker.partition("t", 0).log
+    for number in range(3):
+        put(house, "t", [(b"k%d" % number, b"kept"), (b"again", b"%d" % number)])
+    log.roll()
+    put(house, "t", [(b"again", b"last")])
+    log.roll()
+    put(house, "t", [(b"z", b"active")])
+    before = latest_of(house)
+    left = iter([True] * renames)
+
+    def rename(disk, source, target):
+        is_of_swap = source.suffix in (".swap", ".cleaned") or target.suffix == ".deleted"
+        if is_of_swap and not next(left, False):
+            raise OSError(errno.EIO, "the disk failed", str(source))
+        source.replace(target)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Disk, "rename", rename)
+        house.broker.chores.compactor.run_round()
+    house.broker.close()
+    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    opened.append(new)
+    assert new.report.partitions[0].tail.whole
+    assert latest_of(new) == before
+
+
+def latest_of(house):
+    return {record.key: (record.offset, record.value) for record in house.records("t")}
