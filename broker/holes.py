@@ -66,10 +66,10 @@ class Holes:
         return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
 
     def check(self, partition: Partition, base_offset: int) -> None:
-        """Raises CorruptDataError if there is a hole after the segment: what is not there must not
-        count as uploaded.
+        """Raises CorruptDataError if there is a hole after the segment that is to go up next, since
+        what is not there must not count as uploaded; or before it, since no manifest would take it.
         """
-        gap = self.find(partition, base_offset)
+        gap = _before(partition, base_offset) or self.find(partition, base_offset)
         if gap is not None:
             raise CorruptDataError(missing(gap), file=str(partition.log.folder))
 
@@ -125,6 +125,16 @@ class Holes:
             and not partition.goes_up
             and (there := [gap for gap in gaps.values() if not self._is_explained(partition, gap)])
         }
+
+
+def _before(partition: Partition, base_offset: int) -> Gap | None:
+    """The hole between the bucket's end and a local segment."""
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    if manifest is None:
+        return None
+    start = max(manifest.end_offset, partition.log.log_start_offset)  # a trim may just go ahead
+    lost = uncovered(manifest, start, base_offset)
+    return None if lost is None else Gap(*lost)
 
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:

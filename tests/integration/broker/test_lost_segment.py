@@ -41,6 +41,10 @@ def lose(house, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot"
     house.stop_copying()
 
 
+def segment_objects(house):
+    return sorted(house.root.glob("bucket/topics/t/*/0/segments/*"))
+
+
 def offsets(house):
     return [one.offset for one in house.records("t")]
 
@@ -136,12 +140,17 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
     assert offsets(house) == [*range(20), *range(30, 50)]
 
 
-def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house):
+@pytest.mark.parametrize("front_is_local", [True, False])
+def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house, front_is_local):
     fill(house, 2)
-    house.copy_sealed()
+    partition = house.copy_sealed()
     produce(house, 3)
+    if not front_is_local:
+        partition.log.delete_local(20)
     lose(house, 20, 30)
+    before = segment_objects(house)
     assert house.copy_sealed().cold.end_offset == 20
+    assert segment_objects(house) == before, "nothing goes up in vain"
     (told,) = house.broker.readiness().degraded
     assert "offsets 20 to 39 are missing" in told
     (step,) = house.broker.repair("t")
