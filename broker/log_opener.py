@@ -2,8 +2,8 @@
 
 * What a checkpoint says was flushed, and what the bucket holds, was once in the log. A log that
   ends below that lost files, or is an older copy, and is refused (`_check_reaches`): continuing
-  would assign offsets twice. If the bucket has all of it after a clean stop, it continues at the
-  bucket's end.
+  would assign offsets twice. So is one that a crash took as a whole (`_check_is_there`). If the
+  bucket has all of it after a clean stop, it continues at the bucket's end.
 * The log start is what the checkpoint says; for a log that is not in it, what the bucket says; and
   only for a log that is nowhere but here, where its first segment begins.
 * Partitions that another folder owns are taken over at a start that is told to, before anything is
@@ -42,6 +42,7 @@ from hot_tier.file_names import LOG, path_of
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.log_folder import has_segments
 from hot_tier.log_state import nobody_knows
 from hot_tier.open_files import OpenFiles
 from record_format.errors import (
@@ -57,6 +58,10 @@ log = structlog.get_logger(__name__)
 
 Wanted = tuple[TopicRecord, int]
 
+_HOW_TO_GO_ON = (
+    "`tierlog storage restore --tail` goes on above what may be lost, `tierlog storage repair` "
+    "shows how to go on here"
+)
 OPENED_AT_ONCE = 8  # by threads of their own: appends do not wait for a thousand new partitions
 
 
@@ -196,6 +201,8 @@ class LogOpener:
         )
         if take_over is None:
             flushed_end = max(checkpoint, cold_end)  # nothing goes up before it was flushed
+            if at_start:
+                self._check_is_there(wanted, reached=flushed_end, cold_end=cold_end)
         # Where an attempt died the first segment may begin past what the bucket holds.
         in_bucket = take_over.log_start_offset if take_over is not None else None
         opened = open_log(flushed_end, in_bucket if log_start is None else None)
@@ -226,6 +233,22 @@ class LogOpener:
             before_offset=before,
         )
 
+    def _check_is_there(self, wanted: Wanted, *, reached: int, cold_end: int) -> None:
+        """Raises CorruptBatch if a crash took a log as a whole: what it held above its last
+        checkpoint and the bucket's end is not known, and its offsets would be given again.
+        """
+        record, number = wanted
+        folder = self._folder.partition_folder(record.name, number)
+        was_opened = bool(self.epochs.of(place_name(record.topic_id, number)))
+        if self._folder.was_clean or not was_opened or has_segments(folder):
+            return
+        raise CorruptBatch(
+            f"the log is gone: no segment is left, and it had reached offset {reached} or more "
+            f"(the bucket ends at {cold_end}). {_HOW_TO_GO_ON}",
+            file=str(path_of(folder, cold_end, LOG)),
+            offset=cold_end,
+        )
+
     def _check_reaches(self, opened: PartitionLog, checkpoint: int, *, cold_end: int) -> None:
         """Raises CorruptBatch if the log ends below what had been in it. After a clean stop,
         which says where it ended, it may where the bucket has all.
@@ -237,8 +260,7 @@ class LogOpener:
         raise CorruptBatch(
             f"the log ends here, but it had reached offset {reached} (the bucket ends at "
             f"{cold_end}): files are missing, or were cut, or the folder is an older copy. "
-            "`tierlog storage restore --tail` goes on above what may be lost, `tierlog storage "
-            "repair` shows how to go on here",
+            f"{_HOW_TO_GO_ON}",
             file=str(path_of(opened.folder, opened.active_base_offset, LOG)),
             offset=end,
         )

@@ -45,6 +45,12 @@ from record_format.checkpoint_files import (
 from record_format.errors import ConfigurationError
 
 
+def has_segments(path: Path) -> bool:
+    """Whether a partition folder that nobody has open holds a segment, though it be in a swap."""
+    names = (parse_file_name(found.name) for found in path.iterdir()) if path.is_dir() else ()
+    return any(name.suffix == LOG and name.stage in ("", SWAP) for name in names if name)
+
+
 class LogFolder:
     """The files of a partition folder by kind, after tidying."""
 

@@ -16,8 +16,8 @@
 | log ends below the recovery point | the point is lowered: `broker` decides whether it may be |
 | index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
 | `.txnindex` empty, short, unordered, garbage | rebuilt from the batches at the open |
-| snapshot missing or bad | an older one, and a longer replay; where the log begins, the other |
-| | tier's; rebuilt for an upload |
+| snapshot missing or bad | an older one, and a longer replay; where the log begins, or none is |
+| | left, the other tier's; rebuilt for an upload |
 | `leader-epoch-checkpoint` missing or bad | rebuilt from the batches |
 | the log had gone offline | what is above the recovery point is rewritten before it is flushed |
 
@@ -36,6 +36,7 @@ from hot_tier.file_names import OFFLINE_MARKER
 from hot_tier.index_rebuild import rebuild_transactions
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
+from hot_tier.producer_snapshots import load_newest
 from hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
 from hot_tier.roll import create_segment
 from hot_tier.segment import Segment, SegmentEnd
@@ -49,7 +50,7 @@ def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> Recove
     state.unmirrored = folder.unmirrored
     epochs_were_lost = not _load_epochs(state)
     if not folder.log_sizes:
-        _start_empty(state, request)
+        _start_empty(state, folder, request)
         return report
     _list_segments(state, folder)
     opened = request.clean and not folder.went_offline and open_clean(state, folder)
@@ -72,8 +73,9 @@ def _load_epochs(state: LogState) -> bool:
     return bool(state.epochs.entries)
 
 
-def _start_empty(state: LogState, request: OpenRequest) -> None:
+def _start_empty(state: LogState, folder: LogFolder, request: OpenRequest) -> None:
     start = max(request.start_offset, request.log_start_offset or 0)
+    state.producers = load_newest(state, folder.snapshots, at_most=start, at_least=start)
     state.active = create_segment(state, start)
     state.segments = Segments.of((state.active.segment,))
     state.epochs.cut_end(start)

@@ -1,13 +1,14 @@
 """Starting a log over at an offset: the bucket has all below it, or the log start is above.
 
-Only while nobody is served from the log: offsets that were assigned may be assigned again.
+Only while nobody is served from the log: offsets that were assigned may be assigned again. The
+producers before it are those that the other tier knows.
 """
 
 from __future__ import annotations
 
 from hot_tier.file_names import SEGMENT_SUFFIXES, SNAPSHOT, path_of
 from hot_tier.log_state import Flushed, LogState, Segments
-from hot_tier.producer_state import ProducerStates
+from hot_tier.producer_snapshots import load_newest
 from hot_tier.roll import create_segment, disk_error
 
 
@@ -28,11 +29,11 @@ def start_at(state: LogState, offset: int) -> None:
                     state.disk.unlink(segment.path(suffix))
             state.disk.unlink(path_of(state.folder, old[-1].end.next_offset, SNAPSHOT))
             state.epochs.clear()
+            state.producers = load_newest(state, set(), at_most=offset, at_least=offset)
             state.active = create_segment(state, offset)
             state.disk.sync_folder(state.folder)
         except OSError as error:
             raise disk_error(state, error) from error
         state.folder_changed = False
         state.segments = Segments.of((state.active.segment,))
-        state.producers = ProducerStates(state.steady_clock)
         state.flushed = Flushed(offset, offset, 0)

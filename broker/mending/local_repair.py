@@ -82,7 +82,8 @@ class LocalRepair:
         if self.step.action is Action.SET_ASIDE:
             set_aside_from_start(self._log_folder, self._fault, self._aside)
             return self._damaged.recovery_point or 0
-        copy_to_end(self._log_folder, self._fault, self._aside)
+        if self._log_folder.is_dir():  # else nothing is left
+            copy_to_end(self._log_folder, self._fault, self._aside)
         return self._fault.bad_offset
 
 

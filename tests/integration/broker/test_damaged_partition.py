@@ -281,6 +281,30 @@ def test_a_log_that_lost_flushed_records_is_refused_and_gives_no_offset_twice(
     assert [record.offset for record in filled.records("t")] == list(range(end + 1))
 
 
+def test_a_log_that_a_crash_took_as_a_whole_gives_no_offset_twice(house):
+    """Its last checkpoint was written before the records that only the disk had."""
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.fill(20)
+    house.offload()
+    house.broker.chores.checkpoints.save()
+    checkpoint = house.root / "data" / "recovery-point-offset-checkpoint"
+    before = checkpoint.read_bytes()
+    house.stop_copying()
+    house.fill(20)
+    crash(house)
+    checkpoint.write_bytes(before)
+    lose_the_folder(house)
+    for _ in range(2):
+        house.restart()
+        with pytest.raises(CorruptBatch, match="no segment is left, and it had reached offset 20"):
+            house.broker.partition("t", 0)
+    (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert "offsets from 20 on (20 had been flushed) are lost" in step.detail
+    assert house.produce("t", [b"on it goes"]).base_offset == 20
+    house.restart()
+    assert [record.offset for record in house.records("t")] == list(range(21))
+
+
 def test_offsets_that_neither_tier_has_are_told_and_repaired_into_a_gap(filled):
     """The first of the segments that only the disk had is gone."""
     filled.broker.close()

@@ -1,5 +1,6 @@
 """A producer snapshot that is lost with its disk's sector, or rots: the bucket has the same."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_it_is_read_from_the_bucket(stopped, harm, crashed):
         (stopped.root / "data" / CLEAN_SHUTDOWN).unlink()
     stopped.broker = stopped.open()
     assert snapshot.read_bytes() == kept
+    again = stopped.produce_idempotent(sequence=0)
+    assert (again.duplicate, again.base_offset) == (True, 1)
+    assert stopped.produce_idempotent(sequence=1).base_offset == 2
+
+
+def test_it_is_read_from_the_bucket_where_the_whole_folder_is_gone(stopped):
+    shutil.rmtree(stopped.root / "data" / "t-0")
+    stopped.broker = stopped.open()
     again = stopped.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, 1)
     assert stopped.produce_idempotent(sequence=1).base_offset == 2
