@@ -7,20 +7,15 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 
 from api.console.pages import Console
-from api.http import problems
 from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.docs import openapi
 from api.http.docs.page import DOCS_CALLS, document_call
-from api.http.exchange import Receive, Send
 from api.http.front import TierlogApp
-from api.http.refusals import MethodNotAllowed, NotFound
 from api.http.routes import CALLS
 from api.http.settings import HttpSettings
-from api.protocol.at_once import Scope
 from broker.broker import Broker
 
 DESCRIPTION = (
@@ -53,20 +48,18 @@ def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={HTTPException: _problem_of_foreign_path},
     )
     app.state.context = context
-    app.router.routes.extend(CallRoute(app, call) for call in CALLS)
+    app.router.routes.extend(CallRoute(call) for call in CALLS)
     made = app.openapi
     app.openapi = lambda: openapi.completed(made(), CALLS)  # type: ignore[method-assign]
     return app
 
 
 class CallRoute(APIRoute):
-    """A call as FastAPI knows it: for its document, and for requests that bypass the front door."""
+    """A call as FastAPI knows it, for its document."""
 
-    def __init__(self, app: TierlogApp, call: Call) -> None:
-        self._front = app
+    def __init__(self, call: Call) -> None:
         super().__init__(
             call.path,
             _endpoint,
@@ -79,21 +72,6 @@ class CallRoute(APIRoute):
             tags=[call.tag],
         )
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._front(scope, receive, send)
-
 
 async def _endpoint(request: Request) -> Response:
-    raise AssertionError(f"{request.url.path}: CallRoute.handle answers")
-
-
-async def _problem_of_foreign_path(request: Request, error: Exception) -> Response:
-    """What FastAPI itself refuses: a path, or a method, that neither it nor the API has."""
-    assert isinstance(error, HTTPException)
-    refusal: Exception = NotFound(f"{request.url.path} is not a path of this API; see /docs")
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "GET")
-        refusal = MethodNotAllowed(request.method, allowed=allowed.split(", "))
-    problem = problems.to_problem(refusal, request_id="")
-    headers = {name.decode(): value.decode() for name, value in problem.headers}
-    return Response(problem.body(), status_code=problem.status, headers=headers)
+    raise AssertionError(f"{request.url.path}: the front door answers")

@@ -1,8 +1,8 @@
 """The front door: every request comes in here, and every response leaves here.
 
-* A call of the API is found and run here, ahead of FastAPI's routing and its dependency machinery,
-  which cost several times as much as a small fetch. The calls are in FastAPI's routes as well, so
-  that its document and its tools see them; FastAPI serves what is not a call (documentation).
+* A call of the API is found and run here, in place of FastAPI's routing and its dependency
+  machinery, which cost several times as much as a small fetch. The calls are in FastAPI's routes as
+  well, so that its document and its tools see them; what is not a call is not found.
 * Whatever a handler raises becomes a problem document, here and nowhere else.
 * Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
 * The first steps (who asks, for what, and the answer if it waits for nothing) need no task: if the
@@ -38,7 +38,7 @@ from api.http.calls import Call, CallTable
 from api.http.context import Context
 from api.http.exchange import Exchange, Receive, Send
 from api.http.plain_requests import check_plain
-from api.http.refusals import CutByStop, MethodNotAllowed
+from api.http.refusals import CutByStop, MethodNotAllowed, NotFound
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
 from record_format.errors import NoDescriptor, TierlogError
@@ -71,7 +71,7 @@ class RequestIds:
 
 @dataclass(slots=True)
 class Begun:
-    """A request's first steps: no call if its path is not one of the API's."""
+    """A request's first steps: a call, or an answer, or both."""
 
     exchange: Exchange
     call: Call | None = None
@@ -138,7 +138,8 @@ class TierlogApp(FastAPI):
             call = self._find(exchange)
             access.check(exchange, None if call is None else (call.method, call.path))
             if call is None:
-                return Begun(exchange)
+                path = scope["path"]
+                raise NotFound(f"{path} is not a path of this API; see /docs")
             if call.at_once is None:
                 check_plain(call, exchange)
                 return Begun(exchange, call)
@@ -156,10 +157,6 @@ class TierlogApp(FastAPI):
         metrics.under_way.inc()
         try:
             answer = await self._answer(begun)
-            if answer is None:
-                status = "other"
-                await super().__call__(exchange.scope, exchange.receive, _with_id(exchange))
-                return
             status = str(getattr(answer, "status", 200))
             await self._send(exchange, answer)
         except ClientGone:
@@ -176,14 +173,14 @@ class TierlogApp(FastAPI):
             method, path, status, seconds=exchange.timings.elapsed_s
         )
 
-    async def _answer(self, begun: Begun) -> AnyAnswer | None:
-        """None if the path is not a call of the API."""
+    async def _answer(self, begun: Begun) -> AnyAnswer:
         exchange, call = begun.exchange, begun.call
         answer, begun.answer = begun.answer, None  # only the sender keeps a reference to it
         try:
-            if answer is None and call is not None:
+            if answer is None:
+                assert call is not None, "what is no call was refused"
                 answer = await call.handler(self.context, exchange)
-            return None if answer is None else await self.context.unsent.admitted(exchange, answer)
+            return await self.context.unsent.admitted(exchange, answer)
         except ClientGone:
             raise
         except asyncio.CancelledError:
@@ -258,15 +255,3 @@ def _named(params: Mapping[str, str]) -> dict[str, str]:
 
 def allowed_methods(by_method: Any) -> list[str]:
     return sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})
-
-
-def _with_id(exchange: Exchange) -> Send:
-    """`send` for what FastAPI serves: its responses carry the id as well."""
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            name_and_id = (b"x-request-id", exchange.request_id.encode("latin-1"))
-            message = {**message, "headers": [*message.get("headers", ()), name_and_id]}
-        await exchange.send(message)
-
-    return send

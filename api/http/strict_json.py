@@ -30,6 +30,7 @@ _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
 # A member's name may be as long as a body: its beginning and its end are shown.
 _SAID_CHARS: Final = 500
 _DEEP: Final = "nested too deeply"
+_parts_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # msgspec says the same of text that ends early and of an escape that is half of a character.
 _CUT: Final = "Input data was truncated"
 _CUT_SHORT: Final = "JSON ends too early, or an escape has half of a surrogate pair"
@@ -77,13 +78,17 @@ def _with_key(
     match = _IN_MAP.search(str(error))
     if match is None:
         return error
-    document = msgspec.json.decode(body)
-    for key, value in document[match["map"]].items():
-        try:
-            decoder.decode(msgspec.json.encode({**document, match["map"]: {key: value}}))
-        except msgspec.ValidationError as alone:
-            if _IN_MAP.search(str(alone)):
-                return msgspec.ValidationError(str(alone).replace("[...]", f".{key}"))
+    try:
+        whole = _parts_of(body)
+        for key, value in _parts_of(whole[match["map"]]).items():
+            alone = msgspec.json.encode({**whole, match["map"]: {key: value}})
+            try:
+                decoder.decode(alone)
+            except msgspec.ValidationError as found:
+                if _IN_MAP.search(str(found)):
+                    return msgspec.ValidationError(str(found).replace("[...]", f".{key}"))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass  # what follows is no JSON at all; that was not looked at yet
     return error
 
 

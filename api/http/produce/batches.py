@@ -68,7 +68,7 @@ class TopicRules(NamedTuple):
             timestamp_type=LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
             before_max_ms=config.message_timestamp_before_max_ms,
             after_max_ms=config.message_timestamp_after_max_ms,
-            retention_ms=config.retention_ms,
+            retention_ms=config.retention_ms if config.deletes else -1,
             needs_keys=config.compacts,
         )
 

@@ -111,10 +111,15 @@ def test_what_is_not_of_the_api_is_told(api: Api) -> None:
         "/v1/topics/",
         "/nope",
         "/v1/topics/a/partitions",
+        "/v1/nope",
         "/v1/topics/a%2Fpartitions/0",
+        "/v1%2Ftopics",
+        "/v1/topics/a/partitions/0%2Frecords",
+        "/v1/topics%0A",
+        "/healthz%0A",
     ):
-        assert api.get(path).status_code in (404,), path
-    problem(api.get("/v1/nope"), 404, "not-found")
+        for method in ("GET", "POST", "DELETE"):
+            assert problem(api.request(method, path), 404, "not-found")["detail"], path
     refused = api.put("/v1/topics")
     problem(refused, 405, "method-not-allowed")
     assert refused.headers["allow"] == "GET, HEAD, POST"

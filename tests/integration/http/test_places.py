@@ -76,6 +76,25 @@ def test_a_bad_value_in_a_map_is_told_with_its_key(api: Api) -> None:
     assert error["loc"] == "config.retention.ms"
 
 
+@pytest.mark.parametrize(
+    ("config", "loc"),
+    [
+        (b'{"segment.bytes": 1, "retention.ms": 1e999}}', "config.retention.ms"),
+        (b'{"retention.ms": 1e400}} x', "config[...]"),
+        (b'{"retention.ms": [1]}', "config[...]"),
+        (b'{"retention.ms": null}', "config[...]"),
+        (b'{"a": ["\xff"]}}', "config.a"),
+        (b'{"a": [1], "b": "\\ud800"}}', "config[...]"),
+        (b'{"a": ' + b"[" * 2000 + b"]" * 2000 + b"}}", "config[...]"),
+    ],
+)
+def test_a_bad_value_in_a_map_of_bad_json_is_told_too(api: Api, config: bytes, loc: str) -> None:
+    content = b'{"name": "bad", "config": ' + config
+    answer = api.post("/v1/topics", content=content, headers={"content-type": "application/json"})
+    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    assert error["loc"] == loc
+
+
 def test_a_member_that_is_there_twice_is_refused_by_name(api: Api) -> None:
     body = b'{"name": "twice", "config": {"retention.ms": 60000, "retention.ms": -1}}'
     answer = api.post("/v1/topics", content=body, headers={"content-type": "application/json"})

@@ -334,7 +334,9 @@ def test_records_that_would_expire_at_once_are_warned_of(api: Api) -> None:
     answer = api.produce(topic, {"value": "old", "timestamp": "2013-01-01T00:00:00Z"})
     assert answer.status_code == 200
     assert answer.json()["warnings"] == ["older-than-retention"]
-    assert api.produce(api.topic(retention_ms=-1), {"timestamp": 1}).json()["warnings"] == []
+    for config in ({"retention_ms": -1}, {"cleanup_policy": "compact"}):
+        answer = api.produce(api.topic(**config), {"key": "k", "value": "old", "timestamp": 1})
+        assert answer.json()["warnings"] == [], config
 
 
 def test_the_brokers_time_is_told_where_the_topic_keeps_it(api: Api) -> None:
