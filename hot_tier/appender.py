@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hot_tier.append import Append, AppendResult
 from hot_tier.log_state import LogState
-from hot_tier.producer_state import Producer, ProducerBatch, after_batch, check
+from hot_tier.producer_state import Producer, ProducerBatch, after_batch, check, check_run
 from hot_tier.roll import disk_error, roll
 from record_format.batch import BatchHeader, stamp, stamp_log_append_time
 from record_format.errors import (
@@ -103,6 +103,10 @@ class _Group:
 
     def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
         """The earlier copy, where this is a repeat. Raises ProducerFenced, OutOfOrderSequence."""
+        if len(headers) > 1 and (
+            run := check_run(self._producer(headers[-1].producer_id), headers)
+        ):
+            return run
         first, last, copies = None, None, 0
         seen: dict[int, Producer] = {}
         for header in headers:

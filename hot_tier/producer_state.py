@@ -4,8 +4,8 @@ gap.
 * A producer's entry holds its epoch and its last five batches (Kafka keeps five: a client has at
   most five requests in flight). A batch with the same first and last sequence in the same epoch is
   a repeat; one that does not follow the last is out of order; a lower epoch is fenced.
-* `check` changes nothing; `take_data_batch` and `take_marker` trust what they are given, because
-  they also replay the log.
+* `check` and `check_run` change nothing; `take_data_batch` and `take_marker` trust what they are
+  given, because they also replay the log.
 * The first offset of a producer's open transaction is kept here too: the least of them is the last
   stable offset.
 * A producer is forgotten after `producer.id.expiration.ms` without a batch, by a clock that never
@@ -17,7 +17,8 @@ Not thread-safe: the log's lock guards it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
@@ -77,14 +78,45 @@ def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | Non
         if header.base_sequence != 0:
             raise _out_of_order(header, expected=0)
         return None
-    for batch in reversed(producer.batches):
-        same_first = batch.first_sequence == header.base_sequence
-        if same_first and batch.last_sequence == header.last_sequence:
-            return batch
+    if copy := _copy_of(producer, header):
+        return copy
     expected = (producer.last_sequence + 1) & MAX_SEQUENCE  # after -1 comes 0
     if producer.epoch >= 0 and header.base_sequence != expected:
         raise _out_of_order(header, expected=expected)
     return None
+
+
+def _copy_of(producer: Producer, header: BatchHeader) -> ProducerBatch | None:
+    for batch in reversed(producer.batches):
+        same_first = batch.first_sequence == header.base_sequence
+        if same_first and batch.last_sequence == header.last_sequence:
+            return batch
+    return None
+
+
+def check_run(producer: Producer | None, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
+    """The earlier copy of a request's batches as one, if they are one producer's in a row and the
+    last of them is remembered: the others may not be, after a restart, or if there are many.
+    """
+    if producer is None or headers[-1].producer_epoch != producer.epoch:
+        return None
+    if not all(_follows(header, following) for header, following in pairwise(headers)):
+        return None
+    last = _copy_of(producer, headers[-1])
+    if last is None:
+        return None
+    first = _copy_of(producer, headers[0])
+    offsets = sum(header.last_offset_delta + 1 for header in headers)
+    first_offset = first.first_offset if first else last.last_offset - offsets + 1
+    return last._replace(offset_delta=last.last_offset - first_offset)
+
+
+def _follows(header: BatchHeader, following: BatchHeader) -> bool:
+    producer = (header.producer_id, header.producer_epoch)
+    return (
+        producer == (following.producer_id, following.producer_epoch)
+        and (header.last_sequence + 1) & MAX_SEQUENCE == following.base_sequence
+    )
 
 
 def _out_of_order(header: BatchHeader, *, expected: int) -> OutOfOrderSequence:

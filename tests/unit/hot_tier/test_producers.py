@@ -132,6 +132,32 @@ def test_a_request_of_several_batches_is_repeated_whole_or_not_at_all(
     assert (following.base_offset, following.last_offset, following.duplicate) == (2, 3, False)
 
 
+@pytest.mark.parametrize("count", [2, 5, 8])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_request_of_any_number_of_batches_is_known_by_its_last(
+    open_log, produced, make_batch, count, restarted
+):
+    def batches(start):
+        fields = {"producer_id": 1, "producer_epoch": 0}
+        numbers = range(start, start + 2 * count, 2)
+        made = [make_batch([b"x", b"y"], base_sequence=number, **fields) for number in numbers]
+        return Append(produced(*made))
+
+    log = open_log()
+    log.append([Append(produced(make_batch([b"before"])))])
+    log.append([batches(0)])
+    if restarted:  # a snapshot has one batch of each producer, and is all that is left
+        log.roll()
+        log.flush()
+        log.delete_local(log.log_end_offset)
+        log.close()
+        log = open_log()
+    (again,) = log.append([batches(0)])
+    assert (again.base_offset, again.last_offset, again.duplicate) == (1, 2 * count, True)
+    (following,) = log.append([batches(2 * count)])
+    assert (following.base_offset, following.duplicate) == (2 * count + 1, False)
+
+
 def test_an_idle_producer_is_forgotten(open_log, send, clock):
     log = open_log()
     send(log, 0, producer=1)
