@@ -12,7 +12,8 @@ fsynced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
 from manifest.topic_objects import TopicObject
 from record_format import sealed_json, typed_json
+from record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"
 
@@ -105,7 +107,18 @@ class TopicRegistry:
                 self._save(self._by_id | {record.topic_id: clean})
 
     def _save(self, records: dict[str, TopicRecord]) -> None:
-        """Raises ShuttingDown, OSError."""
-        topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
-        self._write(self._path, sealed_json.seal(msgspec.json.encode(topics), kind="topics"))
+        """Raises ShuttingDown, OSError: the file may have its name then, so that what was refused
+        would come with the next start; it gets the old content back, as far as the disk lets it.
+        """
+        try:
+            self._write(self._path, _document(records))
+        except OSError:
+            with suppress(OSError, ShuttingDown):
+                self._write(self._path, _document(self._by_id))
+            raise
         self._by_id = records
+
+
+def _document(records: Mapping[str, TopicRecord]) -> bytes:
+    topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
+    return sealed_json.seal(msgspec.json.encode(topics), kind="topics")

@@ -281,6 +281,9 @@ class S3Store:
         found: ObjectStats = []
         for answer in self._pages(prefix, after, limit=limit):
             found += self._stats(answer)
+        if start_after and found and found[0].key <= start_after:
+            # Who goes on behind the last key that he saw would go on for ever.
+            raise StoreUnavailable(f"{self.url}: its LIST ignores StartAfter")
         return found[:limit]
 
     def folders(self, prefix: str, *, limit: int) -> Names:

@@ -166,7 +166,7 @@ class Collector:
         """Delete what the plan names. Raises, before anything is deleted, FencedError for a foreign
         owner, and ManifestConflict where `manifest` is not in force. Returns what is afterwards.
         """
-        current = self._manifests.check_fence(manifest)
+        current = self._manifests.check_by_list(manifest)
         if current is not manifest:
             raise ManifestConflict(
                 f"{where(current)} is in force, the plan is of {where(manifest)}"

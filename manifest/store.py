@@ -96,6 +96,10 @@ class StoreOptions(NamedTuple):
     pause: Callable[[float], None] = time.sleep
 
 
+_Times = tuple[int, int]
+"""By the steady clock and by the wall clock, in ms."""
+
+
 class ManifestStore:
     """One partition's manifest. It is also the `PageSource` of its transitions."""
 
@@ -117,7 +121,7 @@ class ManifestStore:
         self._lock = threading.Lock()
         # The state known to be the newest at a time: what a commit may rest on without looking
         # again.
-        self._newest: tuple[int, str, int] = (-1, "", 0)
+        self._newest: tuple[int, str, _Times] = (-1, "", (0, 0))
         self._sent = ""  # the nonce of the version that was put last, whatever became of it
 
     # --- reading ----------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class ManifestStore:
         truncated object there is CorruptManifest, and a chain that ends below it is MissingObject.
         """
         for _ in range(COMMIT_ATTEMPTS):
-            started_ms = self._options.steady_clock()
+            started = self._times()
             newest = self.versions.newest(at_least=max(0, at_least - 1))
             if newest < at_least:
                 file = self.versions.key(at_least)
@@ -141,7 +145,7 @@ class ManifestStore:
                 continue  # collected between the LIST and the GET: there are newer ones
             manifest = self._in_force(newest, data, at_least=at_least)
             if manifest is not None:
-                self._newest = (manifest.version, manifest.nonce, started_ms)
+                self._newest = (manifest.version, manifest.nonce, started)
             return manifest
         raise ManifestConflict(
             f"{self.keys.folder}: versions are deleted faster than they can be read"
@@ -350,20 +354,28 @@ class ManifestStore:
         return lambda current: merge_pages(current, run, merged, now_ms=now_ms)
 
     def check_fence(self, base: Manifest) -> Manifest:
-        """The manifest in force: `base` if nothing is newer. FencedError: another owner has it."""
-        started_ms = self._options.steady_clock()
-        if self._is_followed(base):
+        """The manifest in force: `base` if nothing is newer. FencedError: another owner has it.
+
+        One request: where `base` was the newest not long ago, what followed it is still there, and
+        a HEAD of that costs a twelfth of a LIST. Owners ask every `fence.check.ms`.
+        """
+        if not self._is_fresh(base):
+            return self.check_by_list(base)
+        started = self._times()
+        if self.objects.head(self.versions.key(base.version + 1)) is not None:
             return self._reloaded(base)
-        self._newest = (base.version, base.nonce, started_ms)
+        self._newest = (base.version, base.nonce, started)
         return base
 
-    def _is_followed(self, base: Manifest) -> bool:
-        """One request. Where `base` was the newest not long ago, what followed it is still there:
-        a HEAD of that costs a twelfth of a LIST, and owners ask every `fence.check.ms`.
+    def check_by_list(self, base: Manifest) -> Manifest:
+        """As `check_fence`, whatever the clocks say: before anything is deleted. All of them stand
+        still in a virtual machine that its host paused, or set back.
         """
-        if self._is_fresh(base):
-            return self.objects.head(self.versions.key(base.version + 1)) is not None
-        return self.versions.newest(at_least=base.version) > base.version
+        started = self._times()
+        if self.versions.newest(at_least=base.version) > base.version:
+            return self._reloaded(base)
+        self._newest = (base.version, base.nonce, started)
+        return base
 
     def confirm(self, manifest: Manifest) -> None:
         """Read the version back: it is there as it was committed, and nothing newer is foreign.
@@ -378,7 +390,7 @@ class ManifestStore:
         there = decode_manifest(data, keys=self.keys, version=manifest.version)
         if there != manifest:
             raise FencedError(f"{where(manifest)}: another writer's version is in its place")
-        self.check_fence(manifest)
+        self.check_by_list(manifest)
 
     def _reloaded(self, base: Manifest) -> Manifest:
         current = self.load(at_least=base.version)
@@ -393,10 +405,15 @@ class ManifestStore:
         return current
 
     def _is_fresh(self, base: Manifest) -> bool:
-        """Whether `base` was the newest less than half the version retention ago."""
-        version, nonce, seen_ms = self._newest
-        age_ms = self._options.steady_clock() - seen_ms
-        return (version, nonce) == (base.version, base.nonce) and age_ms <= DAY_MS // 2
+        """Whether `base` was the newest less than half the version retention ago, by both
+        clocks.
+        """
+        version, nonce, seen = self._newest
+        oldest_ms = max(abs(now - then) for now, then in zip(self._times(), seen, strict=True))
+        return (version, nonce) == (base.version, base.nonce) and oldest_ms <= DAY_MS // 2
+
+    def _times(self) -> _Times:
+        return self._options.steady_clock(), self._options.clock()
 
     def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
         """PUT `after` as the version that follows `before`. None: another writer was first."""
@@ -409,19 +426,19 @@ class ManifestStore:
             stamped = altered(
                 folded.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
             )
-            self._sent, started_ms = stamped.nonce, self._options.steady_clock()
+            self._sent, started = stamped.nonce, self._times()
             created = self.versions.create(version, encode_manifest(stamped))
             if created is Created.LOST:
                 return None
             if created is Created.OURS:
-                return self._published(before, stamped, started_ms=started_ms)
+                return self._published(before, stamped, started=started)
             cut_now += created is Created.CUT
             if cut_now == CUT_NOW_MAX:
                 raise StoreUnavailable(f"{where(before)}: no version arrives whole")
         raise ManifestConflict(f"{where(before)}: {CUT_VERSIONS_MAX} cut versions follow it")
 
     def _published(
-        self, before: Manifest, stamped: Manifest, *, started_ms: int
+        self, before: Manifest, stamped: Manifest, *, started: _Times
     ) -> Manifest | None:
         """Our PUT was first; but was its number free because it had been collected?"""
         # The very first version has nothing to be fresh against: it always looks.
@@ -429,7 +446,7 @@ class ManifestStore:
         if slow and self.versions.newest(at_least=stamped.version) > stamped.version:
             self.versions.delete([stamped.version])
             return None
-        self._newest = (stamped.version, stamped.nonce, started_ms)
+        self._newest = (stamped.version, stamped.nonce, started)
         return stamped
 
     def _put_page(self, key: str, body: bytes) -> None:

@@ -29,6 +29,7 @@ from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
 from manifest.paging import live_size_bytes
 from record_format.errors import (
+    DiskFull,
     LogOfflineError,
     OutcomeUnknownError,
     RetriableError,
@@ -200,7 +201,12 @@ class Janitor:
         if cold is not None and limits.retention_ms != UNLIMITED:
             cold.check_clock()
         if local and local[-1].active and end == local[-1].end_offset:
-            partition.log.roll()
+            try:
+                partition.log.roll()
+            except DiskFull:
+                end = local[-1].base_offset  # what is sealed makes room
+                if end <= partition.log.log_start_offset:
+                    raise
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
         tells = cold is not None and cold.store_answers

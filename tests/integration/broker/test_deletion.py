@@ -683,3 +683,31 @@ def test_the_bucket_is_told_of_no_topic_whose_deletion_began_there(house, monkey
     house.wait_for(lambda: not house.broker.registry.deleted())
     assert began_early == [False]
     assert TopicObjects(house.store).load("t", topic_id) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda broker: broker.delete_topic("t"),
+        lambda broker: broker.alter_topic("t", config={"retention.ms": 1000}),
+    ],
+)
+def test_a_change_that_was_refused_does_not_come_with_the_next_start(house, monkeypatch, change):
+    """The new list of topics had its name already when the sync of its folder failed."""
+    house.broker.create_topic("t", config={"retention.ms": -1})
+    house.fill(20)
+    sync, left = durable_file.REAL_DISK.sync_folder, ["once"]
+
+    def failing(path):
+        if path.name == "tierlog" and left:
+            raise OSError(errno.EIO, left.pop(), str(path))
+        sync(path)
+
+    with monkeypatch.context() as failed:
+        failed.setattr(durable_file.REAL_DISK, "sync_folder", failing)
+        with pytest.raises(OSError, match="once"):
+            change(house.broker)
+    house.fill(20)
+    house.restart()
+    assert house.broker.topic("t").config.retention_ms == -1
+    assert len(house.records("t")) == 40

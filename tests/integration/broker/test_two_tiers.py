@@ -25,6 +25,7 @@ from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
 from record_format.produced import build_produced
+from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.house import tidy
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -252,6 +253,22 @@ def test_retention_by_size_drops_from_both_tiers(house):
     sizes = tier_sizes(house.broker.partition("t", 0))
     assert sizes.cold_bytes < 16384 + 2 * 4096
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+
+
+def test_retention_frees_a_disk_that_is_too_full_for_a_new_segment(house, monkeypatch):
+    """All has expired, but the active segment cannot be rolled."""
+    disk = FaultyDisk()
+    monkeypatch.setattr(house.broker._opener, "_disk", disk)
+    house.broker.create_topic("t", config={**SMALL, "remote.storage.enable": False})
+    house.fill(200)
+    log = house.broker.partition("t", 0).log
+    disk.fail("open", errno.ENOSPC, suffix=".log")
+    house.broker.alter_topic("t", config={"retention.ms": 1000})
+    tidy(house.broker)
+    assert log.log_start_offset == log.active_base_offset > 0
+    disk.heal()
+    tidy(house.broker)
+    assert log.log_start_offset == log.log_end_offset == 200
 
 
 @pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])

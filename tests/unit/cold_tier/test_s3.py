@@ -331,3 +331,16 @@ def test_an_unheard_of_status_is_sorted_by_its_class():
     assert classify(Answer(418, "Odd")) is Fault.MISCONFIGURED
     assert classify(Answer(429, "Odd")) is Fault.REFUSED
     assert classify(Answer(0, "")) is Fault.UNKNOWN
+
+
+def test_a_store_whose_list_begins_anew_each_time_is_told():
+    """Who goes on behind the last key that he saw would never come to an end."""
+    stat = b"<Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified>"
+    whole = b"<ListBucketResult><IsTruncated>false</IsTruncated>%b</ListBucketResult>"
+    body = whole % b"".join(
+        b"<Contents><Key>pre/fix/k/%d</Key>%b</Contents>" % (number, stat) for number in (1, 2)
+    )
+    with s3(Say(200, body=body)) as (store, _):
+        assert [stat.key for stat in store.list("k/", limit=2)] == ["k/1", "k/2"]
+        with pytest.raises(StoreUnavailable, match="ignores StartAfter"):
+            store.list("k/", start_after="k/2", limit=2)

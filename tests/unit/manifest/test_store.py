@@ -5,8 +5,10 @@ from msgspec.structs import replace as altered
 
 from cold_tier.memory import MemoryStore
 from manifest.codec import encode_manifest
+from manifest.garbage import Collector, GarbagePolicy
 from manifest.keys import version_key
-from manifest.store import DAY_MS, ManifestStore
+from manifest.pins import Pins
+from manifest.store import DAY_MS, ManifestStore, StoreOptions
 from manifest.transitions import add_segments, trim
 from record_format.errors import (
     CorruptManifest,
@@ -18,7 +20,7 @@ from record_format.errors import (
     UnknownManifestVersion,
 )
 from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
-from tests.fakes.manifests import KEYS, Clock, NoPages, claim, entry, manifest_store
+from tests.fakes.manifests import KEYS, Clock, NoPages, claim, entry, manifest_store, names
 from tests.fakes.plain_store import Fault, PlainStore
 
 
@@ -377,6 +379,40 @@ def test_an_owner_that_stood_still_looks_for_all_that_is_newer(store: PlainStore
     two.versions.delete([1, 2])
     with pytest.raises(FencedError, match="owner-b"):
         one.check_fence(base)
+
+
+def stood_still_by_its_steady_clock(store: PlainStore, wall: Clock):
+    """In a virtual machine that was paused. What followed its own version is collected by now."""
+    one = ManifestStore(
+        store, KEYS, StoreOptions(clock=wall, steady_clock=Clock(0), unique=names("x"))
+    )
+    base = one.claim(claim(), log_start_offset=0)
+    two = manifest_store(store, writer="y")
+    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    state = two.commit(state, adding(0, leader_epoch=1))
+    two.versions.delete([1, 2])
+    return one, base, state
+
+
+def test_an_owner_whose_steady_clock_stood_still_goes_by_the_wall_clock(store: PlainStore) -> None:
+    wall = Clock()
+    one, base, state = stood_still_by_its_steady_clock(store, wall)
+    wall.now_ms += DAY_MS
+    for call in (one.check_fence, lambda base: one.commit(base, adding(0))):
+        with pytest.raises(FencedError, match="owner-b"):
+            call(base)
+    assert manifest_store(store).load() == state
+
+
+def test_nothing_is_let_go_by_a_commit_that_no_clock_says_came_too_late(store: PlainStore) -> None:
+    one, base, _ = stood_still_by_its_steady_clock(store, Clock())
+    assert one.check_fence(base) is base
+    late = one.commit(base, adding(0))
+    with pytest.raises(FencedError, match="owner-b"):
+        one.confirm(late)
+    collector = Collector(one, Pins(one, clock=Clock()), GarbagePolicy())
+    with pytest.raises(FencedError, match="owner-b"):
+        collector.apply(late, collector.plan(late, now_ms=Clock()()))
 
 
 def test_an_owner_that_stood_still_and_is_alone_asks_cheaply_again(store: PlainStore) -> None:
