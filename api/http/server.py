@@ -116,9 +116,29 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.count_connections = lambda: len(self.server_state.connections)
-        await super().startup(sockets)
+        await super().startup([])
+        for sock in sockets or ():
+            self.servers.append(await self._listen(sock))
         if self.on_started is not None:
             self.on_started()
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        """As uvicorn, which gives a client a minute for TLS's handshake: it is part of the head."""
+        config, loop = self.config, asyncio.get_running_loop()
+        head_s = self._context.settings.header_timeout_ms / 1000
+
+        def new_protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        return await loop.create_server(
+            new_protocol,
+            sock=sock,
+            ssl=config.ssl,
+            ssl_handshake_timeout=head_s if config.ssl else None,
+            backlog=config.backlog,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

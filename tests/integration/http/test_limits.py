@@ -202,6 +202,21 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: s
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+def test_a_client_that_does_not_shake_hands_is_cut(
+    tmp_path: Path, tls: Tls, loop: str, said: bytes
+) -> None:
+    settings = HttpSettings(header_timeout_ms=300)
+    with (
+        served(tmp_path, settings, loop=loop, tls=tls) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock,
+    ):
+        sock.sendall(said)
+        with suppress(ConnectionError):
+            assert sock.recv(1) == b"", "before the minute that asyncio gives"
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_who_comes_while_the_server_stops_does_not_hold_it_up(
     tmp_path: Path, tls: Tls, loop: str
 ) -> None:
