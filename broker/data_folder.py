@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Final
 
 from hot_tier.durable_file import sync_folder, write_durably
+from hot_tier.file_names import LOG, parse_file_name
 from record_format import checkpoint_files
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
@@ -96,6 +97,10 @@ class DataFolder:
     """Opened by one process at a time; `note_clean_stop` lets the next start skip its checks."""
 
     def __init__(self, path: Path) -> None:
+        if any(name.suffix == LOG for name in map(parse_file_name, _names_in(path)) if name):
+            raise ConfigurationError(
+                f"data folder {path}: is the folder of a partition; give the one that it is in"
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
@@ -227,6 +232,13 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        return [one.name for one in path.iterdir()]
+    except OSError:
+        return []  # it is about to be made, or to be refused
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:

@@ -203,11 +203,12 @@ class StoreStanding:
 
     def _foreign(self, found: Cluster) -> str:
         folder = f"data folder {self._folder.path}"
-        whose = "is empty" if self._folder.is_new else f"to {self._folder.cluster_id}"
+        whose = "is new" if self._folder.is_new else f"to {self._folder.cluster_id}"
         return (
             f"{self.store.url} belongs to cluster {found.cluster_id}, and {folder} {whose}: "
             "to go on with the store's cluster, "
-            f"tierlog storage restore --store {self.store.url} --data-dir NEW"
+            f"tierlog storage restore --store {self.store.url} --data-dir NEW; "
+            "for this folder, give another prefix"
         )
 
     def _note_refusal(self, error: ConfigurationError) -> None:

@@ -34,6 +34,7 @@ from urllib3.exceptions import HTTPError
 
 from cold_tier.s3_faults import Answer
 from cold_tier.s3_options import S3Options
+from record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -112,6 +113,13 @@ def ca_file(options: S3Options) -> str:
 
 
 def _session(options: S3Options) -> boto3.session.Session:
+    """Raises ConfigurationError for half of a credential, with which botocore ends in a bug."""
+    pair = (options.access_key_id, options.secret_access_key)
+    if pair.count(None) == 1 or (options.session_token is not None and None in pair):
+        raise ConfigurationError(
+            "S3 credentials: an access key's id and its secret go together, and a session token "
+            "with both"
+        )
     return boto3.session.Session(
         aws_access_key_id=options.access_key_id,
         aws_secret_access_key=options.secret_access_key,

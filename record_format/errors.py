@@ -77,8 +77,10 @@ class UnknownTopicOrPartition(RequestError):
 
 
 class UnknownTopic(UnknownTopicOrPartition):
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"there is no topic {topic!r}")
+    """`place`: where it was looked for, if that is not the broker that answers."""
+
+    def __init__(self, topic: str, *, place: str = "") -> None:
+        super().__init__(f"there is no topic {topic!r}{f' in {place}' if place else ''}")
         self.topic = topic
 
 

@@ -85,7 +85,7 @@ class Topics:
             return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers), described)
         stored = self._stored_topics(name)
         if name not in stored:
-            raise UnknownTopic(name)
+            raise UnknownTopic(name, place=self._connections.store.url)
         return _facts_of(stored[name])
 
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:

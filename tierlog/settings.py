@@ -20,6 +20,7 @@ from api.http.settings import HttpSettings
 from broker.settings import BrokerSettings
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable, default_prices
+from hot_tier.log_config import KEYS_BY_NAME
 from record_format.errors import SettingsError
 from record_format.loopback import is_loopback
 from record_format.near_miss import did_you_mean
@@ -81,6 +82,8 @@ def _told(
     for name, raw in _file_members(file):
         if name not in by_name:
             near = did_you_mean(name, by_name)
+            if name in KEYS_BY_NAME:
+                near = f"; it is a topic's: tierlog topic alter TOPIC --config {name}={raw}"
             raise SettingsError(f"{file}: there is no setting {name!r}{near}")
         yield by_name[name], raw, str(file)
     by_variable = {setting.variable: setting for setting in TABLE}

@@ -73,7 +73,10 @@ class Bucket:
 
     def topic(self, name: str) -> TopicObject:
         """Raises UnknownTopic."""
-        return self._topics.find(name)
+        try:
+            return self._topics.find(name)
+        except UnknownTopic:
+            raise UnknownTopic(name, place=self.store.url) from None
 
     def manifest(
         self, topic: TopicObject, partition: int, *, version: int | None = None

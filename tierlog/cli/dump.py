@@ -57,9 +57,9 @@ def dump(
     with ExitStack() as stack:
         found = [one for argument in files for one in _found(argument, bring, stack)]
         for file, _ in found:
-            kind_of(file)
             if not file.exists():
                 raise FileNotFoundError(2, "no such file", str(file))
+            kind_of(file)
         if verify:
             raise typer.Exit(_verify(found, as_json=output is Output.JSON))
         for one in found:

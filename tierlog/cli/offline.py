@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from record_format.errors import StoreUnavailable
+
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
 
@@ -66,6 +68,16 @@ class BucketOptions:
         """None if no store is given."""
         return None if store is None else cls(store=store, endpoint=endpoint, region=region)
 
+    @property
+    def flags(self) -> str:
+        """As they are typed: for the command that is to follow."""
+        given = {
+            "--store": self.store,
+            "--s3-endpoint": self.endpoint,
+            "--s3-region": self.region,
+        }
+        return " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+
     def open(self) -> ObjectStore:
         """Raises ConfigurationError if there is no such bucket."""
         from cold_tier.open import open_store
@@ -77,5 +89,7 @@ class BucketOptions:
         store = self.open()
         try:
             yield store
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"store {self.store}: {error}") from error
         finally:
             store.close()

@@ -114,6 +114,8 @@ class SourceOptions:
             **(more or {}),
             **pairs(self.option),
         }
+        if given["store"] is None and given["server"] is None:
+            raise typer.BadParameter("where from? Give --store URL, or --server URL, or both")
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -177,7 +179,8 @@ def _last_line(text: str) -> str:
     told = [line for line in lines if line.startswith(_OUR_ERRORS)]
     if told:  # without the name of the class
         return told[-1].partition(": ")[2] or told[-1]
-    return (lines or [text])[-1]
+    reasons = [line for line in lines if not line.startswith("SQLSTATE:")]
+    return (reasons or [text])[-1]
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def restore(
             "before anything is served: put back what is unreadable, and restore into a new folder"
         )
     elif not output.is_json:
-        note(f"tierlog serve --data-dir {data_dir} --store {bucket.store} continues from there")
+        note(f"tierlog serve --data-dir {data_dir} {bucket.flags} continues from there")
     if damaged:
         places = ", ".join(damaged)
         note(f"damaged: {places}: serve once, stop, `storage repair --deep` on {data_dir}")

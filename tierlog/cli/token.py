@@ -87,8 +87,7 @@ def list_tokens(
     from api.http.access.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
-    if data_dir is not None and not data_dir.exists():
-        raise typer.BadParameter(f"there is no data folder {data_dir}")
+    _check_folder(data_dir)
     entries = read_entries(path) if path.exists() else ()
     if output.is_json:
         print_json({"tokens": [_shown(entry) for entry in entries]})
@@ -110,7 +109,9 @@ def revoke(
     """Revoke a token; the broker refuses it from the next request on."""
     from api.http.access.tokens import revoke_token
 
-    revoke_token(_path(data_dir, tokens_file), name)
+    path = _path(data_dir, tokens_file)
+    _check_folder(data_dir)
+    revoke_token(path, name)
     output.tell({"revoked": name}, f"revoked {name}")
 
 
@@ -120,6 +121,11 @@ def _path(data_dir: Path | None, tokens_file: Path | None) -> Path:
     if data_dir is None:
         raise typer.BadParameter("which broker? Give --data-dir DIR, or --tokens-file FILE")
     return data_dir / "tierlog" / "tokens.json"
+
+
+def _check_folder(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.exists():
+        raise typer.BadParameter(f"there is no data folder {data_dir}")
 
 
 def _shown(entry: TokenEntry) -> dict[str, object]:

@@ -197,6 +197,17 @@ def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
         Broker.open(BrokerSettings(data_dir=tmp_path / "data"), store=None)
 
 
+def test_a_partitions_folder_is_no_data_folder(house):
+    house.broker.create_topic("t")
+    house.broker.close()
+    folder = house.root / "data" / "t-0"
+    before = sorted(folder.iterdir())
+    with pytest.raises(ConfigurationError, match="give the one that it is in"):
+        Broker.open(BrokerSettings(data_dir=folder), store=None)
+    assert sorted(folder.iterdir()) == before
+    house.broker = house.open()
+
+
 def test_two_brokers_on_one_folder_are_refused_until_the_first_is_gone(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path / "data")
     first = Broker.open(settings, store=None)

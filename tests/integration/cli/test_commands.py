@@ -288,7 +288,7 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
     )
     alone = Program("http://[is-not-asked")
     near = alone.fails(1, "storage", "segments", "tires", *store)
-    assert near == "tierlog: there is no topic 'tires'\n", "the bucket alone was asked"
+    assert near.startswith("tierlog: there is no topic 'tires' in file://"), near
     assert "--store" in tierlog.fails(2, "storage", "manifest", "tiers", "--history")
     assert b"object key" in tierlog.ok("storage", "manifest", "tiers", *store, "--output", "text")
 

@@ -56,6 +56,8 @@ def test_help_names_every_command(offline):
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
         (2, ("token", "list", "--data-dir", "gone"), "tierlog: there is no data folder gone ("),
+        (2, ("token", "revoke", "a", "--data-dir", "gone"), "there is no data folder gone ("),
+        (2, ("replay", "t", "--to-json", "out"), "where from? Give --store URL"),
         (2, ("topic", "list", "--server", "ftp://x"), "expected http://HOST:PORT"),
         (2, ("topic", "describe", "\udcff"), "tierlog: an argument is no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
@@ -83,7 +85,7 @@ def test_wrong_usage_is_one_line(offline, code, arguments, said):
 
 def test_what_an_error_quotes_gives_a_terminal_no_orders(offline):
     said = offline.fails(1, "dump", "\x1b]0;title\x07")
-    assert "\\x1b]0;title\\x07: not a file of a log" in said
+    assert "\\x1b]0;title\\x07: no such file" in said
 
 
 def test_no_broker_is_one_line():
@@ -132,6 +134,8 @@ def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
     assert done.returncode == 3
     assert b"invalid bytes at the end" in done.stdout
     assert "no such file" in offline.fails(1, "dump", tmp_path / "00000000000000000001.log")
+    assert "no such file" in offline.fails(1, "dump", tmp_path / "t-0")
+    (tmp_path / "notes.txt").touch()
     assert "not a file of a log" in offline.fails(1, "dump", tmp_path / "notes.txt")
 
 

@@ -4,6 +4,7 @@ import gc
 import socket
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -344,3 +345,11 @@ def test_a_store_whose_list_begins_anew_each_time_is_told():
         assert [stat.key for stat in store.list("k/", limit=2)] == ["k/1", "k/2"]
         with pytest.raises(StoreUnavailable, match="ignores StartAfter"):
             store.list("k/", start_after="k/2", limit=2)
+
+
+@pytest.mark.parametrize("given", ["access_key_id", "secret_access_key", "session_token"])
+def test_half_a_credential_is_refused_by_name(given):
+    none = replace(options("http://127.0.0.1:1"), access_key_id=None, secret_access_key=None)
+    half = replace(none, **{given: "x"})
+    with pytest.raises(ConfigurationError, match="id and its secret go together"):
+        S3Store("bucket", "", half)

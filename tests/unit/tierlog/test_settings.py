@@ -29,6 +29,13 @@ def test_flags_win_over_variables_and_those_over_the_file(tmp_path):
     assert loaded.sources["cache.bytes"] == "--cache-bytes"
 
 
+def test_a_topics_setting_in_the_file_is_told_where_it_belongs(tmp_path):
+    file = tmp_path / "tierlog.toml"
+    file.write_text("[offload]\nmax.lag.ms = 60000\n")
+    with pytest.raises(ConfigurationError, match="is a topic's: tierlog topic alter"):
+        settings.load(DATA, {}, file)
+
+
 def test_defaults_are_those_of_the_rooms():
     loaded = settings.load(DATA, {}, None)
     assert loaded.broker == BrokerSettings(data_dir=Path("d"))
