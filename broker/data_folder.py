@@ -97,7 +97,7 @@ class DataFolder:
     """Opened by one process at a time; `note_clean_stop` lets the next start skip its checks."""
 
     def __init__(self, path: Path) -> None:
-        if any(name.suffix == LOG for name in map(parse_file_name, _names_in(path)) if name):
+        if _is_a_partitions(path):
             raise ConfigurationError(
                 f"data folder {path}: is the folder of a partition; give the one that it is in"
             )
@@ -234,11 +234,14 @@ class DataFolder:
         return True
 
 
-def _names_in(path: Path) -> list[str]:
+def _is_a_partitions(path: Path) -> bool:
+    """Whether a folder that is no data folder yet holds segments itself."""
     try:
-        return [one.name for one in path.iterdir()]
+        names = [one.name for one in path.iterdir()]
     except OSError:
-        return []  # it is about to be made, or to be refused
+        return False  # it is about to be made, or to be refused
+    found = filter(None, map(parse_file_name, names))
+    return "meta.properties" not in names and any(name.suffix == LOG for name in found)
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
