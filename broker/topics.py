@@ -20,7 +20,7 @@ from broker.partition import Partition
 from broker.tier_sizes import tier_sizes
 from broker.topic_registry import TopicRecord
 from hot_tier.log_config import ConfigValue, LogConfig
-from record_format.errors import InvalidTopicName, UnknownPartition
+from record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
 
 MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
 MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
@@ -29,16 +29,17 @@ _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 def check_topic_name(name: str) -> None:
     """Raise InvalidTopicName unless Kafka would take it (Topic.validate)."""
+    problem = ""
     if not name:
-        raise InvalidTopicName("a topic name may not be empty")
-    if name in (".", ".."):
-        raise InvalidTopicName(f"a topic may not be named {name!r}")
-    if len(name) > MAX_NAME_LENGTH:
-        raise InvalidTopicName(
-            f"a topic name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"
-        )
-    if not _LEGAL_NAME.match(name):
-        raise InvalidTopicName(f"topic name {name!r}: only letters, digits, '.', '_' and '-'")
+        problem = "a topic name may not be empty"
+    elif name in (".", ".."):
+        problem = f"a topic may not be named {name!r}"
+    elif len(name) > MAX_NAME_LENGTH:
+        problem = f"a topic name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"
+    elif not _LEGAL_NAME.match(name):
+        problem = f"topic name {name!r}: only letters, digits, '.', '_' and '-'"
+    if problem:
+        raise InvalidTopicName(problem, problems=(FieldProblem("name", problem),))
 
 
 class TopicSummary(NamedTuple):

@@ -38,9 +38,9 @@ def test_topics_are_made_listed_altered_and_deleted(api: Api) -> None:
     ("body", "code", "loc"),
     [
         ({}, "invalid-request", None),
-        ({"name": "a b"}, "invalid-topic-name", None),
-        ({"name": ".."}, "invalid-topic-name", None),
-        ({"name": "x" * 250}, "invalid-topic-name", None),
+        ({"name": "a b"}, "invalid-topic-name", "name"),
+        ({"name": ".."}, "invalid-topic-name", "name"),
+        ({"name": "x" * 250}, "invalid-topic-name", "name"),
         ({"name": "ok", "partitions": 0}, "invalid-request", "partitions"),
         ({"name": "ok", "partitions": "1"}, "invalid-request", "partitions"),
         ({"name": "ok", "config": {"retention.days": 1}}, "invalid-config", None),
