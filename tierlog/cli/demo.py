@@ -104,6 +104,7 @@ def demo(
     """Send the flights of 2013 through both tiers: produce, offload, fetch, and read with Spark."""
     from tierlog.demo.flights import delays_by_carrier, load_flights
 
+    flights = load_flights()
     folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))
     stage = Stage(folder, _environment())
     signal.signal(signal.SIGTERM, _stop)
@@ -111,7 +112,6 @@ def demo(
         with ExitStack() as stack:
             stack.callback(_stop_all, stage)
             _say(f"logs and data in {folder}")
-            flights = load_flights()
             _start(stage, port)
             expected = delays_by_carrier(flights)
             _tell(stage, flights, expected)
