@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Final
 
 from hot_tier.durable_file import sync_folder, write_durably
-from hot_tier.file_names import LOG, parse_file_name
+from hot_tier.log_folder import has_segments
 from record_format import checkpoint_files
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
@@ -97,11 +97,11 @@ class DataFolder:
     """Opened by one process at a time; `note_clean_stop` lets the next start skip its checks."""
 
     def __init__(self, path: Path) -> None:
-        if _is_a_partitions(path):
-            raise ConfigurationError(
-                f"data folder {path}: is the folder of a partition; give the one that it is in"
-            )
         try:
+            if not (path / "meta.properties").exists() and has_segments(path):
+                raise ConfigurationError(
+                    f"data folder {path}: is the folder of a partition; give the one that it is in"
+                )
             path.mkdir(parents=True, exist_ok=True)
             (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
             self._lock_fd = _take_lock(path / ".lock")
@@ -232,16 +232,6 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
-
-
-def _is_a_partitions(path: Path) -> bool:
-    """Whether a folder that is no data folder yet holds segments itself."""
-    try:
-        names = [one.name for one in path.iterdir()]
-    except OSError:
-        return False  # it is about to be made, or to be refused
-    found = filter(None, map(parse_file_name, names))
-    return "meta.properties" not in names and any(name.suffix == LOG for name in found)
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 
 from hot_tier.append import Append, AppendResult
 from hot_tier.log_state import LogState
-from hot_tier.producer_state import Producer, ProducerBatch, after_batch, check, check_run
+from hot_tier.producer_state import (
+    Producer,
+    ProducerBatch,
+    after_batch,
+    check,
+    check_run,
+    offsets_of,
+)
 from hot_tier.roll import disk_error, roll
 from record_format.batch import BatchHeader, stamp, stamp_log_append_time
 from record_format.errors import (
@@ -132,7 +139,7 @@ class _Group:
         must_roll = self._pending.must_roll(
             size_bytes=len(body),
             max_timestamp=self._max_timestamp(headers),
-            last_offset=self._pending.end.next_offset + _offsets_of(headers) - 1,
+            last_offset=self._pending.end.next_offset + offsets_of(headers) - 1,
             now_ms=self._now_ms,
         )
         if must_roll:
@@ -203,10 +210,3 @@ class _Group:
             except OSError as worse:
                 failure = self._state.go_offline(worse)
         return failure
-
-
-def _offsets_of(headers: Sequence[BatchHeader]) -> int:
-    """How many offsets the batches take."""
-    if len(headers) == 1:
-        return headers[0].last_offset_delta + 1
-    return sum(header.last_offset_delta + 1 for header in headers)

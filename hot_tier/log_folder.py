@@ -46,7 +46,9 @@ from record_format.errors import ConfigurationError
 
 
 def has_segments(path: Path) -> bool:
-    """Whether a partition folder that nobody has open holds a segment, though it be in a swap."""
+    """Whether a folder that nobody has open holds a segment, though it be in a swap. Raises
+    OSError.
+    """
     names = (parse_file_name(found.name) for found in path.iterdir()) if path.is_dir() else ()
     return any(name.suffix == LOG and name.stage in ("", SWAP) for name in names if name)
 

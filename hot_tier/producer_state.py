@@ -106,9 +106,15 @@ def check_run(producer: Producer | None, headers: Sequence[BatchHeader]) -> Prod
     if last is None:
         return None
     first = _copy_of(producer, headers[0])
-    offsets = sum(header.last_offset_delta + 1 for header in headers)
-    first_offset = first.first_offset if first else last.last_offset - offsets + 1
+    first_offset = first.first_offset if first else last.last_offset - offsets_of(headers) + 1
     return last._replace(offset_delta=last.last_offset - first_offset)
+
+
+def offsets_of(headers: Sequence[BatchHeader]) -> int:
+    """How many offsets the batches take."""
+    if len(headers) == 1:
+        return headers[0].last_offset_delta + 1
+    return sum(header.last_offset_delta + 1 for header in headers)
 
 
 def _follows(header: BatchHeader, following: BatchHeader) -> bool:

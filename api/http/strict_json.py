@@ -78,7 +78,8 @@ def _with_key(
     match = _IN_MAP.search(str(error))
     if match is None:
         return error
-    try:
+    # What follows may be no JSON at all: that was not looked at yet.
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         whole = _parts_of(body)
         for key, value in _parts_of(whole[match["map"]]).items():
             alone = msgspec.json.encode({**whole, match["map"]: {key: value}})
@@ -87,8 +88,6 @@ def _with_key(
             except msgspec.ValidationError as found:
                 if _IN_MAP.search(str(found)):
                     return msgspec.ValidationError(str(found).replace("[...]", f".{key}"))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # what follows is no JSON at all; that was not looked at yet
     return error
 
 
