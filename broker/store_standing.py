@@ -40,7 +40,7 @@ KIND: Final = "store-probe"
 FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 LOOK_EVERY_S: Final = 15.0  # at a store that answered
-LOOK_AGAIN_S: Final = 2.0  # at one that did not
+LOOK_AGAIN_S: Final = 2.0  # at one that did not, or failed a request since
 REFUSED_MAX_S: Final = 60.0  # a check may race eight writers: a wrong store is asked less and less
 
 
@@ -78,6 +78,7 @@ class StoreStanding:
         self.unavailable: str | None = None
         self._refuses_clock = False
         self._looked_s = float("-inf")
+        self._failures_seen = 0
         self._refusals = 0
         self._check_again_s = float("-inf")
 
@@ -227,7 +228,8 @@ class StoreStanding:
 
     def _look(self) -> None:
         """Now and then, whether the store still answers: for what a broker says of itself."""
-        pause_s = LOOK_EVERY_S if self.answers else LOOK_AGAIN_S
+        is_well = self.answers and self.store.ledger.failures == self._failures_seen
+        pause_s = LOOK_EVERY_S if is_well else LOOK_AGAIN_S
         if time.monotonic() - self._looked_s >= pause_s:
             self._ask()
 
@@ -241,6 +243,7 @@ class StoreStanding:
         except (StoreUnavailable, ConfigurationError) as error:
             self.note_unavailable(error)
         self._looked_s = time.monotonic()
+        self._failures_seen = self.store.ledger.failures
 
 
 def read_probe(folder: DataFolder) -> ProbeResult | None:

@@ -109,6 +109,10 @@ class StoreLedger:
         with self._lock:
             return dict(self._usage)
 
+    @property
+    def failures(self) -> int:
+        return sum(usage.failures for usage in self.usage().values())
+
     def requests(self, purpose: Purpose | None = None) -> int:
         return sum(
             usage.requests for (line, _), usage in self.usage().items() if purpose in {None, line}

@@ -41,6 +41,22 @@ def test_readyz_stays_200_and_lists_a_store_that_went_away(
         until(lambda: degraded() == [])
 
 
+def test_a_store_that_failed_any_request_is_looked_at_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_standing, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.02)
+    root = tmp_path / "store"
+    with (
+        served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one,
+        Api(base_url=one.server.url, timeout=30) as api,
+    ):
+        version = f"/v1/topics/{api.cold_topic()}/partitions/0/manifest?version=1"
+        root.rename(tmp_path / "away")
+        assert api.get(version).status_code == 503
+        until(lambda: api.get("/readyz").json()["degraded"])
+
+
 class Hanging:
     """A call of a store that waits until it may go on."""
 
