@@ -25,6 +25,7 @@ import structlog
 from broker.ownership.own_partition import OwnPartition
 from cold_tier.object_store import ObjectStore, Unfinished
 from manifest.topic_objects import TopicObject, TopicObjects
+from record_format.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +34,9 @@ UPLOAD_PAGES_MAX: Final = 100
 
 
 class TopicDeletion:
-    """Raises FencedError from `run` if another folder owns a partition: what is left stays."""
+    """`run` raises FencedError if another folder owns a partition: what is left stays. It raises
+    StoreUnavailable for a store that does not delete.
+    """
 
     def __init__(
         self, store: ObjectStore, topics: TopicObjects, partitions: Sequence[OwnPartition]
@@ -77,6 +80,10 @@ class TopicDeletion:
         log.warning("unfinished uploads stay in the bucket", folder=partition.keys.folder)
 
     def _delete_below(self, folder: str, partition: OwnPartition) -> None:
+        deleted = ""
         while found := self._store.list(folder, limit=PAGE):
+            if found[0].key == deleted:
+                raise StoreUnavailable(f"{deleted}: still listed after the store deleted it")
+            deleted = found[0].key
             partition.check()
             self._store.delete([stat.key for stat in found])

@@ -155,7 +155,7 @@ class Chores:
     def _delete_objects(self, record: TopicRecord) -> None:
         if self._bucket is None:
             return
-        self._bucket.standing.is_usable()  # raises where nobody knows yet
+        self._bucket.standing.checked_store()  # else what is ours is in none that answers now
         try:
             self._bucket.delete_topic(record)
         except FencedError as error:

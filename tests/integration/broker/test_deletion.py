@@ -27,6 +27,7 @@ from record_format.errors import (
     DiskFull,
     LogOfflineError,
     ManifestConflict,
+    StoreUnavailable,
     UnknownGroup,
     UnknownTopic,
 )
@@ -634,6 +635,20 @@ def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch) ->
     assert house.broker.registry.deleted()
     house.broker.chores.deletion_round()
     assert in_bucket(house) == ["cluster.json"]
+
+
+def test_a_deletion_from_a_store_that_does_not_delete_ends_and_is_tried_again(
+    offloaded, monkeypatch
+) -> None:
+    offloaded.broker.chores.deleting.stop(10)
+    offloaded.broker.delete_topic("t")
+    monkeypatch.setattr(offloaded.store, "delete", lambda keys: None, raising=False)
+    with pytest.raises(StoreUnavailable, match=r"/t/.*: still listed after the store deleted it"):
+        offloaded.broker.chores.deletion_round()
+    monkeypatch.undo()
+    offloaded.broker.chores.deletion_round()
+    assert not offloaded.broker.registry.deleted()
+    assert in_bucket(offloaded) == ["cluster.json"]
 
 
 def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) -> None:

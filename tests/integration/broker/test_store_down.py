@@ -322,6 +322,9 @@ def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(
     monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.05)
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
+    house.broker.create_topic("going")
+    house.produce("going", [b"v"])
+    house.offload("going")
     house.broker.close()
     ours, elsewhere = house.root / "bucket", house.root / "elsewhere"
     ours.rename(elsewhere)
@@ -333,11 +336,17 @@ def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(
     house.fill(200)
     with pytest.raises(ConfigurationError, match="foreign"):
         house.broker.verify("t")
+    house.broker.chores.deleting.stop(10)
+    house.broker.delete_topic("going")
+    with pytest.raises(ConfigurationError, match="foreign"):
+        house.broker.chores.deletion_round()
     written = [path.name for path in ours.rglob("*") if path.is_file()]
     assert written == ["cluster.json"]
     shutil.rmtree(ours)
     elsewhere.rename(ours)
     house.wait_for(lambda: house.broker.readiness().degraded == [])
+    house.broker.chores.deletion_round()
+    assert not any("going" in str(path) for path in ours.rglob("*") if path.is_file())
     house.offload()
     assert house.broker.verify("t").ok
 
