@@ -65,6 +65,11 @@ class ColdLog(ColdReads):
         gaps = self.manifest.gaps if self.manifest else ()
         return frozenset((self.end_offset, *(gap.end_offset for gap in gaps)))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is going up, or the manifest is being changed."""
+        return bool(self._going_up) or self.ownership.is_busy
+
     # --- writing ----------------------------------------------------------------------------------
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
@@ -77,10 +82,11 @@ class ColdLog(ColdReads):
     @contextmanager
     def going_up(self, base_offset: int) -> Iterator[None]:
         """Within this, what is uploaded of the segment, or page, but not committed yet is not
-        garbage.
+        garbage. Raises UnknownTopic once the topic is deleted.
         """
         self._going_up.append(base_offset)
         try:
+            self.ownership.check_live()  # last: who deletes asks `is_busy` after it retired this
             yield
         finally:
             self._going_up.remove(base_offset)

@@ -221,23 +221,21 @@ class LiveTopics:
         """
         self._for_each_deleted(self._remove_files)
 
-    def finish_deletions(
-        self, *, is_busy: Callable[[str], bool], delete_objects: Callable[[TopicRecord], None]
-    ) -> None:
+    def finish_deletions(self, delete_objects: Callable[[TopicRecord], None]) -> None:
         """Files, then objects, then the entry itself: each step may be repeated."""
 
         def finish(record: TopicRecord) -> None:
             # Else the last object that it is given would stay behind.
-            if not is_busy(record.topic_id) and not self._is_changed(record.topic_id):
+            if not self._is_busy(record.topic_id):
                 self._finish_deletion(record, delete_objects)
 
         self._for_each_deleted(finish)
 
-    def _is_changed(self, topic_id: str) -> bool:
-        """Whether somebody who began before the deletion commits to the bucket still."""
+    def _is_busy(self, topic_id: str) -> bool:
+        """Whether somebody who began before the deletion writes to the bucket still."""
         topic = self._going.get(topic_id)
         partitions = topic.partitions.values() if topic is not None else ()
-        return any(one.cold is not None and one.cold.ownership.is_busy for one in partitions)
+        return any(one.cold is not None and one.cold.is_busy for one in partitions)
 
     def _set_aside(self, record: TopicRecord) -> list[Path]:
         """Raises OSError."""

@@ -205,7 +205,9 @@ class StoreStanding:
     def _foreign(self, found: Cluster) -> str:
         folder = f"data folder {self._folder.path}"
         whose = "is new" if self._folder.is_new else f"to {self._folder.cluster_id}"
-        alike = ", --s3-endpoint and --s3-region as here" if self.store.url.startswith("s3:") else ""
+        alike = (
+            ", --s3-endpoint and --s3-region as here" if self.store.url.startswith("s3:") else ""
+        )
         return (
             f"{self.store.url} belongs to cluster {found.cluster_id}, and {folder} {whose}: "
             "to go on with the store's cluster, "

@@ -148,9 +148,7 @@ class Chores:
     def deletion_round(self) -> None:
         with suppress(OSError):  # what fails is told by who tries again, below
             self._topics.remove_files()
-        self._topics.finish_deletions(
-            is_busy=self.copier.is_busy, delete_objects=self._delete_objects
-        )
+        self._topics.finish_deletions(self._delete_objects)
 
     def _delete_objects(self, record: TopicRecord) -> None:
         if self._bucket is None:

@@ -109,14 +109,6 @@ class Copier:
                 if partition in self._work:
                     self._work[partition].not_before = 0.0
 
-    def is_busy(self, topic_id: str) -> bool:
-        """Whether an upload of this topic is in progress, even if the topic is gone."""
-        with self._changed:
-            return any(
-                work.running is not None and partition.log.topic_id == topic_id
-                for partition, work in self._work.items()
-            )
-
     def held_up(self) -> dict[Partition, str]:
         """The partitions of which nothing is uploaded before they are repaired, and why."""
         with self._changed:

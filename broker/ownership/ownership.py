@@ -56,8 +56,7 @@ class Ownership:
         Raises UnknownTopic once it is retired.
         """
         with self._lock, self._fencing():
-            if self._is_retired:
-                raise UnknownTopic(self._manifests.keys.topic)
+            self.check_live()
             yield
 
     def retire(self) -> None:
@@ -65,6 +64,11 @@ class Ownership:
         progress (`is_busy`) may end.
         """
         self._is_retired = True
+
+    def check_live(self) -> None:
+        """Raises UnknownTopic once it is retired."""
+        if self._is_retired:
+            raise UnknownTopic(self._manifests.keys.topic)
 
     @property
     def is_busy(self) -> bool:

@@ -613,7 +613,8 @@ def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypa
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
-def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch) -> None:
+@pytest.mark.parametrize("by", ["the copier", "a repair"])
+def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch, by) -> None:
     """What that puts up in the end would be left for ever."""
     house.broker.create_topic("t")
     house.claim()
@@ -629,9 +630,13 @@ def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch) ->
 
     house.produce("t", [b"v"])
     house.broker.partition("t", 0).log.roll()
+    if by == "a repair":
+        house.copy_sealed()
+        (log_object,) = (house.root / "bucket").rglob("*.log")
+        log_object.unlink()
     monkeypatch.setattr(house.store, "put_file", delete_meanwhile, raising=False)
     with pytest.raises(UnknownTopic):
-        house.copy_sealed()
+        house.broker.repair("t", apply=True) if by == "a repair" else house.copy_sealed()
     assert house.broker.registry.deleted()
     house.broker.chores.deletion_round()
     assert in_bucket(house) == ["cluster.json"]
