@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -54,23 +54,19 @@ class _LocalFacts(NamedTuple):
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """Those that end at or above `from_offset` and hold something at or above the log start.
 
-    Facts of a local segment that were never counted are counted now: it may read the segment. If
-    one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
+    Facts that are known neither here nor to the manifest are counted now: it may read the segment.
+    If one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
     """
     with partition.told_when_over():
-        yield from _listed(partition, from_offset, _counted_facts)
+        yield from _listed(partition, from_offset, count=True)
 
 
 def glance_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """As `iter_segments`, but what was never counted here or for the manifest stays None."""
-    return _listed(partition, from_offset, _known_facts)
+    return _listed(partition, from_offset, count=False)
 
 
-def _listed(
-    partition: Partition,
-    from_offset: int,
-    facts: Callable[[Partition, SegmentView, SegmentEntry | None], _LocalFacts],
-) -> Iterator[SegmentListing]:
+def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[SegmentListing]:
     from_offset = max(from_offset, partition.log.log_start_offset)
     local = partition.log.segments()
     local_start = local[0].base_offset
@@ -84,8 +80,11 @@ def _listed(
     covered = {entry.base_offset: entry for entry in cold.entries(start)} if cold else {}
     for view in local:
         if view.last_offset >= max(from_offset, view.base_offset):
-            known = covered.get(view.base_offset)
-            yield _local_listing(partition, view, known, facts(partition, view, known))
+            in_bucket = covered.get(view.base_offset)
+            facts = _known_facts(view, in_bucket)
+            if count:
+                facts = _counted_facts(partition, view, facts)
+            yield _local_listing(partition, view, in_bucket, facts)
 
 
 def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
@@ -123,20 +122,7 @@ def _local_listing(
     )
 
 
-def _counted_facts(
-    partition: Partition, view: SegmentView, entry: SegmentEntry | None
-) -> _LocalFacts:
-    log = partition.log
-    try:
-        with unreadable_as(CorruptDataError, file=str(view.path)):
-            facts = log.segment_facts(view.base_offset) if view.record_count is None else view
-            crc32c = None if view.active else log.sealed.crc32c(view.base_offset)
-    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went, or is damaged
-        return _known_facts(partition, view, entry)
-    return _LocalFacts(facts.record_count, facts.min_timestamp, facts.max_timestamp, crc32c)
-
-
-def _known_facts(_: Partition, view: SegmentView, entry: SegmentEntry | None) -> _LocalFacts:
+def _known_facts(view: SegmentView, entry: SegmentEntry | None) -> _LocalFacts:
     """The manifest knows them of a segment that it has in the same size."""
     same = entry if entry is not None and entry.size_bytes == view.size_bytes else None
     crc32c = None if view.active else view.crc32c
@@ -145,6 +131,22 @@ def _known_facts(_: Partition, view: SegmentView, entry: SegmentEntry | None) ->
     if same is not None and view.record_count is None:
         return _LocalFacts(same.record_count, same.min_timestamp, same.max_timestamp, crc32c)
     return _LocalFacts(view.record_count, view.min_timestamp, view.max_timestamp, crc32c)
+
+
+def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) -> _LocalFacts:
+    log = partition.log
+    records, min_timestamp, max_timestamp, crc32c = known
+    try:
+        with unreadable_as(CorruptDataError, file=str(view.path)):
+            if records is None:
+                counted = log.segment_facts(view.base_offset)
+                records, min_timestamp = counted.record_count, counted.min_timestamp
+                max_timestamp = counted.max_timestamp
+            if crc32c is None and not view.active:
+                crc32c = log.sealed.crc32c(view.base_offset)
+    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went, or is damaged
+        return known
+    return _LocalFacts(records, min_timestamp, max_timestamp, crc32c)
 
 
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:

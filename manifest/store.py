@@ -402,7 +402,7 @@ class ManifestStore:
                 f"is in force, not {base.leader_epoch} of {base.owner}: another data folder "
                 f"took the partition over; {TAKE_OVER}"
             )
-        return current
+        return base if current == base else current  # the versions above it may be void
 
     def _is_fresh(self, base: Manifest) -> bool:
         """Whether `base` was the newest less than half the version retention ago, by both

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,7 +21,9 @@ from broker.segment_listing import (
 )
 from broker.tier_sizes import tier_sizes
 from hot_tier.append import Acks
+from hot_tier.file_names import file_name
 from hot_tier.log import PartitionLog
+from hot_tier.open_files import FileReader
 from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
@@ -146,6 +149,29 @@ def test_after_a_restart_a_glance_knows_what_the_manifest_knows(house):
     glanced = [one for one in glance_segments(house.broker.partition("t", 0)) if not one.active]
     assert "both" in {one.tier for one in glanced}
     assert glanced == [one for one in whole if not one.active]
+
+
+def test_after_a_restart_a_listing_reads_no_segment_that_the_manifest_knows(house, monkeypatch):
+    house.broker.create_topic("t", config=SMALL)
+    house.fill(400)
+    house.offload()
+    partition = house.broker.partition("t", 0)
+    whole = list(iter_segments(partition))
+    house.restart()
+    partition = house.broker.partition("t", 0)
+    read, counted = FileReader.read, Counter()
+
+    def counting(self, size, position):
+        counted[self.file.path.name] += size
+        return read(self, size, position)
+
+    monkeypatch.setattr(FileReader, "read", counting)
+    listed = list(iter_segments(partition))
+    both = [one for one in listed if one.tier == "both"]
+    assert both
+    for one in both:
+        assert counted[file_name(one.base_offset, ".log")] < one.size_bytes
+    assert [one for one in listed if not one.active] == [one for one in whole if not one.active]
 
 
 def test_trim_moves_the_start_in_both_tiers_and_survives(house):

@@ -6,6 +6,7 @@ from typing import Self
 import pytest
 
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy, _AskedOnce, due_versions
+from manifest.keys import version_key
 from manifest.pins import Pins
 from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore
@@ -181,6 +182,16 @@ def test_only_the_owner_collects() -> None:
     with pytest.raises(FencedError):
         bench.collector.apply(bench.state, plan)
     assert bench.segments() == [0, 100, 200]
+
+
+def test_a_void_version_above_the_one_in_force_does_not_stop_collection() -> None:
+    bench = Bench(3)
+    bench.expire(200)
+    bench.clock.now_ms += DAY_MS
+    whole = bench.store.objects[version_key(KEYS.versions, bench.state.version)][0]
+    bench.store.put(version_key(KEYS.versions, bench.state.version + 1), whole[:-5])
+    bench.collect()
+    assert bench.segments() == [200]
 
 
 def test_collection_that_died_before_it_could_forget_is_done_again() -> None:

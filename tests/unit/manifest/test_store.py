@@ -201,6 +201,14 @@ def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
         assert manifest_store(store).load() == state
 
 
+def test_below_a_void_version_the_one_that_is_known_is_in_force(store: PlainStore) -> None:
+    manifests, state = owned(store)
+    whole = encode_manifest(altered(state, version=2))
+    store.objects[version_key(KEYS.versions, 2)] = (whole[:-5], 0)
+    assert manifests.check_fence(state) is state
+    assert manifests.check_by_list(state) is state
+
+
 def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
     one, base = owned(store, writer="x")
     two = manifest_store(store, writer="y")
