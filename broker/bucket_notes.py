@@ -23,7 +23,7 @@ from hot_tier.durable_file import read_whole, write_durably
 from manifest.codec import decode_copy, encode_manifest
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import CorruptDataError, CorruptManifest
 
 log = structlog.get_logger(__name__)
@@ -93,8 +93,8 @@ class BucketNotes:
             return
         noted = self.manifest.leader_epoch if self.manifest else -1
         sent = frozenset({(owner, epoch), *(one for one in self._sent if one[1] >= noted)})
-        document = msgspec.json.encode(_Sent(tuple(sorted(sent))))
-        self._write(self._sent_path, sealed_json.seal(document, kind=KIND))
+        document = _Sent(tuple(sorted(sent)))
+        self._write(self._sent_path, sealed_json.encode(document, kind=KIND))
         self._sent = sent
 
     def forget(self) -> None:
@@ -120,8 +120,8 @@ def _read_sent(path: Path) -> Pairs:
         return frozenset()
     try:
         data = read_whole(path, CorruptManifest)
-        document = sealed_json.unseal(data, kind=KIND, file=str(path))
-        return frozenset(typed_json.decode(document, _Sent).claims)
+        sent = sealed_json.decode(data, kind=KIND, file=str(path), document=_Sent)
+        return frozenset(sent.claims)
     except CorruptDataError as error:  # the manifest noted last still speaks for the folder
         log.warning("noted claims unreadable", file=str(path), error=str(error))
         return frozenset()

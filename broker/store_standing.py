@@ -25,7 +25,7 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe, still_holds
 from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import (
     ClockRefused,
     ConfigurationError,
@@ -253,12 +253,11 @@ def read_probe(folder: DataFolder) -> ProbeResult | None:
     path = _probe_path(folder)
     if not path.exists():
         return None
-    document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
-    return typed_json.decode(document, ProbeResult)
+    return sealed_json.decode(path.read_bytes(), kind=KIND, file=str(path), document=ProbeResult)
 
 
 def write_probe(folder: DataFolder, found: ProbeResult) -> None:
-    folder.write(_probe_path(folder), sealed_json.seal(msgspec.json.encode(found), kind=KIND))
+    folder.write(_probe_path(folder), sealed_json.encode(found, kind=KIND))
 
 
 def _probe_path(folder: DataFolder) -> Path:

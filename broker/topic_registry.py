@@ -22,7 +22,7 @@ import msgspec
 from hot_tier.durable_file import write_durably
 from hot_tier.log_config import ConfigValue
 from manifest.topic_objects import TopicObject
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"
@@ -70,8 +70,8 @@ class TopicRegistry:
         self._lock = threading.Lock()
         self._by_id: dict[str, TopicRecord] = {}
         if path.exists():
-            document = sealed_json.unseal(path.read_bytes(), kind="topics", file=str(path))
-            records = typed_json.decode(document, _Topics).topics
+            data, file = path.read_bytes(), str(path)
+            records = sealed_json.decode(data, kind="topics", file=file, document=_Topics).topics
             self._by_id = {record.topic_id: record for record in records}
 
     def live(self) -> list[TopicRecord]:
@@ -121,4 +121,4 @@ class TopicRegistry:
 
 def _document(records: Mapping[str, TopicRecord]) -> bytes:
     topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
-    return sealed_json.seal(msgspec.json.encode(topics), kind="topics")
+    return sealed_json.encode(topics, kind="topics")

@@ -24,7 +24,7 @@ from msgspec.structs import replace as altered
 from manifest.invariants import violation
 from manifest.keys import PartitionKeys, version_key
 from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import CorruptManifest
 
 KIND_MANIFEST = "manifest"
@@ -34,7 +34,6 @@ MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_PAGE_BYTES = 32 * 1024 * 1024
 
 
-_Document = TypeVar("_Document")
 _Keyed = TypeVar("_Keyed", PageRef, RemovedObject, RemovedPage)
 
 
@@ -71,13 +70,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
         removed=tuple(_with_key(entry, folder, shorten=True) for entry in manifest.removed),
         removed_pages=tuple(_with_key(p, folder, shorten=True) for p in manifest.removed_pages),
     )
-    return sealed_json.seal(msgspec.json.encode(stored), kind=KIND_MANIFEST)
+    return sealed_json.encode(stored, kind=KIND_MANIFEST)
 
 
 def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manifest:
     """The manifest under this version's key. Raises CorruptManifest, UnknownFormatVersion."""
     file = version_key(keys.versions, version)
-    stored = decoded(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
+    stored = sealed_json.decode(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
     folder = keys.folder
     manifest = Manifest(
         **{
@@ -99,19 +98,19 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
 
 def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
     """A manifest whose name does not tell its version: the copy that an owner keeps."""
-    version = decoded(data, kind=KIND_MANIFEST, file=file, document=_Version).version
+    version = sealed_json.decode(data, kind=KIND_MANIFEST, file=file, document=_Version).version
     return decode_manifest(data, keys=keys, version=version)
 
 
 def encode_page(keys: PartitionKeys, entries: tuple[SegmentEntry, ...]) -> bytes:
     short = tuple(_with_keys(entry, keys.folder, shorten=True) for entry in entries)
     page = _Page(topic_id=keys.topic_id, partition=keys.partition, entries=short)
-    return sealed_json.seal(msgspec.json.encode(page), kind=KIND_PAGE)
+    return sealed_json.encode(page, kind=KIND_PAGE)
 
 
 def decode_page(data: bytes, *, keys: PartitionKeys, file: str) -> tuple[SegmentEntry, ...]:
     """The entries of a page object. Raises CorruptManifest, UnknownFormatVersion."""
-    page = decoded(data, kind=KIND_PAGE, file=file, document=_Page)
+    page = sealed_json.decode(data, kind=KIND_PAGE, file=file, document=_Page)
     _belongs(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_keys(entry, keys.folder) for entry in page.entries)
 
@@ -119,28 +118,19 @@ def decode_page(data: bytes, *, keys: PartitionKeys, file: str) -> tuple[Segment
 def encode_removed_page(keys: PartitionKeys, removed: tuple[RemovedObject, ...]) -> bytes:
     short = tuple(_with_key(entry, keys.folder, shorten=True) for entry in removed)
     page = _RemovedPage(topic_id=keys.topic_id, partition=keys.partition, removed=short)
-    return sealed_json.seal(msgspec.json.encode(page), kind=KIND_REMOVED)
+    return sealed_json.encode(page, kind=KIND_REMOVED)
 
 
 def decode_removed_page(
     data: bytes, *, keys: PartitionKeys, file: str
 ) -> tuple[RemovedObject, ...]:
-    page = decoded(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
+    page = sealed_json.decode(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
     _belongs(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_key(entry, keys.folder) for entry in page.removed)
 
 
 def keys_of(manifest: Manifest) -> PartitionKeys:
     return PartitionKeys(manifest.topic, manifest.topic_id, manifest.partition)
-
-
-def decoded(data: bytes, *, kind: str, file: str, document: type[_Document]) -> _Document:
-    """What a sealed object says. Raises CorruptManifest, UnknownFormatVersion."""
-    raw = sealed_json.unseal(data, kind=kind, file=file)
-    try:
-        return typed_json.decode(raw, document)
-    except msgspec.DecodeError as problem:
-        raise CorruptManifest(str(problem), file=file) from problem
 
 
 def _belongs(topic_id: str, partition: int, *, keys: PartitionKeys, file: str) -> None:

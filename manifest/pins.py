@@ -19,7 +19,6 @@ from itertools import chain
 
 import msgspec
 
-from manifest.codec import decoded
 from manifest.keys import JSON, base_offset_of, is_pin_name
 from manifest.paging import names_object
 from manifest.state import Manifest, PageRef
@@ -151,7 +150,7 @@ class Pins:
 
     def _write(self, pin: Pin) -> None:
         key = self._keys.pin(pin.name)
-        body = sealed_json.seal(msgspec.json.encode(pin), kind=KIND_PIN)
+        body = sealed_json.encode(pin, kind=KIND_PIN)
         try:
             self._objects.put(key, body, if_absent=True)
         except (ObjectExists, OutcomeUnknownError) as problem:
@@ -166,4 +165,4 @@ class Pins:
             data = self._objects.get(key, max_bytes=PIN_MAX_BYTES)
         except MissingObject:
             return None
-        return decoded(data, kind=KIND_PIN, file=key, document=Pin)
+        return sealed_json.decode(data, kind=KIND_PIN, file=key, document=Pin)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace as altered
 
-from manifest.codec import decoded
 from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
 from manifest.store import random_name
 from manifest.versions import Created, Objects, VersionChain
@@ -72,7 +71,7 @@ def load_cluster(store: Objects) -> Cluster | None:
         data = store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
         return None
-    return decoded(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
+    return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
 
 
 def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
@@ -80,7 +79,7 @@ def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
 
     Raises ConfigurationError if the prefix is another cluster's, OutcomeUnknownError.
     """
-    body = sealed_json.seal(msgspec.json.encode(cluster), kind=KIND_CLUSTER)
+    body = sealed_json.encode(cluster, kind=KIND_CLUSTER)
     try:
         store.put(CLUSTER_KEY, body, if_absent=True)
         return cluster
@@ -173,7 +172,7 @@ class TopicObjects:
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
         """None: another writer was first."""
         stamped = altered(topic, version=version, nonce=random_name())
-        body = sealed_json.seal(msgspec.json.encode(stamped), kind=KIND_TOPIC)
+        body = sealed_json.encode(stamped, kind=KIND_TOPIC)
         return stamped if chain.create(version, body) is Created.OURS else None
 
     def _chain(self, name: str, topic_id: str) -> VersionChain:
@@ -202,7 +201,7 @@ def restorable(found: Sequence[TopicObject]) -> Restorable:
 
 
 def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
-    topic = decoded(data, kind=KIND_TOPIC, file=file, document=TopicObject)
+    topic = sealed_json.decode(data, kind=KIND_TOPIC, file=file, document=TopicObject)
     if (topic.name, topic.topic_id) != (name, topic_id):
         raise CorruptManifest(f"it is of topic {topic.name}, id {topic.topic_id}", file=file)
     if topic.partitions <= 0:

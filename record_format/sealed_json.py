@@ -15,13 +15,16 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
+from record_format import typed_json
 from record_format.batch import Buffer
 from record_format.errors import CorruptManifest, UnknownFormatVersion
+
+_Document = TypeVar("_Document")
 
 _FORMAT_VERSION: Final = 1
 # What msgspec raises for bad syntax, bad UTF-8 and excessive nesting.
@@ -72,6 +75,20 @@ _HEADER_CUT: Final = _beginnings(
 _version_decoder = msgspec.json.Decoder(_Version)
 _decoder = msgspec.json.Decoder(_Sealed)
 _encoder = msgspec.json.Encoder()
+
+
+def encode(value: object, *, kind: str) -> bytes:
+    """`value`, which msgspec encodes as a JSON object, sealed."""
+    return seal(msgspec.json.encode(value), kind=kind)
+
+
+def decode(data: Buffer, *, kind: str, file: str, document: type[_Document]) -> _Document:
+    """As `unseal`, and what it says; another shape is CorruptManifest too."""
+    raw = unseal(data, kind=kind, file=file)
+    try:
+        return typed_json.decode(raw, document)
+    except msgspec.DecodeError as problem:
+        raise CorruptManifest(str(problem), file=file) from problem
 
 
 def seal(document: bytes, *, kind: str) -> bytes:

@@ -17,11 +17,9 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-import msgspec
-
 from broker.data_folder import DataFolder, Place, parse_place, place_name
 from broker.partition import Partition
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 
 KIND: Final = "cuts"
 
@@ -32,8 +30,12 @@ class Cuts:
         self._lock = threading.Lock()
         self._noted: dict[str, int | None] = {}
         if self._path.exists():
-            document = sealed_json.unseal(self._path.read_bytes(), kind=KIND, file=str(self._path))
-            self._noted = typed_json.decode(document, dict[str, int | None])
+            self._noted = sealed_json.decode(
+                self._path.read_bytes(),
+                kind=KIND,
+                file=str(self._path),
+                document=dict[str, int | None],
+            )
 
     @property
     def ends(self) -> dict[Place, int]:
@@ -78,6 +80,5 @@ class Cuts:
 
     def _save(self, noted: dict[str, int | None]) -> None:
         if noted != self._noted:
-            sealed = sealed_json.seal(msgspec.json.encode(noted), kind=KIND)
-            self._folder.write(self._path, sealed)
+            self._folder.write(self._path, sealed_json.encode(noted, kind=KIND))
             self._noted = noted

@@ -28,7 +28,7 @@ from hot_tier import parting
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart, Manifest, SegmentEntry
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -70,8 +70,12 @@ class TakeOvers:
         self._lock = threading.Lock()
         self._pending: dict[str, Pending] = {}
         if self._path.exists():
-            document = sealed_json.unseal(self._path.read_bytes(), kind=KIND, file=str(self._path))
-            self._pending = typed_json.decode(document, dict[str, Pending])
+            self._pending = sealed_json.decode(
+                self._path.read_bytes(),
+                kind=KIND,
+                file=str(self._path),
+                document=dict[str, Pending],
+            )
 
     def get(self, name: str) -> Pending | None:
         return self._pending.get(name)
@@ -97,7 +101,7 @@ def marker_path(data_dir: Path) -> Path:
 
 def write_marker(path: Path, pending: Mapping[str, Pending]) -> None:
     if pending:
-        write_durably(path, sealed_json.seal(msgspec.json.encode(pending), kind=KIND))
+        write_durably(path, sealed_json.encode(pending, kind=KIND))
     elif path.exists():
         path.unlink()
         sync_folder(path.parent)

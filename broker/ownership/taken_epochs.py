@@ -14,15 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, parse_place
 from broker.opened_log import OpenedLog
 from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
-from record_format import sealed_json, typed_json
+from record_format import sealed_json
 
 KIND: Final = "epochs"
 
@@ -86,14 +84,15 @@ def read_epochs(data_dir: Path) -> Epochs:
     path = _path(data_dir)
     if not path.exists():
         return {}
-    document = sealed_json.unseal(path.read_bytes(), kind=KIND, file=str(path))
-    return typed_json.decode(document, dict[str, tuple[EpochStart, ...]])
+    return sealed_json.decode(
+        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, tuple[EpochStart, ...]]
+    )
 
 
 def write_epochs(
     data_dir: Path, epochs: Epochs, *, write: Callable[[Path, bytes], None] = write_durably
 ) -> None:
-    write(_path(data_dir), sealed_json.seal(msgspec.json.encode(epochs), kind=KIND))
+    write(_path(data_dir), sealed_json.encode(epochs, kind=KIND))
 
 
 def _path(data_dir: Path) -> Path:

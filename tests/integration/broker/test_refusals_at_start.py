@@ -16,6 +16,7 @@ from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from hot_tier.durable_file import REAL_DISK
+from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -121,6 +122,20 @@ def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
         assert refusal(house) == "", name
         assert [record.value for record in house.records("t", offset=3)][-1] == b"19" * 100, name
         house.broker.close()
+
+
+def test_a_whole_file_of_another_shape_is_refused_with_what_helps(house):
+    """As one of another version of tierlog might be."""
+    folder = shelf(house) / "tierlog"
+    kinds = {"topics": "topics", "epochs": "epochs", "cuts": "cuts", "take-over": "take-over"}
+    for name, kind in {**kinds, "store": "store-probe"}.items():
+        path = folder / f"{name}.json"
+        good = path.read_bytes() if path.exists() else None
+        path.write_bytes(sealed_json.encode({"x": "another shape"}, kind=kind))
+        message = refusal(house)
+        assert f"{name}.json: " in message
+        assert REMEDIES[path.name] in message
+        path.write_bytes(good) if good is not None else path.unlink()
 
 
 def refusal(house) -> str:
