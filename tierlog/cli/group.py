@@ -84,7 +84,9 @@ def delete(
 
 
 def parse_place(client: Client, text: str) -> OffsetCommit:
-    """`TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset."""
+    """`TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset. What lies outside the log
+    becomes the nearest border, and is told, as kafka-consumer-groups does.
+    """
     from tierlog.client import OffsetCommit
 
     place, separator, offset = text.partition("=")
@@ -92,12 +94,15 @@ def parse_place(client: Client, text: str) -> OffsetCommit:
     if not (topic and colon and separator) or not _is_number(partition):
         raise typer.BadParameter(f"expected TOPIC:PARTITION=OFFSET, not {text!r}")
     number = int(partition)
-    if _is_number(offset):
-        return OffsetCommit(topic, number, int(offset))
-    if offset not in ("earliest", "latest"):
+    if not _is_number(offset) and offset not in ("earliest", "latest"):
         raise typer.BadParameter(f"an offset is a number, earliest or latest, not {offset!r}")
     now = client.offsets(topic, number)
-    found = now.log_start_offset if offset == "earliest" else now.high_watermark
+    start, end = now.log_start_offset, now.high_watermark
+    wanted = {"earliest": start, "latest": end}.get(offset)
+    wanted = int(offset) if wanted is None else wanted
+    found = min(max(wanted, start), end)
+    if found != wanted:
+        note(f"{topic}-{number} has offsets {start} to {end}: {wanted} becomes {found}")
     return OffsetCommit(topic, number, found)
 
 

@@ -25,6 +25,17 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     assert "my group" in tierlog.fails(1, "group", "describe", "my group")
 
 
+def test_an_offset_outside_the_log_becomes_its_border_and_is_told(tierlog):
+    tierlog.ok("topic", "create", "bordered")
+    tierlog.ok("produce", "bordered", stdin=b"a\nb\nc\n")
+    tierlog.ok("storage", "trim", "bordered", "--partition", "0", "--before", "1")
+    for given, becomes in (("7", 3), ("0", 1), ("3", 3), ("1", 1)):
+        done = tierlog.run("group", "set", "bounds", f"bordered:0={given}")
+        assert json.loads(done.stdout)["offsets"][0]["offset"] == becomes
+        said = f"bordered-0 has offsets 1 to 3: {given} becomes {becomes}".encode()
+        assert (said in done.stderr) == (int(given) != becomes)
+
+
 def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
     tierlog.ok("topic", "create", "for-a-group")
     tierlog.ok("produce", "for-a-group", stdin=b"a\nb\nc\nd\n")
