@@ -9,6 +9,7 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -25,6 +26,8 @@ from tierlog.client.exchange import Call, Repeat
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.times import Time
 from tierlog.client.wire import JSON, Place, Reply, Request
+
+log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S: Final = 5.0  # Kafka's auto.commit.interval.ms
 
@@ -116,19 +119,28 @@ class GroupPlace:
         topic: answers.TopicDescription,
         otherwise: Start | Mapping[int, Start],
     ) -> Mapping[int, Start]:
-        """Where each partition's reading begins: at its commit, or at the log start above it."""
+        """Where each partition's reading begins: at its commit, or at the log start above it, which
+        is told.
+        """
         committed = {one.partition: one.offset for one in known if one.topic == self._topic}
         self._committed = dict(committed)
         begins: dict[int, Start] = {}
         log_starts = {one.partition: one.log_start_offset for one in topic.partitions}
         for number in topic.numbers:
             if number in committed:
-                begins[number] = max(committed[number], log_starts.get(number, 0))
+                begins[number] = self._reached(number, committed[number], log_starts.get(number, 0))
             elif not isinstance(otherwise, Mapping):
                 begins[number] = otherwise
             elif number in otherwise:
                 begins[number] = otherwise[number]
         return begins
+
+    def _reached(self, partition: int, committed: int, log_start: int) -> int:
+        if committed >= log_start:
+            return committed
+        unread = f"offsets {committed} to {log_start - 1} of {self._topic}-{partition}"
+        log.warning("group %s never read %s: they are deleted", self.name, unread)
+        return log_start
 
     def hand_out(self, record: ConsumedRecord) -> None:
         """All before `record` are read."""

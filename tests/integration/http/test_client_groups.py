@@ -160,13 +160,19 @@ def test_who_waits_in_the_broker_keeps_no_connection_from_others(api: Api) -> No
     assert set(asyncio.run(wait_and_produce())) == {1}
 
 
-def test_a_group_whose_place_was_trimmed_begins_at_the_log_start(api: Api) -> None:
+def test_a_group_whose_place_was_trimmed_begins_at_the_log_start_and_is_told(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = api.topic()
     api.values(topic, *"abcd")
     with client_of(api) as client:
         client.commit_offsets("late", [tierlog.OffsetCommit(topic, 0, 1)])
         client.trim(topic, 0, before_offset=3)
         assert [record.value for record in client.consume(topic, group="late")] == [b"d"]
+        unread = f"group late never read offsets 1 to 2 of {topic}-0: they are deleted"
+        assert caplog.messages == [unread]
+        assert list(client.consume(topic, group="late")) == []
+        assert caplog.messages == [unread]
         with pytest.raises(tierlog.errors.InvalidRequest):
             next(client.consume(topic, group="late", timestamp=0))
 
