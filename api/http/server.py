@@ -31,6 +31,7 @@ from api.http.settings import HttpSettings
 from api.protocol.at_once import AtOnceProtocol
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_turns import SendTurns
+from api.protocol.tls_accept import TlsServer
 from record_format.errors import RequestError, Throttled
 
 _HEALTH_PATHS = ("/healthz", "/readyz")
@@ -115,29 +116,38 @@ class _Server(uvicorn.Server):
         return context
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._context.count_connections = lambda: len(self.server_state.connections)
+        self._context.count_connections = self._count_connections
         await super().startup([])
         for sock in sockets or ():
-            self.servers.append(await self._listen(sock))
+            self.servers.append(await self._listen(sock))  # type: ignore[arg-type]
         if self.on_started is not None:
             self.on_started()
 
-    async def _listen(self, sock: socket.socket) -> asyncio.Server:
-        """As uvicorn, which gives a client a minute for TLS's handshake: it is part of the head."""
-        config, loop = self.config, asyncio.get_running_loop()
-        head_s = self._context.settings.header_timeout_ms / 1000
+    def _count_connections(self) -> int:
+        return len(self.server_state.connections) + sum(
+            server.handshakes for server in self.servers if isinstance(server, TlsServer)
+        )
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server | TlsServer:
+        config = self.config
 
         def new_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
 
-        return await loop.create_server(
+        if config.ssl is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(new_protocol, sock=sock, backlog=config.backlog)
+        sock.listen(config.backlog)
+        sock.setblocking(False)
+        settings = self._context.settings
+        return TlsServer(
+            sock,
             new_protocol,
-            sock=sock,
-            ssl=config.ssl,
-            ssl_handshake_timeout=head_s if config.ssl else None,
-            backlog=config.backlog,
+            config.ssl,
+            handshake_timeout_s=settings.header_timeout_ms / 1000,  # it is part of the head
+            is_full=lambda: self._count_connections() >= 2 * settings.connections_max,
         )
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -214,6 +214,37 @@ def test_a_client_that_does_not_shake_hands_is_cut(
         sock.sendall(said)
         with suppress(ConnectionError):
             assert sock.recv(1) == b"", "before the minute that asyncio gives"
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_who_still_shakes_hands_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: str) -> None:
+    context = ssl.create_default_context(cafile=tls.certificate)
+    settings = HttpSettings(connections_max=2, header_timeout_ms=2000)
+    with ExitStack() as stack:
+        server = stack.enter_context(served(tmp_path, settings, loop=loop, tls=tls))
+
+        def come() -> socket.socket:
+            address = ("127.0.0.1", server.port)
+            return stack.enter_context(socket.create_connection(address, timeout=30))
+
+        shaking = [come() for _ in range(4)]
+        beyond = come()
+        with suppress(ConnectionError):
+            assert beyond.recv(1) == b""
+        for sock in shaking:
+            sock.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+        shaking.pop().close()
+        with httpx.Client(base_url=server.url, verify=context) as client:
+            until(lambda: answers(client))
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

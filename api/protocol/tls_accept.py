@@ -1,0 +1,74 @@
+"""Accepts TLS connections so that those which still shake hands are counted, and few.
+
+asyncio's own server tells of a connection once its handshake is over: until then each holds a
+descriptor for as long as the handshake may take, and nothing bounds how many do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+_OUT_OF_DESCRIPTORS_S: Final = 1.0  # as asyncio's own server waits
+
+
+class TlsServer:
+    """As much of an `asyncio.Server` as uvicorn asks for. Runs until it is closed.
+
+    A connection that comes while `is_full` is closed at once, and one that does not end its
+    handshake within `handshake_timeout_s` is cut.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        new_protocol: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        *,
+        handshake_timeout_s: float,
+        is_full: Callable[[], bool],
+    ) -> None:
+        self._sock, self._new_protocol, self._context = sock, new_protocol, context
+        self._handshake_timeout_s, self._is_full = handshake_timeout_s, is_full
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    @property
+    def handshakes(self) -> int:
+        return len(self._handshakes)
+
+    def close(self) -> None:
+        for task in (self._accepting, *self._handshakes):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait((self._accepting, *self._handshakes))
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._sock)
+            except OSError:
+                await asyncio.sleep(_OUT_OF_DESCRIPTORS_S)
+                continue
+            if self._is_full():
+                accepted.close()
+                continue
+            task = loop.create_task(self._shake_hands(accepted))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # TLS's own errors, and a handshake that took too long, are such
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._new_protocol,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._handshake_timeout_s,
+            )
