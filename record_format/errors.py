@@ -77,11 +77,19 @@ class UnknownTopicOrPartition(RequestError):
 
 
 class UnknownTopic(UnknownTopicOrPartition):
-    """`place`: where it was looked for, if that is not the broker that answers."""
+    """`place`: where it was looked for, if that is not the broker that answers. `detail`: what is
+    to be said in place of that.
+    """
 
-    def __init__(self, topic: str, *, place: str = "") -> None:
-        super().__init__(f"there is no topic {topic!r}{f' in {place}' if place else ''}")
+    def __init__(self, topic: str, *, place: str = "", detail: str = "") -> None:
+        where = f" in {place}" if place else ""
+        super().__init__(detail or f"there is no topic {topic!r}{where}")
         self.topic = topic
+
+    @classmethod
+    def made_anew(cls, topic: str) -> UnknownTopic:
+        """The one that was meant is gone; the name is another's now."""
+        return cls(topic, detail=f"topic {topic!r} was deleted and made anew: it is another one")
 
 
 class UnknownPartition(UnknownTopicOrPartition):

@@ -12,12 +12,13 @@ MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
 
 
 class NewOffset(NamedTuple):
-    """The next offset that the group will read."""
+    """The next offset that the group will read. `topic_id`, if it is given, must be the topic's."""
 
     topic: str
     partition: int
     offset: int
     metadata: str = ""
+    topic_id: str | None = None
 
 
 def check_group_name(name: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 
+from record_format.errors import UnknownTopic
 from tierlog.client import calls
 from tierlog.client.answers import FetchedBatches
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start, start_of
@@ -23,10 +24,13 @@ from tierlog.client.records import ConsumedRecord, decode_fetched, from_time
 
 @dataclass(slots=True)
 class PartitionCursor:
-    """One reader's place in one partition. `follow`: never done."""
+    """One reader's place in one partition. `follow`: never done. `topic_id`: of the topic that is
+    read; None until it is known.
+    """
 
     topic: str
     partition: int = 0
+    topic_id: str | None = None
     start: Start = "earliest"
     timestamp: int | None = None
     end_offset: int | None = None
@@ -70,7 +74,10 @@ class PartitionCursor:
         )
 
     def take(self, fetched: FetchedBatches) -> list[ConsumedRecord]:
-        """The records of an answer to `next_call`; moves the cursor past them."""
+        """The records of an answer to `next_call`; moves the cursor past them. Raises UnknownTopic
+        if they are another topic's of the name.
+        """
+        self.check(fetched.topic_id)
         self.is_answered = True
         if self.last_end is None and not self.follow:
             self.last_end = fetched.high_watermark
@@ -89,6 +96,12 @@ class PartitionCursor:
         if end is not None:
             self.start = min(self.start, end)
         return [ConsumedRecord(self.topic, self.partition, *record) for record in records]
+
+    def check(self, topic_id: str) -> None:
+        """Raises UnknownTopic if the name is another topic's by now."""
+        if self.topic_id not in (None, topic_id):
+            raise UnknownTopic.made_anew(self.topic)
+        self.topic_id = topic_id
 
     @property
     def done(self) -> bool:

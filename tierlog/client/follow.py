@@ -44,6 +44,7 @@ def begin(
     asked = partitions
     if asked is None or place is not None:
         topic = yield from exchange(calls.describe_topic(first.topic), retries)
+        first.check(topic.topic_id)
         asked = topic.damaged_last if asked is None else asked
         if place is not None:
             try:
@@ -107,8 +108,11 @@ class Turns:
 
     def _grow(self, topic: TopicDescription) -> list[ConsumedRecord]:
         assert self._first is not None, "nobody else looks"
+        self._first.check(topic.topic_id)
         known = {one.partition for one in self._queue}
-        begun = PartitionCursor(topic.name, follow=True, limits=self._first.limits)
+        begun = PartitionCursor(
+            topic.name, topic_id=topic.topic_id, follow=True, limits=self._first.limits
+        )
         self._queue.extend(begun.spread([n for n in topic.numbers if n not in known], "earliest"))
         return []
 

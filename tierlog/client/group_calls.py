@@ -33,12 +33,15 @@ COMMIT_INTERVAL_S: Final = 5.0  # Kafka's auto.commit.interval.ms
 
 
 class OffsetCommit(NamedTuple):
-    """The next offset that a group reads of a partition."""
+    """The next offset that a group reads of a partition. With `topic_id` the commit is refused
+    (UnknownTopic) if the name is another topic's by then.
+    """
 
     topic: str
     partition: int
     offset: int
     metadata: str | None = None
+    topic_id: str | None = None
 
 
 def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
@@ -109,6 +112,7 @@ class GroupPlace:
         if timestamp is not None:
             raise InvalidRequest("a group continues from its commits: give group or timestamp")
         self.name, self._topic = name, topic
+        self._topic_id: str | None = None
         self._committed_s = now_s
         self._read: dict[int, int] = {}
         self._committed: dict[int, int] = {}
@@ -122,6 +126,7 @@ class GroupPlace:
         """Where each partition's reading begins: at its commit, or at the log start above it, which
         is told.
         """
+        self._topic_id = topic.topic_id
         committed = {one.partition: one.offset for one in known if one.topic == self._topic}
         self._committed = dict(committed)
         begins: dict[int, Start] = {}
@@ -164,7 +169,8 @@ class GroupPlace:
         news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
         if not news:
             return None
-        call = commit_offsets(self.name, [OffsetCommit(self._topic, p, o) for p, o in news.items()])
+        offsets = [OffsetCommit(self._topic, p, o, None, self._topic_id) for p, o in news.items()]
+        call = commit_offsets(self.name, offsets)
 
         def read(reply: Reply) -> None:
             call.read(reply)

@@ -205,7 +205,7 @@ def _invalid_batch(facts: Facts) -> TierlogError:
 
 def _unknown_topic(facts: Facts) -> TierlogError:
     if facts.place.topic:
-        return errors.UnknownTopic(facts.place.topic)
+        return errors.UnknownTopic(facts.place.topic, detail=facts.detail)
     return errors.UnknownTopicOrPartition(facts.detail)
 
 

@@ -31,6 +31,7 @@ class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
     partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
     offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
     metadata: str | None = None
+    topic_id: str | None = None
 
 
 class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +49,7 @@ async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
     for one in wanted.offsets:
         exchange.grant.check_topic(one.topic)
     offsets = [
-        NewOffset(one.topic, one.partition, one.offset, one.metadata or "")
+        NewOffset(one.topic, one.partition, one.offset, one.metadata or "", one.topic_id)
         for one in wanted.offsets
     ]
     await context.change(context.broker.groups.commit, group, offsets)

@@ -196,3 +196,52 @@ def test_the_async_client_reads_for_a_group_as_well(api: Api) -> None:
             await client.delete_group("async")
 
     asyncio.run(run())
+
+
+def test_a_topic_that_is_made_anew_is_not_read_on_and_nothing_is_committed_there(api: Api) -> None:
+    with client_of(api) as client:
+        for how in ({}, {"end_offset": 20}, {"follow": True}, {"partitions": [0]}):
+            topic = api.topic()
+            api.values(topic, *"abcdefgh")
+            reading = client.consume(topic, group="mail", limits=tierlog.Limits(max_bytes=1), **how)
+            assert [record.value for record in islice(reading, 3)] == [b"a", b"b", b"c"]
+            client.delete_topic(topic)
+            client.create_topic(topic)
+            api.values(topic, *"0123456789" * 3)
+            with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+                list(reading)
+            assert len(list(client.consume(topic, group="mail"))) == 30
+
+
+def test_a_commit_for_a_topic_that_was_made_anew_is_refused(api: Api) -> None:
+    topic = api.topic()
+    old = api.get(f"/v1/topics/{topic}").json()["topic_id"]
+    with client_of(api) as client:
+        client.commit_offsets("g", [tierlog.OffsetCommit(topic, 0, 1, None, old)])
+        client.delete_topic(topic)
+        client.create_topic(topic)
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+            client.commit_offsets("g", [tierlog.OffsetCommit(topic, 0, 2, None, old)])
+        with pytest.raises(tierlog.errors.UnknownGroup):
+            client.group("g")
+
+
+def test_the_async_client_does_not_read_on_in_a_topic_that_was_made_anew(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, *"abcdefgh")
+
+    async def run() -> None:
+        async with tierlog.AsyncClient(str(api.base_url)) as client:
+            limits = tierlog.Limits(max_bytes=1)
+            async with aclosing(client.consume(topic, group="a", limits=limits)) as records:
+                assert (await anext(records)).value == b"a"
+                await client.delete_topic(topic)
+                await client.create_topic(topic)
+                await client.produce(topic, ["new"] * 20)
+                with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+                    async for _ in records:
+                        pass
+            with pytest.raises(tierlog.errors.UnknownGroup):
+                await client.group("a")
+
+    asyncio.run(run())
