@@ -39,7 +39,7 @@ from cold_tier.ranged_reader import ChunkRef, RangedReader
 from cold_tier.read_ahead import ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
-from record_format.decode import expand, walk_batch
+from record_format.decode import first_at_time
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
 from record_format.file_slice import FileSlice, OpenFile
 from record_format.index_layouts import AbortedTxn
@@ -411,7 +411,10 @@ def _first_in(
     file: OpenFile, *, chunk: Chunk, timestamp: int, start_offset: int, log_key: str
 ) -> tuple[int, int] | None:
     for header, body in _batches(file, chunk, log_key):
-        found = _first_at(header, body, timestamp, start_offset, log_key)
+        try:
+            found = first_at_time(body, header, timestamp=timestamp, start_offset=start_offset)
+        except CorruptBatch as error:
+            raise CorruptObject(error.detail, file=log_key, offset=header.base_offset) from error
         if found is not None:
             return found
     return None
@@ -421,22 +424,3 @@ def _batches(file: OpenFile, chunk: Chunk, log_key: str) -> Iterator[tuple[Batch
     for place in walk_batches(file, 0, chunk.size_bytes, log_key=log_key):
         body = FileSlice(file, place.position, place.size_bytes).read()
         yield parse_header(body), body
-
-
-def _first_at(
-    header: BatchHeader, body: bytes, timestamp: int, start_offset: int, log_key: str
-) -> tuple[int, int] | None:
-    """The first record of a batch from `start_offset` on that is at or above `timestamp`."""
-    if header.max_timestamp < timestamp or header.last_offset < start_offset:
-        return None
-    try:
-        fields = walk_batch(expand(body, header), header, with_columns=True).fields
-    except CorruptBatch as error:
-        raise CorruptObject(error.detail, file=log_key, offset=header.base_offset) from error
-    assert fields is not None
-    for delta, given in zip(fields.offset_deltas, fields.timestamps, strict=True):
-        stamped = header.max_timestamp if header.timestamp_type else given
-        offset = header.base_offset + delta
-        if offset >= start_offset and stamped >= timestamp:
-            return offset, stamped
-    return None

@@ -22,7 +22,7 @@ from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
 from record_format.batch import BatchHeader, check_crc, parse_header
-from record_format.decode import decode_batch
+from record_format.decode import first_at_time
 from record_format.errors import (
     CorruptBatch,
     CorruptDataError,
@@ -236,11 +236,8 @@ def _in_segment(
 def _in_batch(
     state: LogState, segment: Segment, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
-    # A marker has a time and an offset like any record; Kafka's ListOffsets may answer with one.
-    for record in decode_batch(*batch_bytes(state, segment, header)):
-        if record.timestamp >= timestamp and record.offset >= start_offset:
-            return record.offset, record.timestamp
-    return None
+    data, here = batch_bytes(state, segment, header)
+    return first_at_time(data, here, timestamp=timestamp, start_offset=start_offset)
 
 
 def batch_bytes(

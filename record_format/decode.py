@@ -133,6 +133,28 @@ def decode_batch(buf: Buffer, header: BatchHeader) -> list[Record]:
     return list(map(Record, *decode_columns(buf, header)))
 
 
+def first_at_time(
+    buf: Buffer, header: BatchHeader, *, timestamp: int, start_offset: int = 0
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the batch's first record, from `start_offset` on, at or after
+    `timestamp`; None if there is none.
+
+    A marker has a time and an offset like any record: Kafka's ListOffsets may answer with one.
+    Raises CorruptBatch.
+    """
+    if header.max_timestamp < timestamp or header.last_offset < start_offset:
+        return None
+    fields = walk_batch(expand(buf, header), header, with_columns=True).fields
+    assert fields is not None
+    is_stamped = header.attributes & LOG_APPEND_TIME_BIT
+    for delta, given in zip(fields.offset_deltas, fields.timestamps, strict=True):
+        stamped = header.max_timestamp if is_stamped else given
+        offset = header.base_offset + delta
+        if offset >= start_offset and stamped >= timestamp:
+            return offset, stamped
+    return None
+
+
 def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
     """The least timestamp of the batch's records; None if it has none. Raises CorruptBatch.
 

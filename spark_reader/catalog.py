@@ -262,7 +262,7 @@ class Catalog:
             )
             offset = None if found is None else found.offset
         else:
-            offset = cold_index.first_at_time(
+            offset = cold_index.offset_for_timestamp(
                 self._connections.store,
                 self._connections.indexes,
                 self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),

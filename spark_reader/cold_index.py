@@ -13,7 +13,10 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import ChunkRef, read_chunk
 from cold_tier.segment_indexes import SegmentIndexes
 from manifest.state import SegmentEntry
+from record_format.batch import iter_headers
 from record_format.cut import Cut
+from record_format.decode import first_at_time
+from record_format.errors import CorruptBatch
 from record_format.producer_snapshot import parse_snapshot
 from spark_reader.plan import ChunkPiece
 
@@ -57,7 +60,7 @@ def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int 
     return min((offset for offset in begun if offset >= 0), default=None)
 
 
-def first_at_time(
+def offset_for_timestamp(
     store: ObjectStore,
     indexes: SegmentIndexes,
     entries: Iterable[SegmentEntry],
@@ -82,11 +85,15 @@ def first_at_time(
 
 
 def _first_offset(store: ObjectStore, piece: ChunkPiece, cut: Cut) -> int | None:
-    from record_format.arrow import ArrowDecoder, DecodeRequest  # few plans need the kernels
-
-    decoder = ArrowDecoder(DecodeRequest("", 0, columns=("offset",), cut=cut))
     data = read_chunk(store, chunk_ref(piece))
-    for batch in decoder.decode(data, file=piece.log_key, position=piece.position):
-        offset: int = batch.column(0)[0].as_py()
-        return offset
+    try:
+        for header in iter_headers(data):
+            found = first_at_time(
+                data, header, timestamp=cut.start_timestamp, start_offset=cut.start_offset
+            )
+            if found is not None:
+                return found[0]
+    except CorruptBatch as error:
+        position = piece.position + (error.position or 0)
+        raise error.placed(file=piece.log_key, position=position) from None
     return None

@@ -114,14 +114,22 @@ def test_starting_and_ending_offsets_may_name_some_partitions_only(url):
     assert read.offsets(2) == offsets("mixed-time-0")
 
 
-@pytest.mark.parametrize("fixture", ["many-segments-0", "codec-lz4-0", "mixed-time-0"])
-def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, fixture):
-    partition = ["many-segments-0", "codec-lz4-0", "mixed-time-0"].index(fixture)
+@pytest.mark.parametrize(
+    ("topic", "partition", "fixture"),
+    [
+        ("many", 0, "many-segments-0"),
+        ("many", 1, "codec-lz4-0"),
+        ("many", 2, "mixed-time-0"),
+        ("txn", 0, "txn-0"),  # where Kafka answers with a marker
+        ("txn", 1, "compacted-txn-0"),
+    ],
+)
+def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, topic, partition, fixture):
     facts = golden.offsets(FIXTURES / fixture)
-    alone = json.dumps({"many": [partition]})
+    alone = json.dumps({topic: [partition]})
     bounds = {"assign": alone, "startingOffsetsByTimestampStrategy": "latest"}
     for timestamp, offset, *_ in facts["offset_for_timestamp"]:
-        by_time = json.dumps({"many": {str(partition): timestamp}})
+        by_time = json.dumps({topic: {str(partition): timestamp}})
         start = Read(url, startingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
         end = Read(url, endingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
         assert start == (offsets(fixture, offset) if offset >= 0 else [])
