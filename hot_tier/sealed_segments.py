@@ -110,16 +110,13 @@ class SealedSegments:
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
         self._check_indexes(segment)
-        last_offset = segment.end.next_offset - 1
         transactions = segment.path(TRANSACTION_INDEX) if segment.has_transactions else None
         return SegmentFiles(
             base_offset=base_offset,
-            last_offset=last_offset,
+            last_offset=segment.end.next_offset - 1,
             size_bytes=segment.end.size_bytes,
             record_count=segment.record_count,
             min_timestamp=segment.min_timestamp,
-            max_timestamp=largest_timestamp(state, segment),
-            leader_epoch=state.epochs.epoch_of(last_offset) or 0,
             log=segment.path(LOG),
             index=segment.path(OFFSET_INDEX),
             timeindex=segment.path(TIME_INDEX),
@@ -133,6 +130,7 @@ class SealedSegments:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):
             rebuild_indexes(self._state, segment)
+        largest_timestamp(self._state, segment)  # looked up in the log, which may have been lost
 
     def gap_behind(self, base_offset: int) -> Gap | None:
         """Behind a segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""

@@ -53,7 +53,7 @@ class SegmentFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """The files of a sealed segment, and what an upload says of them.
+    """The files of a sealed segment, and what joins the log with them.
 
     `snapshot` is the producers' state at the end of the segment: the file of the next base offset.
     """
@@ -63,8 +63,6 @@ class SegmentFiles:
     size_bytes: int
     record_count: int | None  # None: not known without reading it
     min_timestamp: int | None
-    max_timestamp: int
-    leader_epoch: int
     log: Path
     index: Path
     timeindex: Path
