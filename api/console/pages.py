@@ -22,7 +22,6 @@ from api.console.group_pages import GROUPS_SHOWN, group_lines
 from api.console.record_browser import RecordPage, RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
-from api.console.static_names import STATIC_NAMES
 from api.http import problems, strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.answers import Answer, json_answer
@@ -31,12 +30,13 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
 from api.http.packaged_files import PackagedFiles
+from api.http.static_names import CONSOLE_NAMES
 from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
 from record_format.errors import TierlogError
 
-_STATIC: Final = PackagedFiles("api.console", "static", STATIC_NAMES, HEADERS)
+_STATIC: Final = PackagedFiles("api.console", "static", CONSOLE_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"

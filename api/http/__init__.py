@@ -7,5 +7,5 @@ Read `routes` first, the table of all calls, then `front`, where each request co
 * Responses are `answers`, refusals come from `problems` (the table), and `unsent_answers` holds
   what waits for a client.
 * `docs` and `metrics` describe and count the calls.
-* `app` puts it together; `server` runs it, on the connections of `api.protocol`.
+* `api.app` puts it together; `server` runs it, on the connections of `api.protocol`.
 """

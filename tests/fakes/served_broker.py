@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from api.http.app import create_app
+from api.app import create_app
 from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker

@@ -21,7 +21,7 @@ from types import FrameType
 
 import structlog
 
-from api.http.app import create_app
+from api.app import create_app
 from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
 from cold_tier.open import open_store

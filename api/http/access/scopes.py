@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from api.console.static_names import STATIC_NAMES
 from api.http.access.grants import Scope
-from api.http.docs.files import FILES as DOCS_FILES
+from api.http.static_names import CONSOLE_NAMES, DOCS_NAMES
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
@@ -31,8 +30,8 @@ class Need:
 
 # The pages of the console and of the documentation, and their scripts, hold no data, and must be
 # there to ask for a token.
-_CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in STATIC_NAMES))
-_DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_FILES))
+_CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in CONSOLE_NAMES))
+_DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_NAMES))
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))
 UNLISTED: Final = Need(ADMIN, whole=True)
 

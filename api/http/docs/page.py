@@ -18,11 +18,11 @@ import msgspec
 from api.http.answers import Answer
 from api.http.calls import Body, Call
 from api.http.context import Context
-from api.http.docs.files import FILES
 from api.http.exchange import Exchange
 from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
 from api.http.problems import HeaderList
 from api.http.request import media_types
+from api.http.static_names import DOCS_NAMES
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -61,7 +61,7 @@ _HEADERS: Final[HeaderList] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-_FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", FILES, _HEADERS)
+_FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
 
 
 async def docs_page(_: Context, __: Exchange) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from api.http.docs.files import FILES
+from api.http.static_names import DOCS_NAMES
 from tests.integration.http.conftest import Api, problem
 
 
@@ -25,7 +25,7 @@ def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:
             assert api.get(f"/{path}").status_code == 200, path
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", DOCS_NAMES)
 def test_its_files_are_there_and_are_asked_for_once(api: Api, name: str) -> None:
     answer = api.get(f"/docs/{name}")
     assert answer.status_code == 200

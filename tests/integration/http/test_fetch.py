@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.app import create_app
+from api.app import create_app
 from api.http.fetch import record_json
 from record_format.batch import iter_headers
 from tests.fakes.records import iter_records

@@ -15,7 +15,7 @@ from api.console.rendering import (
     grouped,
     moment,
 )
-from api.console.static_names import STATIC_NAMES
+from api.http.static_names import CONSOLE_NAMES
 
 CONSOLE = files("api.console")
 TEMPLATES = sorted(one.name for one in CONSOLE.joinpath("templates").iterdir())
@@ -28,8 +28,8 @@ def static(name: str) -> str:
 
 def test_every_static_file_is_there_and_no_other_is_served() -> None:
     there = {one.name for one in CONSOLE.joinpath("static").iterdir()}
-    assert there - set(STATIC_NAMES) == {"README.md"}
-    assert set(STATIC_NAMES) <= there
+    assert there - set(CONSOLE_NAMES) == {"README.md"}
+    assert set(CONSOLE_NAMES) <= there
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -1,4 +1,4 @@
-"""The application: FastAPI with the broker's calls in it."""
+"""The application: FastAPI with the broker's calls in it, and the console's."""
 
 from __future__ import annotations
 

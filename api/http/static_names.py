@@ -1,4 +1,6 @@
-"""The names of the files that the page loads, and their media types. A leaf: it imports nothing."""
+"""The names of the files that the pages load, and their media types: of the console, and of the
+documentation. Anybody may read them. A leaf: it imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ SCRIPT: Final = b"text/javascript; charset=utf-8"
 STYLE: Final = b"text/css; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 
-STATIC_NAMES: Final[Mapping[str, bytes]] = {
+CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
     "charts.js": SCRIPT,
     "console.css": STYLE,
     "console.js": SCRIPT,
@@ -20,4 +22,13 @@ STATIC_NAMES: Final[Mapping[str, bytes]] = {
     "uplot.LICENSE.txt": TEXT,
     "uplot.min.css": STYLE,
     "uplot.min.js": SCRIPT,
+}
+DOCS_NAMES: Final[Mapping[str, bytes]] = {
+    "docs.js": SCRIPT,
+    "docs.css": STYLE,
+    "swagger-ui-bundle.js": SCRIPT,
+    "swagger-ui.css": STYLE,
+    "LICENSE": TEXT,
+    "NOTICE": TEXT,
+    "swagger-ui-bundle.js.LICENSE.txt": TEXT,
 }
