@@ -17,6 +17,7 @@ from broker.damaged import Damaged
 from broker.partition import Partition
 from broker.tier_sizes import offload_lag_ms, tier_sizes
 from broker.topics import Topic
+from cold_tier.chunk_cache import ChunkCacheReport
 from cold_tier.store_ledger import PriceTable, StoreLedger
 
 
@@ -38,19 +39,6 @@ class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
     offload_lag_bytes: int
     offload_lag_segments: int
     offload_lag_ms: int
-
-
-class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`lingering_bytes`: unlinked, but still open in some reader's hands."""
-
-    chunks: int
-    cached_bytes: int
-    reserved_bytes: int
-    lingering_bytes: int
-    limit_bytes: int
-    hits: int
-    misses: int
-    evicted_chunks: int
 
 
 class StoreUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +124,7 @@ def storage_report(
         offload_lag_bytes=sum(one.offload_lag_bytes for one in stored),
         offload_lag_ms=max((one.offload_lag_ms for one in stored), default=0),
         topics=stored,
-        cache=ChunkCacheReport(**bucket.cache.usage()._asdict()) if bucket else None,
+        cache=bucket.cache.usage() if bucket else None,
         store_requests=uses,
         cost_dollars=sum(use.cost_dollars for use in uses),
         diverged=list(diverged),

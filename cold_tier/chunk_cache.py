@@ -30,8 +30,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.eviction import EvictionOrder
@@ -45,12 +46,13 @@ CHECK_BYTES: Final = 1 << 20
 KEPT_OPEN_MAX: Final = 256
 
 
-class CacheUsage(NamedTuple):
+class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`lingering_bytes`: unlinked, but still open in some reader's hands."""
+
     chunks: int
     cached_bytes: int
     reserved_bytes: int
     lingering_bytes: int
-    """Unlinked, and still open in some reader's hands."""
     limit_bytes: int
     hits: int
     misses: int
@@ -178,10 +180,10 @@ class ChunkCache:
         with self._room:
             return chunk.key in self._entries
 
-    def usage(self) -> CacheUsage:
+    def usage(self) -> ChunkCacheReport:
         with self._room:
             self._settle_closed()
-            return CacheUsage(
+            return ChunkCacheReport(
                 chunks=len(self._entries),
                 cached_bytes=self._cached,
                 reserved_bytes=self._reserved,

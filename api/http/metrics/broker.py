@@ -20,7 +20,8 @@ from api.http.metrics.families import Labels, counter, gauge, histogram
 from api.http.metrics.table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from broker.broker import Broker
 from broker.partition import Partition
-from broker.reports import ChunkCacheReport, StorageReport, StoreUse, TopicStorage
+from broker.reports import StorageReport, StoreUse, TopicStorage
+from cold_tier.chunk_cache import ChunkCacheReport
 
 _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
     "tierlog_topic_segments": lambda one: one.segments,
